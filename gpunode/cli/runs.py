@@ -55,10 +55,10 @@ def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
 def beside(host: HostView, path: str) -> tuple[str, ...]:
     """The files beside ``path`` that other tools or people left there as its former versions."""
     from gpunode.facts.evidence import Probe, decode_found
-    from gpunode.workflow.undo import leftovers
+    from gpunode.workflow.undo import find_leftovers
 
     looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
-    return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
+    return tuple(find_leftovers(path, (one.path for one in decode_found(looked.data))))
 
 
 def log(run: str, how: OutputOptions, root: str) -> None:

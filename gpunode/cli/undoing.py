@@ -28,7 +28,7 @@ from gpunode.workflow.standing import Undone
 if TYPE_CHECKING:
     from gpunode.journal.history import RunSummary
     from gpunode.workflow.remove import Remainder
-    from gpunode.workflow.undo import Undoing
+    from gpunode.workflow.undo import UndoPlan
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
 _NOTHING_WITHOUT_ROOT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
@@ -60,7 +60,7 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
     need_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(node: Session) -> Undoing | Undone:
+    def undoing(node: Session) -> UndoPlan | Undone:
         store, whole = node.store, permissions.whole
         try:
             of = standing.named(store, run, whole=whole) if run else _newest(node, permissions)
@@ -73,9 +73,9 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
         facts = survey(node.host, image=is_image(root)) if whole else None
         force, disrupt = permissions.force, permissions.allow_disruption
         back = undo.plan_rollback(store, node.host, of.run, facts, force=force, disrupt=disrupt)
-        if back.parts or back.owed or back.incomplete:
+        if back.steps or back.owed or back.incomplete:
             return back
-        undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
+        undo.mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
         why = "what is left of it stays" if back.remarks else "nothing of it is left on this node"
         return replace(standing.undone(store, of, why, whole=whole), notes=back.remarks)
 
@@ -104,7 +104,7 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
     need_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(node: Session) -> Undoing:
+    def undoing(node: Session) -> UndoPlan:
         facts = survey(node.host, image=is_image(root))
         owed = still_owed(node.store.owed(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
@@ -115,14 +115,14 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
 
 def _undo(
     verb: Literal["rollback", "remove"],
-    undoing: Callable[[Session], Undoing | Undone],
+    undoing: Callable[[Session], UndoPlan | Undone],
     how: OutputOptions,
     place: str,
     permissions: Permissions,
 ) -> None:
     """Shows what ``undoing`` finds, asks, does it, and answers."""
     from gpunode.workflow.remove import Remainder
-    from gpunode.workflow.rollback import not_all_back
+    from gpunode.workflow.rollback import incomplete_undo
 
     whole, yes = permissions.whole, permissions.yes
     with session(verb, how, place, permissions.lock_timeout_s, yes=yes, others=whole) as node:
@@ -136,15 +136,15 @@ def _undo(
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result=result))
             return
         left = Remainder()
-        if verb == "remove" and not back.parts:
+        if verb == "remove" and not back.steps:
             left = _remainder(back, node)
             back = replace(back, kept=left.kept)
         node.screen.put(*undoing_lines(back, verbose=how.verbose, is_lost=left.lost is not None))
         for path in (change.path for change in back.files):
             node.screen.put(*leftover_lines(path, beside(node.host, path)))
-        if not back.parts and not back.owed:
+        if not back.steps and not back.owed:
             if back.incomplete:
-                raise not_all_back(back)
+                raise incomplete_undo(back)
             node.screen.conclude((), left.failure)
             answer = Envelope(verb, changed=repaired, notes=back.remarks, result={"of": back.of, "kept": back.kept})
             how.answer(answer.ending_in(left.failure))
@@ -156,11 +156,11 @@ def _undo(
 
 
 def _carried_out(
-    verb: Literal["rollback", "remove"], back: Undoing, node: Session, how: OutputOptions, *, whole: bool
+    verb: Literal["rollback", "remove"], back: UndoPlan, node: Session, how: OutputOptions, *, whole: bool
 ) -> Envelope:
     """``back`` is done, and shown; returns the answer."""
     from gpunode.workflow.remove import Remainder
-    from gpunode.workflow.rollback import rollback, shortcoming
+    from gpunode.workflow.rollback import failure_of, rollback
 
     argv = tuple(sys.argv[1:])
     with told_what_was_done(verb, how, node.store):
@@ -170,14 +170,14 @@ def _carried_out(
             node.store,
             version=__version__,
             argv=argv,
-            tell=node.screen.tell,
+            on_event=node.screen.tell,
             pause=node.stop.pause,
             verb=verb,
             whole=whole,
         )
-    left = _remainder(done.undone, node) if verb == "remove" else Remainder(done.undone.kept)
-    done = replace(done, undone=replace(done.undone, kept=left.kept))
-    failure = left.failure or shortcoming(done)
+    left = _remainder(done.plan, node) if verb == "remove" else Remainder(done.plan.kept)
+    done = replace(done, plan=replace(done.plan, kept=left.kept))
+    failure = left.failure or failure_of(done)
     node.screen.conclude(rollback_lines(done, failure, node.screen.argv), failure)
     entries = node.store.read(done.run)
     answer = Envelope(
@@ -185,13 +185,13 @@ def _carried_out(
         changed=True,
         changes=made(entries),
         steps=steps_of(entries),
-        notes=done.undone.remarks,
-        result={"of": done.of, "run": done.run, "triggers": done.settled, "kept": done.undone.kept},
+        notes=done.plan.remarks,
+        result={"of": done.of, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
     )
     return answer.ending_in(failure)
 
 
-def _remainder(back: Undoing, node: Session) -> Remainder:
+def _remainder(back: UndoPlan, node: Session) -> Remainder:
     """Return what is there of gpunode's now that ``back`` is through."""
     from gpunode.workflow.remove import find_remainder
 

@@ -16,7 +16,7 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.workflow import mig_layouts, mps_clients
 from gpunode.workflow.converge import StagePlan
-from gpunode.workflow.undo import replaces
+from gpunode.workflow.undo import any_replaced
 
 DOCKER: Final = "docker.service"
 _RESTARTS_DOCKER: Final = Trigger("restart", DOCKER)
@@ -53,12 +53,12 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
     packages = PackageChange.among(changes)
     stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
     restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
-    if restarts or replaces(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
+    if restarts or any_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
         refuse_while_running(docker, host)
     workloads = host.workloads()
-    if replaces(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
+    if any_replaced(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
         raise _drain("take the driver from", "process", workloads.gpu)
-    if replaces(packages, _CONTAINERD_PACKAGES) and workloads.containers:
+    if any_replaced(packages, _CONTAINERD_PACKAGES) and workloads.containers:
         raise _drain("take containerd from", "container", workloads.containers)
     mig_layouts.refuse_clients(host, changes)
     mps_clients.refuse_clients(host, changes, owed)

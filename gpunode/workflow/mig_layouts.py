@@ -14,7 +14,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.host import nvml
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import Span
-from gpunode.workflow.undo import Part
+from gpunode.workflow.undo import UndoStep
 
 _LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", holds="table")
 _CONTAINER = Pattern(r"[0-9a-f]{64}")
@@ -34,7 +34,7 @@ def _gpus(host: HostView) -> dict[str, MigGpu]:
 
 def plan_restore(
     host: HostView, spans: Mapping[str, Span[MigChange]], *, force: bool
-) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
     """Return what gives GPUs, by UUID, their former layouts, and a note for each that cannot have it.
 
     Raises:
@@ -46,7 +46,7 @@ def plan_restore(
         present = _gpus(host)
     except ValueError as error:
         return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
-    found: list[Part] = []
+    found: list[UndoStep] = []
     notes: list[str] = []
     for uuid, span in reversed(tuple(spans.items())):
         gpu, back = present.get(uuid), span.change.inverse()
@@ -57,7 +57,7 @@ def plan_restore(
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise _changed_since(uuid, back, gpu)
-            found.append(Part(span.stage, span.step, replace(back, before=gpu.layout)))
+            found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
     return tuple(found), tuple(notes)
 
 

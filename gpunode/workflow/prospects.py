@@ -26,4 +26,4 @@ def prospect(store: Store, host: Host, run: RunSummary) -> str:
         back = plan_rollback(store, host, run.run, disrupt=True)
     except GpunodeError as error:
         return f"cannot be undone now: {error.what}"
-    return "can be undone now" if back.parts else f"its files are already restored or gone{rest}"
+    return "can be undone now" if back.steps else f"its files are already restored or gone{rest}"

@@ -59,7 +59,7 @@ def rehearse(
         return Rehearsal(done, checks)
     back = plan_rollback(store, host, done.run)
     # Told as a whole at the end, each file compared.
-    undone = rollback(back, host, store, version=options.version, argv=options.argv, tell=silent)
+    undone = rollback(back, host, store, version=options.version, argv=options.argv, on_event=silent)
     restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
 

@@ -29,8 +29,8 @@ from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import present, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.undo import KeptItem, Undoing
-from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edited, plan_undo
+from gpunode.workflow.undo import KeptItem, UndoPlan
+from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edit_conflict, plan_undo
 
 # Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
 _MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
@@ -44,7 +44,7 @@ def plan_removal(
     owed: tuple[Trigger, ...] = (),
     force: bool = False,
     disrupt: bool = False,
-) -> Undoing:
+) -> UndoPlan:
     """Return what removes everything that gpunode ever added.
 
     Args:
@@ -52,7 +52,7 @@ def plan_removal(
         host: the node.
         facts: of it.
         owed: what earlier runs owe and none has settled.
-        force: whether a file from which gpunode's part cannot be told any more comes back as it was before gpunode.
+        force: whether a file from which gpunode's step cannot be told any more comes back as it was before gpunode.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
     Raises:
@@ -71,7 +71,7 @@ def plan_removal(
     request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}
-    notes = (*undone.notes, *_not_undone(first, undo.installed(facts)), *_enrolled_keys(host))
+    notes = (*undone.notes, *_not_undone(first, undo.installed_packages(facts)), *_enrolled_keys(host))
     # What cannot come back is of no use to a node without gpunode.
     return replace(undone, notes=notes, incomplete=False)
 
@@ -85,7 +85,7 @@ def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
     before = span.before
     content, notes = _content(span, after, now)
     if content is None:
-        raise edited(replace(span, before=after, after=before), now)
+        raise edit_conflict(replace(span, before=after, after=before), now)
     notes = (f"{span.path} was edited since gpunode wrote it; the edits stay, gpunode's lines go", *notes)
     if before is None:
         return RestoredFile(replace(now, content=content) if content.strip() else None, is_merged=True, notes=notes)
@@ -137,7 +137,7 @@ class Remainder:
         return self.lost.refusal() if self.lost else None
 
 
-def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) -> Remainder:
+def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan) -> Remainder:
     """Look for everything that any recorded run ever added, and for what says that gpunode made it.
 
     Args:
@@ -162,7 +162,7 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             # A package's own file is put back first, and then goes with its package.
             return present.state(host, path) != before
         case PackageChange(id=package, after=None):
-            return package not in undo.installed(facts)
+            return package not in undo.installed_packages(facts)
         case ServiceChange(unit=unit, after=after):
             fact = facts.unit(unit)
             return not isinstance(fact, Known) or not fact.value.exists or fact.value.state == after
@@ -197,7 +197,7 @@ def _remove_command(path: str) -> str:
 
 
 def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
-    installed = undo.installed(facts)
+    installed = undo.installed_packages(facts)
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
             how = (

@@ -21,8 +21,8 @@ from gpunode.workflow import mig_layouts, present, standing
 from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
-from gpunode.workflow.undo import Undo, Undoing, installed
-from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edited, plan_configuration_undo, plan_undo
+from gpunode.workflow.undo import UndoExecutor, UndoPlan, installed_packages
+from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edit_conflict, plan_configuration_undo, plan_undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RollbackResult:
         whole: whether packages, archives and units were undone, too.
     """
 
-    undone: Undoing
+    plan: UndoPlan
     run: str
     settled: tuple[Settled, ...]
     whole: bool = False
@@ -41,12 +41,12 @@ class RollbackResult:
     @property
     def of(self) -> str:
         """The run that was undone."""
-        return self.undone.of
+        return self.plan.of
 
 
 def plan_rollback(
     store: Store, host: Host, of: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
-) -> Undoing:
+) -> UndoPlan:
     """Return what undoes ``of``, compared with the node as it is.
 
     Args:
@@ -72,7 +72,7 @@ def plan_rollback(
             return RestoredFile(span.change.before)
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
-        raise edited(back, now, _keeping(back, now, str(store.root)))
+        raise edit_conflict(back, now, _keeping(back, now, str(store.root)))
 
     request = UndoRequest(of, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
     if facts is None:
@@ -82,8 +82,8 @@ def plan_rollback(
     standing.refuse_shared(store, of, footprint.subjects)
     request = replace(request, owed=still_owed(store.owed(), facts), is_redo=not _goes_backward(runs, of))
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
-    going = standing.going((part.step, part.change) for part in undone.parts)
-    standing.refuse_needed(store, of, going, partial(_is_there, host, installed(facts)))
+    going = standing.going((step.step_id, step.change) for step in undone.steps)
+    standing.refuse_needed(store, of, going, partial(_is_there, host, installed_packages(facts)))
     return undone
 
 
@@ -131,33 +131,34 @@ def _handlers(row: Runtime, state: object) -> frozenset[str]:
 
 
 def rollback(
-    undone: Undoing,
+    plan: UndoPlan,
     host: Host,
     store: Store,
     *,
     version: str,
     argv: tuple[str, ...],
-    tell: Observer,
+    on_event: Observer,
     pause: Callable[[], None] = lambda: None,
     verb: Verb = "rollback",
     whole: bool = False,
 ) -> RollbackResult:
-    """Everything is as ``undone`` says, and the daemons that read the files have read them again.
+    """Carry out ``plan`` in a run of its own, and have the daemons read the files again.
 
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(verb, version=version, argv=argv, of=undone.of, whole=whole)
-    course = Undo(Applier(host, run, tell, pause), host, f"as it was before {undone.of or 'gpunode'}", undone.owed)
+    run = store.begin(verb, version=version, argv=argv, of=plan.of, whole=whole)
+    reason = f"as it was before {plan.of or 'gpunode'}"
+    executor = UndoExecutor(Applier(host, run, on_event, pause), host, reason, plan.owed)
     with failure_recorded(run):
-        course.carry_out(undone.parts)
-    undone = replace(undone, reboot=undone.reboot or mig_layouts.pending(host, undone.changes))
-    run.commit("waiting" if undone.reboot else "done", undone.reboot)
-    return RollbackResult(undone, run.id, tuple(course.settled), whole)
+        executor.carry_out(plan.steps)
+    plan = replace(plan, reboot=plan.reboot or mig_layouts.pending(host, plan.changes))
+    run.commit("waiting" if plan.reboot else "done", plan.reboot)
+    return RollbackResult(plan, run.id, tuple(executor.settled), whole)
 
 
-def record_undone(store: Store, of: RunSummary, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
-    """``of``, of which nothing is left on the node, counts as undone from now on.
+def mark_undone(store: Store, of: RunSummary, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
+    """Record that ``of`` is undone: nothing of it is left on the node.
 
     Raises:
         ChangeFailed: it could not be written.
@@ -166,22 +167,22 @@ def record_undone(store: Store, of: RunSummary, *, version: str, argv: tuple[str
         store.begin("rollback", version=version, argv=argv, of=of.run, whole=whole).commit("done")
 
 
-def not_all_back(undone: Undoing) -> VerifyFailed:
-    """What stays away although everything else is as before."""
-    also = (f"a reboot is needed, too: {undone.reboot}",) if undone.reboot else ()
+def incomplete_undo(plan: UndoPlan) -> VerifyFailed:
+    """Return the error for what cannot come back although everything else did."""
+    also = (f"a reboot is needed, too: {plan.reboot}",) if plan.reboot else ()
     return VerifyFailed(
         "not everything was restored",
-        why="\n".join((*undone.remarks, *also)),
+        why="\n".join((*plan.remarks, *also)),
         hint="install the missing packages in a version that the archives have",
     )
 
 
-def shortcoming(done: RollbackResult) -> GpunodeError | None:
-    """What a rollback or removal that is through could not do; None when it did it all."""
-    if done.undone.incomplete:
-        return not_all_back(done.undone)
-    if done.undone.reboot:
+def failure_of(done: RollbackResult) -> GpunodeError | None:
+    """Return what a rollback or removal that is through could not do; None if it did it all."""
+    if done.plan.incomplete:
+        return incomplete_undo(done.plan)
+    if done.plan.reboot:
         return RebootRequired(
-            "a reboot is needed; everything before it is done", why=done.undone.reboot, hint="systemctl reboot"
+            "a reboot is needed; everything before it is done", why=done.plan.reboot, hint="systemctl reboot"
         )
     return None

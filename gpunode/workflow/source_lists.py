@@ -8,66 +8,66 @@ from gpunode.change import FileChange, FileState
 from gpunode.command import command
 from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.packages import system
-from gpunode.workflow.undo import KeptItem, Part
+from gpunode.workflow.undo import KeptItem, UndoStep
 
 
 def keep_sources_readable(
-    parts: Sequence[Part], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
-) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
-    """Leave out of ``parts`` what would make the package manager refuse all of its sources, or an entry that stays.
+    steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
+) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
+    """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
 
     That is a former list that contradicts one that stays: where gpunode's own list stays, the list that it replaced
     does not come back. And it is a keyring that an entry which stays names: gpunode's own entry needs gpunode's
     keyring, and an entry of somebody else's any.
 
     Args:
-        parts: of the undo.
+        steps: of the undo.
         kept: what it leaves already, gpunode's own list maybe among it.
         facts: of the node before it.
         backup_of: where the backup with this content is.
 
     Returns:
-        The remaining parts, and what is kept now, each with the reason.
+        The remaining steps, and what is kept now, each with the reason.
     """
     own = {one.subject for one in kept}
     kept_items = list(kept)
-    remaining = list(parts)
+    remaining = list(steps)
     while (found := _find_contradiction(remaining, facts)) is not None:
-        part, other = found
-        remaining.remove(part)
-        kept_items.append(_describe_kept_list(part, other, backup_of, system(facts).manager))
+        step, other = found
+        remaining.remove(step)
+        kept_items.append(_describe_kept_list(step, other, backup_of, system(facts).manager))
     for source in known(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
-            for part in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
-                remaining.remove(part)
-                kept_items.append(KeptItem(part.change.subject, f"stays: {source.file} names it"))
+            for step in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
+                remaining.remove(step)
+                kept_items.append(KeptItem(step.change.subject, f"stays: {source.file} names it"))
     return tuple(remaining), tuple(kept_items)
 
 
-def _is_keyring_of(source: PackageSource, part: Part, *, is_own: bool) -> bool:
-    """Return whether ``part`` takes the keyring of an entry, or of gpunode's own entry the version that it needs."""
-    change = part.change
+def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
+    """Return whether ``step`` takes the keyring of an entry, or of gpunode's own entry the version that it needs."""
+    change = step.change
     if not isinstance(change, FileChange) or change.path not in source.signed_by.replace(",", " ").split():
         return False
     return is_own or change.after is None
 
 
-def _find_contradiction(parts: Sequence[Part], facts: Facts) -> tuple[Part, PackageSource] | None:
-    """Return the first part that puts back an entry which contradicts one that is there then, and that one."""
-    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(parts)]
+def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
+    """Return the first step that puts back an entry which contradicts one that is there then, and that one."""
+    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
-    for part in parts:
-        coming = _restored_entries(part, facts)
+    for step in steps:
+        coming = _restored_entries(step, facts)
         for source in coming:
             if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
-                return part, other
+                return step, other
         there += coming
     return None
 
 
-def _restored_entries(part: Part, facts: Facts) -> tuple[PackageSource, ...]:
-    """Return the entries that ``part`` puts in a list of sources; none for any other part, nor for what is no list."""
-    match part.change:
+def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
+    """Return the entries that ``step`` puts in a list of sources; none for any other step, nor for what is no list."""
+    match step.change:
         case FileChange(path=path, after=FileState(content=content)):
             try:
                 return system(facts).sources_in(path, content.decode("utf-8", "replace")) or ()
@@ -77,18 +77,20 @@ def _restored_entries(part: Part, facts: Facts) -> tuple[PackageSource, ...]:
             return ()
 
 
-def _changed_paths(parts: Sequence[Part]) -> frozenset[str]:
-    return frozenset(part.change.path for part in parts if isinstance(part.change, FileChange))
+def _changed_paths(steps: Sequence[UndoStep]) -> frozenset[str]:
+    return frozenset(step.change.path for step in steps if isinstance(step.change, FileChange))
 
 
-def _describe_kept_list(part: Part, other: PackageSource, backup_of: Callable[[bytes], str], manager: str) -> KeptItem:
-    assert isinstance(part.change, FileChange)
-    former = part.change.after
+def _describe_kept_list(
+    step: UndoStep, other: PackageSource, backup_of: Callable[[bytes], str], manager: str
+) -> KeptItem:
+    assert isinstance(step.change, FileChange)
+    former = step.change.after
     assert isinstance(former, FileState)
-    copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), part.change.path)
-    does = "does not come back" if part.change.before is None else "stays as it is"
+    copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), step.change.path)
+    does = "does not come back" if step.change.before is None else "stays as it is"
     return KeptItem(
-        part.change.path,
+        step.change.path,
         f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and stays; {manager} "
         f"would read no list at all. Once that entry is gone, `{copy}` puts the former list back",
     )

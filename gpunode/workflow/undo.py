@@ -30,7 +30,7 @@ from gpunode.workflow.converge import DEPENDENCIES
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UndoStep:
     """A change that takes something back, with the stage and the step of the one that it takes back.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part:
     """
 
     stage: str
-    step: str
+    step_id: str
     change: Change
     expectation: RuntimeExpectation | None = None
 
@@ -60,12 +60,12 @@ class KeptItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Undoing:
+class UndoPlan:
     """What will be taken back, shown before it is done.
 
     Attributes:
         of: the run that is undone; empty for all of them.
-        parts: in the order in which they are carried out.
+        steps: in the order in which they are carried out.
         notes: what the user should know: what cannot come back, and what was edited.
         kept: what stays as it is.
         incomplete: whether something of the former state cannot come back.
@@ -75,7 +75,7 @@ class Undoing:
     """
 
     of: str
-    parts: tuple[Part, ...]
+    steps: tuple[UndoStep, ...]
     notes: tuple[str, ...] = ()
     incomplete: bool = False
     reboot: str = ""
@@ -91,7 +91,7 @@ class Undoing:
     @property
     def changes(self) -> tuple[Change, ...]:
         """What is changed, in order."""
-        return tuple(part.change for part in self.parts)
+        return tuple(step.change for step in self.steps)
 
     @property
     def files(self) -> tuple[FileChange, ...]:
@@ -104,7 +104,7 @@ class Undoing:
         return PackageChange.among(self.changes)
 
 
-def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
+def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
     """``packages`` with what the package manager brings along with them.
 
     Raises:
@@ -131,8 +131,8 @@ def _dependency(action: Action) -> PackageChange:
 
 
 @dataclass(slots=True)
-class Undo:
-    """Carries parts out in one journaled run; ``settled`` gathers what was triggered."""
+class UndoExecutor:
+    """Carries steps out in one journaled run; ``settled`` gathers what was triggered."""
 
     applier: Applier
     host: Host
@@ -140,31 +140,31 @@ class Undo:
     owed: tuple[Trigger, ...] = ()
     settled: list[Settled] = field(default_factory=list)
 
-    def carry_out(self, parts: Sequence[Part]) -> None:
-        """Every part is done in its turn, then what they owe.
+    def carry_out(self, steps: Sequence[UndoStep]) -> None:
+        """Every step is done in its turn, then what they owe.
 
         Raises:
             GpunodeError: one could not be done; those before it stay done, and journaled.
         """
-        for kind, same in groupby(parts, key=lambda part: type(part.change)):
+        for kind, same in groupby(steps, key=lambda step: type(step.change)):
             batch = tuple(same)
             if kind is PackageChange:
                 self._transaction(batch)
                 continue
-            for part in batch:
+            for step in batch:
                 self.applier.pause()
-                self._one(part)
-            owed = [one for one in triggers(part.change for part in batch) if one.ends_stage]
+                self._one(step)
+            owed = [one for one in triggers(step.change for step in batch) if one.ends_stage]
             self.settled += self.applier.settle(owed)
-        late = [one for one in triggers(part.change for part in parts) if not one.ends_stage]
+        late = [one for one in triggers(step.change for step in steps) if not one.ends_stage]
         done = {one.trigger for one in self.settled}
         self.settled += self.applier.settle(settle_order({*late, *(one for one in self.owed if one not in done)}))
 
-    def _transaction(self, batch: Sequence[Part]) -> None:
+    def _transaction(self, batch: Sequence[UndoStep]) -> None:
         self.applier.pause()
-        steps = {part.change.id: part.step for part in batch if isinstance(part.change, PackageChange)}
-        wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
-        changes = completed(self.host, wanted)
+        steps = {step.change.id: step.step_id for step in batch if isinstance(step.change, PackageChange)}
+        wanted = tuple(step.change for step in batch if isinstance(step.change, PackageChange))
+        changes = with_dependencies(self.host, wanted)
         former = present.database(self.host).obsolete()
         self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.id, DEPENDENCIES))
         now = present.database(self.host).obsolete()
@@ -178,20 +178,20 @@ class Undo:
                 change = FileChange(path, state, None)
                 self.applier.one("packages", OBSOLETE, change, "its package's former version does not ship it")
 
-    def _one(self, part: Part) -> None:
-        change, note = part.change, ""
+    def _one(self, step: UndoStep) -> None:
+        change, note = step.change, ""
         if isinstance(change, FileChange):
             if change.before is None:
                 # A package that came back meanwhile has brought its own version, which nobody could know before.
                 change = replace(change, before=present.state(self.host, change.path))
-            if part.step == CONFFILES and change.before is None:
+            if step.step_id == CONFFILES and change.before is None:
                 return  # its package did not come back
-            if part.expectation is not None:
-                note = self.host.check(part.expectation, (change,))
-        self.applier.one(part.stage, part.step, change, self.reason, note)
+            if step.expectation is not None:
+                note = self.host.check(step.expectation, (change,))
+        self.applier.one(step.stage, step.step_id, change, self.reason, note)
 
 
-def installed(facts: Facts) -> Mapping[PackageId, PackageState]:
+def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
     """The packages that there are. Raises Undetermined when that cannot be told."""
     return need(facts.packages, "which packages are installed")
 
@@ -200,12 +200,12 @@ def installed(facts: Facts) -> Mapping[PackageId, PackageState]:
 _LEFT = (".bak", ".backup", ".orig", ".old", ".save", ".prev", ".dpkg-", ".ucf-", ".rpm", ".2", "-2", "_2", "~")
 
 
-def leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
+def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
     """Those of ``names`` that other tools or people left beside ``path`` as its former versions."""
     return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
 
 
-def replaces(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
+def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
     """Whether one of ``those`` that is there goes, wholly or but for its configuration, or comes in another version."""
     return any(change.id in those and _is_replaced(change) for change in packages)
 

@@ -39,7 +39,7 @@ from gpunode.workflow import mig_layouts, present
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import KeptItem, Part, Undoing, completed, installed, replaces
+from gpunode.workflow.undo import KeptItem, UndoPlan, UndoStep, any_replaced, installed_packages, with_dependencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class UndoRequest:
     owed: tuple[Trigger, ...] = ()
 
 
-def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callable[[bytes], str]) -> Undoing:
+def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callable[[bytes], str]) -> UndoPlan:
     """Return what takes back the whole footprint.
 
     Args:
@@ -98,7 +98,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         DrainRequired: containers would be stopped, or processes lose the driver.
         Refused: the package manager would do something else.
     """
-    footprint, there = request.footprint, installed(facts)
+    footprint, there = request.footprint, installed_packages(facts)
     files, notes, unknown = _restore_files(request, host, footprint.files)
     layouts, unchanged = mig_layouts.plan_restore(host, footprint.layouts, force=request.force)
     wanted = {
@@ -106,25 +106,25 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         for package, span in footprint.packages.items()
         if request.restores_packages or _is_absent(span.change.before)
     }
-    packages, needed = packages_back(wanted, there, present.database(host))
+    packages, needed = plan_package_restore(wanted, there, present.database(host))
     lost: tuple[str, ...] = ()
     if not request.restores_packages:
         packages = (*packages, *_restore_marks(footprint, there))
     if not request.is_redo:
         # The other way round, the archives that have the packages are yet to come back.
-        packages, lost = obtainable(host, packages)
-        packages = completed(host, packages)
+        packages, lost = still_available(host, packages)
+        packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
-    parts = (*files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
-    parts, serving = with_the_driver(parts, packages, wanted, there)
-    ordered = redo_order(parts) if request.is_redo else undo_order(parts)
-    parts, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
+    steps = (*files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
+    steps, serving = keep_what_the_driver_needs(steps, packages, wanted, there)
+    ordered = redo_order(steps) if request.is_redo else undo_order(steps)
+    steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
     if not request.disrupt:
-        refuse_undoing([part.change for part in parts], request.owed, facts.unit(DOCKER), host)
-    return Undoing(
+        refuse_undoing([step.change for step in steps], request.owed, facts.unit(DOCKER), host)
+    return UndoPlan(
         request.of,
-        parts,
+        steps,
         (*notes, *unchanged, *lost),
         incomplete=bool(unchanged or lost),
         reboot=reboot_reason(facts, packages),
@@ -133,7 +133,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     )
 
 
-def plan_configuration_undo(request: UndoRequest, host: Host) -> Undoing:
+def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     """Return what takes back the configuration of runtimes and the MIG layouts, newest first, and nothing else.
 
     Raises:
@@ -144,17 +144,17 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> Undoing:
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION}
     files, notes, kept = _restore_files(request, host, trails)
     layouts, unchanged = mig_layouts.plan_restore(host, spans, force=request.force)
-    parts = (*files, *layouts)
+    steps = (*files, *layouts)
     if not request.disrupt:
-        refuse_undoing([part.change for part in parts], request.owed, Unknown("not asked", "units"), host)
+        refuse_undoing([step.change for step in steps], request.owed, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
-    return Undoing(request.of, parts, notes, bool(unchanged), owed=request.owed, kept=kept)
+    return UndoPlan(request.of, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
 
 
 def _restore_files(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
-) -> tuple[tuple[Part, ...], tuple[str, ...], tuple[KeptItem, ...]]:
-    parts = [*_restore_conffiles(request.footprint.conffiles, host, force=request.force)]
+) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
+    steps = [*_restore_conffiles(request.footprint.conffiles, host, force=request.force)]
     notes: list[str] = []
     kept: list[KeptItem] = []
     for path, trail in reversed(tuple(trails.items())):
@@ -167,10 +167,10 @@ def _restore_files(
         if restored.state == now and not (now is None and _outlived(host, folders)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
-        change = read_again(FileChange(path, now, restored.state, owes, folders))
-        parts.append(Part(first.stage, first.step, change, _expectation(path) if restored.is_merged else None))
+        change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
+        steps.append(UndoStep(first.stage, first.step, change, _expectation(path) if restored.is_merged else None))
         notes += restored.notes
-    return tuple(parts), tuple(notes), tuple(kept)
+    return tuple(steps), tuple(notes), tuple(kept)
 
 
 def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
@@ -202,7 +202,7 @@ def _expectation(path: str) -> RuntimeExpectation | None:
     return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
-def read_again(change: FileChange) -> FileChange:
+def with_needed_restart(change: FileChange) -> FileChange:
     """``change``, owing a restart in place of a reload where a reload would not bring it into the running daemon.
 
     What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
@@ -226,7 +226,7 @@ def _taken_on_reload(change: FileChange) -> bool:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
-def _restore_conffiles(spans: Iterable[Span[FileChange]], host: Host, *, force: bool) -> Iterator[Part]:
+def _restore_conffiles(spans: Iterable[Span[FileChange]], host: Host, *, force: bool) -> Iterator[UndoStep]:
     """Yield what restores the configuration files of purged packages.
 
     Raises:
@@ -237,9 +237,9 @@ def _restore_conffiles(spans: Iterable[Span[FileChange]], host: Host, *, force: 
     for span, back in backed_up:
         now = present.state(host, back.path)
         if now is None or (now != back.after and (force or shipped.get(back.path) in (None, md5(now.content)))):
-            yield Part(span.stage, span.step, back)
+            yield UndoStep(span.stage, span.step, back)
         elif now != back.after:
-            raise edited(back, now)
+            raise edit_conflict(back, now)
 
 
 def md5(content: bytes) -> str:
@@ -247,13 +247,13 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
+def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited, with the two ways from gpunode's version to the others.
 
     Args:
         change: what would take gpunode's version back.
         now: what is there.
-        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
+        keep: the command that takes gpunode's step out of it and keeps the edits; empty where there is none.
     """
     edit, back = (
         "\n".join(without_secrets(one).diff()) or "(only secrets differ)"
@@ -268,21 +268,21 @@ def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflic
     )
 
 
-def undo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return ``parts`` in the order in which a setup is undone: what uses a thing goes before the thing.
+def undo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
+    """Return ``steps`` in the order in which a setup is undone: what uses a thing goes before the thing.
 
     A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
     and pins go last, so that packages can be fetched, and simulated, while they are there.
     """
-    return tuple(sorted(parts, key=lambda part: part.change.undo_rank(part.stage, part.step)))
+    return tuple(sorted(steps, key=lambda step: step.change.undo_rank(step.stage, step.step_id)))
 
 
-def redo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return ``parts`` in the order in which a setup makes such changes: to undo a rollback."""
-    return tuple(sorted(parts, key=lambda part: part.change.redo_rank(part.stage, part.step)))
+def redo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
+    """Return ``steps`` in the order in which a setup makes such changes: to undo a rollback."""
+    return tuple(sorted(steps, key=lambda step: step.change.redo_rank(step.stage, step.step_id)))
 
 
-def packages_back(
+def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
     """What brings the packages to ``wanted``, and those that stay because others need them now.
@@ -322,35 +322,35 @@ def _restore_marks(footprint: Footprint, there: Mapping[PackageId, PackageState]
             yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
 
 
-def _package_parts(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[Part]:
+def _package_parts(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[UndoStep]:
     for change in packages:
         span = footprint.packages.get(change.id)
         if span is None:
-            yield Part("packages", DEPENDENCIES, change)
+            yield UndoStep("packages", DEPENDENCIES, change)
         else:
-            yield Part(span.stage, span.step, replace(change, triggers=span.change.triggers))
+            yield UndoStep(span.stage, span.step, replace(change, triggers=span.change.triggers))
 
 
-def with_the_driver(
-    parts: Sequence[Part],
+def keep_what_the_driver_needs(
+    steps: Sequence[UndoStep],
     packages: Sequence[PackageChange],
     wanted: Mapping[PackageId, PackageState | None],
     there: Collection[PackageId],
-) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
-    """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
+) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
+    """``steps`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     if not (drivers := sorted(driver_packages(staying))):
-        return tuple(parts), ()
-    serving = [part for part in parts if _serves_packages(part)]
-    kept = tuple(KeptItem(part.change.subject, f"stays with {drivers[0]}") for part in serving)
-    return tuple(part for part in parts if part not in serving), kept
+        return tuple(steps), ()
+    serving = [step for step in steps if _serves_packages(step)]
+    kept = tuple(KeptItem(step.change.subject, f"stays with {drivers[0]}") for step in serving)
+    return tuple(step for step in steps if step not in serving), kept
 
 
-def _serves_packages(part: Part) -> bool:
-    match part.change:
+def _serves_packages(step: UndoStep) -> bool:
+    match step.change:
         case FileChange(after=None):
-            return part.stage != CONFIGURATION and part.step not in (CONFFILES, OBSOLETE)
+            return step.stage != CONFIGURATION and step.step_id not in (CONFFILES, OBSOLETE)
         case ServiceChange(after=after):
             return not after.active or not after.enabled
         case _:
@@ -364,7 +364,7 @@ def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
     return present == wanted
 
 
-def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
+def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
     """``changes`` without those to versions that no archive has any more, and a note for each of these.
 
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
@@ -400,7 +400,7 @@ def _lost(change: PackageChange, offered: Sequence[str]) -> str:
     return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
 
 
-def _restore_unit(facts: Facts, span: Span[ServiceChange], *, is_coming: bool) -> Part | None:
+def _restore_unit(facts: Facts, span: Span[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
 
     Args:
@@ -410,15 +410,15 @@ def _restore_unit(facts: Facts, span: Span[ServiceChange], *, is_coming: bool) -
     """
     back, fact = span.change.inverse(), facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
-        return Part(span.stage, span.step, replace(back, before=ServiceState(enabled=False, active=False)))
+        return UndoStep(span.stage, span.step, replace(back, before=ServiceState(enabled=False, active=False)))
     if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == back.after:
         return None
-    return Part(span.stage, span.step, replace(back, before=fact.value.state))
+    return UndoStep(span.stage, span.step, replace(back, before=fact.value.state))
 
 
 def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
     """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not replaces(packages, driver_packages(change.id for change in packages)):
+    if loaded is None or not any_replaced(packages, driver_packages(change.id for change in packages)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"

@@ -124,7 +124,7 @@ def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts)
         store = Store(folder)
         done = _setup(recipe, host, store, node)
         assume(done.run)
-        rollback(plan_rollback(store, host, done.run), host, store, version="law", argv=(), tell=silent)
+        rollback(plan_rollback(store, host, done.run), host, store, version="law", argv=(), on_event=silent)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 
@@ -147,7 +147,7 @@ def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, da
         _forget_the_end(store)
         host.cut_at = -1
         for summary in store.runs():
-            rollback(plan_rollback(store, host, summary.run), host, store, version="law", argv=(), tell=silent)
+            rollback(plan_rollback(store, host, summary.run), host, store, version="law", argv=(), on_event=silent)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 

@@ -15,7 +15,7 @@ from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import Status
 from gpunode.packages.simulation import Action, Simulation, unplanned
-from gpunode.workflow.undo_plan import packages_back
+from gpunode.workflow.undo_plan import plan_package_restore
 from tests.unit.steps.machines import machine
 
 OLD, NEW = (PackageId("kernel-devel", version=f"5.14.0-{build}.el9") for build in (427, 503))
@@ -61,7 +61,7 @@ def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:
     added = footprint_of_node([begin, Intent(1, "packages", "headers", INSTALL), Commit("done")]).packages
     newest = PackageId("kernel-devel", version="5.14.0-570.el9")
     there = {OLD: THERE, NEW: COMES, newest: PackageState(newest.version)}
-    changes, notes = packages_back({NEW: added[NEW].change.before}, there, Rpm(""))
+    changes, notes = plan_package_restore({NEW: added[NEW].change.before}, there, Rpm(""))
     assert changes == (PackageChange(NEW, COMES, None),)
     assert notes == ()
 

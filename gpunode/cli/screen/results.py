@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
     from gpunode.workflow.standing import Undone
-    from gpunode.workflow.undo import Undoing
+    from gpunode.workflow.undo import UndoPlan
     from gpunode.workflow.verify import Report
 
 _RESTORED = "restored byte for byte"
@@ -158,15 +158,15 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
         )
 
 
-def undoing_lines(back: Undoing, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
+def undoing_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
     """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do.
 
     ``is_lost``: there are things of gpunode's of which no record tells; an error says so.
     """
-    if not back.parts and back.owed:
+    if not back.steps and back.owed:
         yield line(span("nothing is left to put back", "bold"), ", but an interrupted run left these to do:")
         yield from (line(f"    {trigger}") for trigger in back.owed)
-    elif not back.parts:
+    elif not back.steps:
         if not is_lost:
             what = "what is left stays" if back.remarks else "gpunode added nothing to this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
@@ -204,16 +204,16 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     """What is as before now, the downtime, what is left to do, and the command that would undo this."""
     yield BLANK
     if done.whole:
-        files = [count(len(done.undone.files), "file")] if done.undone.files else []
-        parts = [*files, *_gone_and_back(done.undone.packages)]
+        files = [count(len(done.plan.files), "file")] if done.plan.files else []
+        parts = [*files, *_gone_and_back(done.plan.packages)]
         what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.of}" if done.of else "without what gpunode added"
-        but = ", but for what follows" if done.undone.kept else ""
+        but = ", but for what follows" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
             yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
-        yield from (note(str(kept)) for kept in done.undone.kept)
+        yield from (note(str(kept)) for kept in done.plan.kept)
     else:
-        yield from (line(MARKS["done"], f"{change.path} {_put_back(change)}", hang=2) for change in done.undone.files)
+        yield from (line(MARKS["done"], f"{change.path} {_put_back(change)}", hang=2) for change in done.plan.files)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     if down := downtime(done.settled):

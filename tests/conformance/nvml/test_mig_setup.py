@@ -86,8 +86,8 @@ class Machine(LocalHost):
 
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:
         back = plan_rollback(store, self, run, force=force)
-        done = rollback(back, self, store, version="test", argv=(), tell=lambda _: None)
-        return done.undone.reboot
+        done = rollback(back, self, store, version="test", argv=(), on_event=lambda _: None)
+        return done.plan.reboot
 
     def verified(self) -> tuple[str, str]:
         report = verify(WANTED, self.facts(), self, lambda _: None, only=ONLY)
@@ -225,7 +225,7 @@ def test_remove_gives_back_what_was_before_gpunode(tmp_path: Path, store: Store)
     node.setup(store)
     node.setup(store, replace(WANTED, mig=Mig("all-2g.20gb")))
     back = plan_removal(store, node, node.facts())
-    rollback(back, node, store, version="test", argv=(), tell=lambda _: None, verb="remove", whole=True)
+    rollback(back, node, store, version="test", argv=(), on_event=lambda _: None, verb="remove", whole=True)
     assert node.layout() == SEVEN
     assert store.footprint().layouts == {}
     assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()

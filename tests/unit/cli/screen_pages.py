@@ -38,7 +38,7 @@ from gpunode.workflow.rollback import RollbackResult
 from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.standing import Undone
 from gpunode.workflow.status import status
-from gpunode.workflow.undo import Part, Undoing
+from gpunode.workflow.undo import UndoPlan, UndoStep
 from gpunode.workflow.verify import Report
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.journal.chronicles import BEGIN, RUN, entries
@@ -140,7 +140,7 @@ def status_good(screen: Screen) -> None:
 
 def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
-    undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),), left=left)
+    undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), left=left)
     screen.put(*undoing_lines(undone, verbose=screen.verbose))
     done = RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),))
     screen.conclude(rollback_lines(done, None, screen.argv))

@@ -64,7 +64,7 @@ def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(stor
     chosen = standing.newest(store)
     assert chosen.run == done.run
     back = rollback.plan_rollback(store, host, chosen.run)
-    rollback.rollback(back, host, store, version="test", argv=(), tell=silent)
+    rollback.rollback(back, host, store, version="test", argv=(), on_event=silent)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]
 

@@ -57,7 +57,7 @@ def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
     )
     host = Node(facts)
     back = plan_removal(store, host, facts)
-    assert back.parts == ()
+    assert back.steps == ()
     failure = find_remainder(store, host, facts, back).failure
     assert isinstance(failure, VerifyFailed)
     assert "installed under its pin: libcuda1\n" in failure.why

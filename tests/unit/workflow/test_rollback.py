@@ -16,7 +16,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.workflow.prospects import prospect
-from gpunode.workflow.rollback import RollbackResult, plan_rollback, record_undone, rollback
+from gpunode.workflow.rollback import RollbackResult, mark_undone, plan_rollback, rollback
 from gpunode.workflow.standing import named, newest, undone
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -62,7 +62,7 @@ def write(
 
 def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
     back = plan_rollback(store, host, run, force=force)
-    return rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
+    return rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
 
 
 def test_bytes_mode_and_owner_come_back_and_the_daemon_reads_them(store: Store) -> None:
@@ -93,9 +93,9 @@ def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Stor
     run.done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
-    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), tell=lambda _event: None)
+    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
     assert list((tmp_path / "etc").iterdir()) == []
-    assert plan_rollback(store, host, run.id).parts == ()
+    assert plan_rollback(store, host, run.id).steps == ()
 
 
 def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node) -> None:
@@ -244,7 +244,7 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
         plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
     back = plan_rollback(store, host, run, disrupt=True)
-    rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
+    rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 
@@ -308,9 +308,9 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
     first = write(host, store)
     second = write(host, store, EDITED)
     host.files[CONTAINERD] = OURS  # by hand
-    assert plan_rollback(store, host, second).parts == ()
+    assert plan_rollback(store, host, second).steps == ()
     for _ in range(2):
-        record_undone(store, newest(store), version="test", argv=(), whole=False)
+        mark_undone(store, newest(store), version="test", argv=(), whole=False)
     assert len(store.runs()) == 3, "recorded once"
     assert newest(store).undone_whole, "it changed nothing but the configuration"
     undo(host, store, first)

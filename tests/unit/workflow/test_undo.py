@@ -39,8 +39,8 @@ from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
-from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback, shortcoming
-from gpunode.workflow.undo import Undoing, leftovers
+from gpunode.workflow.rollback import RollbackResult, failure_of, plan_rollback, rollback
+from gpunode.workflow.undo import UndoPlan, find_leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
@@ -148,8 +148,8 @@ def newest(store: Store) -> str:
     return store.ids()[-1]
 
 
-def undo(host: Machine, store: Store, back: Undoing) -> RollbackResult:
-    return rollback(back, host, store, version="test", argv=(), tell=silent, whole=True)
+def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
+    return rollback(back, host, store, version="test", argv=(), on_event=silent, whole=True)
 
 
 class TestWholeRollback:
@@ -210,7 +210,7 @@ class TestWholeRollback:
         assert back.notes == (
             f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
         )
-        assert isinstance(shortcoming(undo(host, store, back)), VerifyFailed)
+        assert isinstance(failure_of(undo(host, store, back)), VerifyFailed)
 
     def test_an_apt_that_would_do_something_else_is_refused_before_anything(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
@@ -230,13 +230,13 @@ class TestWholeRollback:
     def test_a_loaded_module_asks_for_a_reboot(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), now(loaded=True))
         assert "580.178.04" in back.reboot
-        assert isinstance(shortcoming(undo(host, store, back)), RebootRequired)
+        assert isinstance(failure_of(undo(host, store, back)), RebootRequired)
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_processes_on_a_gpu_are_named_and_not_robbed(self, host: Machine, store: Store, verb: str) -> None:
         host.busy = Workloads(gpu=("812 (python3 train.py)",))
 
-        def planned(*, disrupt: bool) -> Undoing:
+        def planned(*, disrupt: bool) -> UndoPlan:
             if verb == "remove":
                 return plan_removal(store, host, now(), disrupt=disrupt)
             return plan_rollback(store, host, newest(store), now(), disrupt=disrupt)
@@ -249,7 +249,7 @@ class TestWholeRollback:
     def test_a_plain_rollback_before_leaves_the_packages_to_be_undone(self, host: Machine, store: Store) -> None:
         run = newest(store)
         plain = plan_rollback(store, host, run)
-        rollback(plain, host, store, version="test", argv=(), tell=silent)
+        rollback(plain, host, store, version="test", argv=(), on_event=silent)
         chosen = standing.newest(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = plan_rollback(store, host, run, now())
@@ -310,11 +310,11 @@ class TestWholeRollback:
 
         if path in made and path != UNIT:
             host.files[path] = None  # by hand: what is gone needs nothing
-            assert plan_rollback(store, host, first.id, facts).parts
+            assert plan_rollback(store, host, first.id, facts).steps
             host.apply([upper])
         back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
-        rollback(back, host, store, version="test", argv=(), tell=silent, whole=path != DAEMON_JSON)
-        assert plan_rollback(store, host, first.id, facts).parts
+        rollback(back, host, store, version="test", argv=(), on_event=silent, whole=path != DAEMON_JSON)
+        assert plan_rollback(store, host, first.id, facts).steps
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
     def test_a_run_that_took_a_runtime_out_needs_no_toolkit(self, store: Store, verb: Verb, is_refused: bool) -> None:
@@ -372,7 +372,7 @@ class TestWholeRollback:
         run.commit("done")
         host.busy = Workloads(containers=("k8s.io/4f2",))
 
-        def planned(*, disrupt: bool) -> Undoing:
+        def planned(*, disrupt: bool) -> UndoPlan:
             if verb == "remove":
                 return plan_removal(store, host, now({runtime: there}), disrupt=disrupt)
             return plan_rollback(store, host, run.id, now({runtime: there}), disrupt=disrupt)
@@ -405,7 +405,7 @@ class TestWholeRollback:
         packages = {str(change.id): NEW} if isinstance(change, PackageChange) else {}
         facts = machine(packages=packages, units={"docker.service": unit()})
 
-        def planned() -> Undoing:
+        def planned() -> UndoPlan:
             if verb == "remove":
                 return plan_removal(store, host, facts)
             return plan_rollback(store, host, run.id, facts)
@@ -483,8 +483,8 @@ class TestWholeRollback:
         host.apply([change])
         host.triggered.clear()
         back = plan_rollback(store, host, run)
-        assert (back.parts, back.owed) == ((), (RESTART,))
-        rollback(back, host, store, version="test", argv=(), tell=silent)
+        assert (back.steps, back.owed) == ((), (RESTART,))
+        rollback(back, host, store, version="test", argv=(), on_event=silent)
         assert host.triggered == [RESTART]
         assert store.owed() == {}
 
@@ -496,8 +496,8 @@ class TestWholeRollback:
             run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
         run.settle(RESTART)
         run.commit("failed")
-        assert plan_rollback(store, host, run.id, now()).parts == ()
-        assert plan_rollback(store, host, run.id).parts == ()
+        assert plan_rollback(store, host, run.id, now()).steps == ()
+        assert plan_rollback(store, host, run.id).steps == ()
 
     def test_an_edit_made_after_the_package_came_back_is_no_prey(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
@@ -509,7 +509,7 @@ class TestWholeRollback:
         with pytest.raises(Conflict, match="edited since"):
             plan_rollback(store, host, run.id, now({"nvidia-driver": OLD}))
         host.files[path] = edited
-        assert plan_rollback(store, host, run.id, now({"nvidia-driver": OLD})).parts == ()
+        assert plan_rollback(store, host, run.id, now({"nvidia-driver": OLD})).steps == ()
 
     def test_a_configuration_file_that_was_purged_with_its_package_comes_back_edited_as_it_was(
         self, host: Machine, store: Store
@@ -743,7 +743,7 @@ class TestRemove:
 
         host.files[STATUS] = FileState((driver + paragraph("cuda-app", "nvidia-driver-cuda")).encode())
         for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
-            assert back.parts == ()
+            assert back.steps == ()
             notes = {one.subject: one.how for one in back.kept}
             assert f"{CUDA_LIST}:1 is for the same archive" in notes[theirs]
             backup = store.objects.path_of_content(former.content)
@@ -827,16 +827,16 @@ class TestRemove:
 
     def test_a_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = plan_removal(store, host, now())
-        rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
-        assert plan_removal(store, host, machine()).parts == ()
+        rollback(back, host, store, version="test", argv=(), on_event=silent, verb="remove", whole=True)
+        assert plan_removal(store, host, machine()).steps == ()
 
 
 class TestRemainder:
     """What a removal finds at its end, by looking."""
 
-    def removed(self, host: Machine, store: Store) -> Undoing:
+    def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, now())
-        rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
+        rollback(back, host, store, version="test", argv=(), on_event=silent, verb="remove", whole=True)
         return back
 
     def test_nothing_is_left_of_a_whole_removal(self, host: Machine, store: Store) -> None:
@@ -860,7 +860,7 @@ class TestRemainder:
         self.removed(host, store)
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
         nothing = plan_removal(store, host, now({"dkms": PackageState("3")}))
-        assert nothing.parts == ()
+        assert nothing.steps == ()
         left = find_remainder(store, host, now({"dkms": PackageState("3")}), nothing)
         assert left.failure is None
         notes = {one.subject: one.how for one in left.kept}
@@ -887,7 +887,7 @@ class TestRemainder:
 
 def test_versions_that_others_left_beside_a_file_are_known_by_their_names() -> None:
     names = [f"/etc/a.toml{end}" for end in ("", ".bak", "~", ".dpkg-dist", ".20260101", ".d", "c", ".gpunode-1")]
-    assert list(leftovers("/etc/a.toml", names)) == [
+    assert list(find_leftovers("/etc/a.toml", names)) == [
         "/etc/a.toml.bak",
         "/etc/a.toml~",
         "/etc/a.toml.dpkg-dist",
