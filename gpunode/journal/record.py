@@ -32,9 +32,6 @@ from gpunode.change import (
 from gpunode.errors import JournalDamaged
 from gpunode.package_id import PackageId
 
-# 3: every change of a node may owe triggers.
-# 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
-# forgotten runs. Formats 1 and 2 are read, too.
 FORMAT = 3
 Verb: TypeAlias = Literal[
     "setup",
@@ -244,8 +241,7 @@ def _sum(line: bytes) -> bytes:
 
 
 def _checksum(version: bytes, above: bytes, body: bytes) -> bytes:
-    covered = b"%s:%s" % (version, body) if version == b"1" else b"%s:%s:%s" % (version, above, body)
-    return hashlib.sha256(covered).hexdigest()[:16].encode()
+    return hashlib.sha256(b"%s:%s:%s" % (version, above, body)).hexdigest()[:16].encode()
 
 
 def _plain(value: object) -> object:
@@ -276,7 +272,7 @@ def _shape(name: str) -> dict[str, tuple[str, str]]:
     """What is stored of a ``name``: for each key its field, and how it is read; empty for as it stands."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
-    # A package's id stands where formats 1 to 3 have its name.
+    # A package's id stands where the format has its name.
     return {"name" if kind == _PACKAGE else at: (at, _reading(kind)) for at, kind in found}
 
 
@@ -292,8 +288,8 @@ def _reading(annotation: str) -> str:
 
 def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
-    if match is not None and int(match[1]) > FORMAT:
-        raise damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
+    if match is not None and int(match[1]) != FORMAT:
+        raise damaged(file, number, f"another gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
         raise damaged(file, number, "this line or the one before it was altered: the checksum does not match")
     try:

@@ -1,0 +1,50 @@
+"""What an earlier gpunode did is undone by this one: a root and its journals as that gpunode left them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.hostile.image import CONFIG_TOML, DAEMON_JSON, Image, gpunode, needs_root
+
+SAMPLE = Path(__file__).with_name("format-3.tar.gz")
+FILES = (CONFIG_TOML, DAEMON_JSON)
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    """Return a root of 2026-11-28, as the last commit before undo went by footprints left it.
+
+    1 set docker up; 2 configured containerd; 3 configured a second runtime of docker's, and 4 took it out again; 5
+    rolled 2 back, and 6 that; 7 removed all, and 8 rolled that back.
+    """
+    subprocess.run(["tar", "--no-same-owner", "-pxzf", SAMPLE, "-C", tmp_path], check=True)
+    return Image(tmp_path)
+
+
+def former(image: Image) -> list[bytes]:
+    return [(image.folder / "before" / name).read_bytes() for name in FILES]
+
+
+def now(image: Image) -> list[bytes]:
+    return [image.path(name).read_bytes() for name in FILES]
+
+
+def test_runs_of_every_verb_are_rolled_back_byte_for_byte(image: Image) -> None:
+    assert [image.rollback(run, "--yes").exit_code for run in ("4", "3", "2", "1")] == [0, 0, 0, 0]
+    assert now(image) == former(image)
+    assert [image.path(name).stat().st_mode & 0o777 for name in FILES] == [0o644, 0o644]
+
+
+def test_rollback_of_a_rollback_of_a_removal_removes_again(image: Image) -> None:
+    assert image.rollback("8", "--yes").exit_code == 0
+    assert now(image) == former(image)
+
+
+def test_remove_takes_all_away_byte_for_byte(image: Image) -> None:
+    assert gpunode("remove", "--root", str(image.root), "--yes").exit_code == 0
+    assert now(image) == former(image)
