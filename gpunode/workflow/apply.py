@@ -322,7 +322,7 @@ def _append_to(failure: GpunodeError) -> Iterator[None]:
 
 
 def _last_file(step: StepPlan) -> FileChange | None:
-    return next((change for change in reversed(step.changes) if isinstance(change, FileChange)), None)
+    return next(iter(reversed(FileChange.among(step.changes))), None)
 
 
 def _version(state: PackageState | None) -> str:

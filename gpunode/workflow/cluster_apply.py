@@ -139,7 +139,7 @@ def _refuse_moved(plan: ClusterPlan, cluster: Cluster) -> None:
     Raises:
         Conflict: it is not; nothing was changed.
     """
-    changes = [one.change for one in plan.changes if isinstance(one.change, ObjectChange)]
+    changes = ObjectChange.among(one.change for one in plan.changes)
     live = {key(one): one for one in cluster.get([place(change) for change in changes])}
     moved = [change.subject for change in changes if _is_moved(change, live.get(_key(change)))]
     if moved:

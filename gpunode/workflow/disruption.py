@@ -51,7 +51,7 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
         Undetermined: docker runs and does not say what.
     """
     packages = PackageChange.among(changes)
-    stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
+    stopped = {change.unit for change in ServiceChange.among(changes) if not change.after.active}
     restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
     if restarts or any_replaced(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
         refuse_while_running(docker, host)

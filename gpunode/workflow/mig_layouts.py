@@ -104,7 +104,7 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
 
 def pending(host: HostView, changes: Collection[Change]) -> str:
     """Why a reboot is needed after the ``changes``; empty when it is not."""
-    switched = {change.gpu: change.after.enabled for change in changes if isinstance(change, MigChange)}
+    switched = {change.gpu: change.after.enabled for change in MigChange.among(changes)}
     if not switched:
         return ""
     try:

@@ -42,7 +42,7 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
         return replace(change, after=replace(after, origin="; or ".join(map(vouched, found))))
 
     steps = tuple(replace(step, changes=tuple(map(marked, step.changes))) for step in plan.steps)
-    dependencies = (change for change in map(marked, plan.dependencies) if isinstance(change, PackageChange))
+    dependencies = PackageChange.among(map(marked, plan.dependencies))
     return replace(plan, steps=steps, dependencies=tuple(dependencies))
 
 

@@ -203,7 +203,7 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
 
     A candidate that a runtime's parser was reading stands in no journal, so every runtime's files are among them.
     """
-    written = (change.path for change in (*cut.made, *cut.begun) if isinstance(change, FileChange))
+    written = (change.path for change in FileChange.among((*cut.made, *cut.begun)))
     candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
     return tuple(dict.fromkeys((*written, *candidates)))
 
@@ -215,7 +215,7 @@ def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) ->
     transaction. And they may forget that a package is automatic as soon as they are told to remove it, before they do
     so: what was not removed after all gets that mark back, whatever run it was.
     """
-    begun = (change for change in (*cut.begun, *cut.failed) if isinstance(change, PackageChange))
+    begun = PackageChange.among((*cut.begun, *cut.failed))
     meant = ((change.id, installed.get(change.id), _intended_marks(cut, change, installed)) for change in begun)
     return tuple(
         PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))

@@ -78,7 +78,7 @@ def _restored_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]
 
 
 def _changed_paths(steps: Sequence[UndoStep]) -> frozenset[str]:
-    return frozenset(step.change.path for step in steps if isinstance(step.change, FileChange))
+    return frozenset(change.path for change in FileChange.among(step.change for step in steps))
 
 
 def _describe_kept_list(

@@ -162,11 +162,11 @@ class UndoExecutor:
 
     def _transaction(self, batch: Sequence[UndoStep]) -> None:
         self.applier.pause()
-        steps = {step.change.id: step.step_id for step in batch if isinstance(step.change, PackageChange)}
-        wanted = tuple(step.change for step in batch if isinstance(step.change, PackageChange))
+        steps = {step.change: step.step_id for step in batch}
+        wanted = PackageChange.among(steps)
         changes = with_dependencies(self.host, wanted)
         former = present.database(self.host).obsolete()
-        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.id, DEPENDENCIES))
+        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
         now = present.database(self.host).obsolete()
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
