@@ -1,4 +1,8 @@
-"""What offers NVIDIA GPUs in a cluster already: two of a kind on one node count each GPU twice. Pure."""
+"""What offers NVIDIA GPUs in a cluster already: two of a kind on one node count each GPU twice. Pure.
+
+Source of what a node selector and a required affinity let run where: the Kubernetes documentation, "Assigning Pods to
+Nodes".
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
-from gpunode.kubernetes.node_selection import may_run
 from gpunode.kubernetes.owned import owned
 from gpunode.kubernetes.reconcile import MANAGER, Key, adopted, key
 
@@ -253,3 +256,52 @@ def _is_no_plugin(name: str) -> bool:
 
 def _owner(metadata: Mapping[str, Any]) -> str:
     return next((str(one.get("kind", "")) for one in metadata.get("ownerReferences", [])), "")
+
+
+# Labels that Node Feature Discovery, NVIDIA's software or HAMi's users set any day.
+_COMING: Final = ("feature.node.kubernetes.io/", "nvidia.com/")
+_COMING_LABELS: Final = frozenset({"gpu"})
+
+
+def may_run(pod_spec: Body, name: str, labels: Mapping[str, str]) -> bool:
+    """Return whether such a pod may run on the node, now or once the node's GPUs are discovered.
+
+    What cannot be judged counts as yes.
+
+    Args:
+        pod_spec: the pod's ``spec``.
+        name: the node's.
+        labels: the node's.
+    """
+    selector = pod_spec.get("nodeSelector") or {}
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms")
+    return all(_holds(labels, key, "In", [value]) for key, value in selector.items()) and (
+        terms is None or any(_term_holds(term, name, labels) for term in terms)
+    )
+
+
+def _term_holds(term: Body, name: str, labels: Mapping[str, str]) -> bool:
+    by_label, by_field = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    return bool(by_label or by_field) and all(
+        _holds(there, one["key"], one["operator"], one.get("values") or ())
+        for there, expressions in ((labels, by_label), ({"metadata.name": name}, by_field))
+        for one in expressions
+    )
+
+
+def _holds(labels: Mapping[str, str], key: str, operator: str, values: Sequence[str]) -> bool:
+    if key.startswith(_COMING) or key in _COMING_LABELS:
+        return True
+    match operator:
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case _:
+            return True

@@ -1,16 +1,19 @@
-"""Rendered objects → files, in the form in which they are delivered. Pure, and the same bytes for the same input."""
+"""Rendered objects → files, in the form in which they are delivered. Pure, and the same bytes for the same input.
+
+Source of kustomize's fields: api/types/kustomization.go and helmchartargs.go of kubernetes-sigs/kustomize (2026-08-20).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpunode import yaml
+from gpunode.catalog.charts import chart
 from gpunode.command import command
 from gpunode.kubernetes import argocd, flux
 from gpunode.kubernetes.folder_readme import readme
-from gpunode.kubernetes.kustomize import PLUGIN_CONFIG_FILE, kustomization
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.objects import EXTRAS_WAVE
 from gpunode.kubernetes.own_pod import own_pod_text
@@ -210,3 +213,41 @@ def helm_command(release: Release, context: str = "") -> str:
     chart = [f"{release.repository}/{release.chart}"] if is_oci else [release.chart, "--repo", release.repository]
     cluster = ("--kube-context", context) if context else ()
     return command("helm", *cluster, "upgrade", "--install", release.name, *chart, *where, *version)
+
+
+PLUGIN_CONFIG_FILE: Final = "plugin-config.yaml"
+
+
+def kustomization(
+    resources: Iterable[str], configs: Sequence[Object] = (), releases: Sequence[Release] = ()
+) -> Mapping[str, Any]:
+    """Return the kustomization of these files and charts; ``configs`` are generated from ``plugin-config.yaml``."""
+    body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(resources)}
+    generators = [_generator(one) for one in configs]
+    charts = [_helm_chart(one) for one in releases]
+    return body | {key: held for key, held in (("configMapGenerator", generators), ("helmCharts", charts)) if held}
+
+
+def _generator(one: Object) -> Mapping[str, Any]:
+    """Return what makes the ConfigMap, with the hash of its content in its name: kustomize rewrites what names it."""
+    metadata = argocd.annotated(one)["metadata"]
+    return {
+        "name": one.name,
+        "namespace": one.namespace,
+        "files": [f"{key}={PLUGIN_CONFIG_FILE}" for key in one.body["data"]],
+        "options": {"labels": metadata["labels"], "annotations": metadata["annotations"]},
+    }
+
+
+def _helm_chart(release: Release) -> Mapping[str, Any]:
+    return {
+        "name": release.chart,
+        "repo": release.repository,
+        "version": release.version,
+        "releaseName": release.name,
+        "namespace": release.namespace,
+        "includeCRDs": True,
+        # kustomize takes a hook for an object like any other: of most charts it would run what cleans up after them.
+        "skipHooks": not chart(release.chart).needs_hooks,
+        "valuesInline": release.values,
+    }

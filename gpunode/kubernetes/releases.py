@@ -21,8 +21,7 @@ from gpunode.kubernetes.objects import (
     static_cpus,
     tolerations,
 )
-from gpunode.kubernetes.plugin_config import gpudirect_flags, plugin_config
-from gpunode.kubernetes.sharing import Config, default_config, plugin_configs
+from gpunode.kubernetes.sharing import Config, default_config, gpudirect_flags, plugin_config, plugin_configs
 from gpunode.recipe import GpuDirect
 from gpunode.recipe.kubernetes import Kubernetes
 

@@ -20,8 +20,17 @@ from gpunode.kubernetes.model import (
     Rendered,
 )
 from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi, own_pod, own_pods
-from gpunode.kubernetes.plugin_config import plugin_config
-from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, plugin_configs, resources_of, unmatched
+from gpunode.kubernetes.sharing import (
+    GPU,
+    Config,
+    configs,
+    counted,
+    offered,
+    plugin_config,
+    plugin_configs,
+    resources_of,
+    unmatched,
+)
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes, stack_labels
 

@@ -1,15 +1,20 @@
-"""Which node offers its GPUs how: named configurations of the device plugin, from a recipe and the nodes."""
+"""Which node offers its GPUs how: named configurations of the device plugin, from a recipe and the nodes.
+
+The configuration file (``version: v1``) is the device plugin's and GPU Feature Discovery's: NVIDIA/k8s-device-plugin
+0.20.0, api/config/v1.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gpunode.catalog import mig
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
+from gpunode.recipe import GpuDirect
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU: Final = "nvidia.com/gpu"
@@ -258,3 +263,36 @@ def counted(node: ClusterNode) -> str:
     """The node's GPUs in words (``8 × H100 80GB HBM3``)."""
     names = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in node.gpus)
     return ", ".join(f"{count} × {name}" for name, count in names.items())
+
+
+_KEYS_OF_SHARING: Final = {"time-slicing": "timeSlicing", "mps": "mps"}
+
+
+def gpudirect_flags(direct: GpuDirect) -> Mapping[str, bool]:
+    """By which the plugin has the runtime give pods with GPUs the devices of GPUDirect Storage and GDRCopy."""
+    return ({"gdrcopyEnabled": True} if direct.gdrcopy else {}) | ({"gdsEnabled": True} if direct.gds else {})
+
+
+def plugin_config(
+    config: Config, nodes: Sequence[ClusterNode], direct: GpuDirect, strategies: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Return the file for the nodes that have this configuration.
+
+    Args:
+        config: how the GPUs are offered.
+        nodes: those that have it.
+        direct: which devices of GPUDirect pods get.
+        strategies: how the plugin hands GPUs to the container runtime; empty for its default.
+    """
+    flags: dict[str, Any] = {"migStrategy": config.strategy, **gpudirect_flags(direct)}
+    plugin: dict[str, Any] = {"passDeviceSpecs": True} if any(node.static_cpus for node in nodes) else {}
+    plugin |= {"deviceListStrategy": [*strategies]} if strategies else {}
+    if plugin:
+        flags["plugin"] = plugin
+    wanted: dict[str, Any] = {"version": "v1", "flags": flags}
+    if config.mode != "none":
+        resources = [{"name": name, "replicas": config.replicas} for name in shared_resources(nodes, config)]
+        # A pod that asks for two shares would get two of the same GPU, and no more of it.
+        sharing = {"renameByDefault": config.rename, "failRequestsGreaterThanOne": True, "resources": resources}
+        wanted["sharing"] = {_KEYS_OF_SHARING[config.mode]: sharing}
+    return wanted

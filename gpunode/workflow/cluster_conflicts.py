@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.errors import Conflict
 from gpunode.host.cluster import Body, Cluster
-from gpunode.kubernetes.conflicts import conflict_lines
+from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import key
 from gpunode.redaction.secrets import text as redact
 

@@ -17,9 +17,8 @@ from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import backwards, label
 from gpunode.journal.store import Store
-from gpunode.kubernetes.conflicts import conflict_lines
 from gpunode.kubernetes.model import Release
-from gpunode.kubernetes.owned import is_applied_by_kubectl, owned
+from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned
 from gpunode.kubernetes.reconcile import (
     OUR_RELEASES,
     OURS,
