@@ -20,7 +20,7 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.steps.installed_driver import matches
-from gpunode.steps.module import is_loaded
+from gpunode.steps.kernel import is_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
 if TYPE_CHECKING:

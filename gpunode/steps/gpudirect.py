@@ -14,11 +14,9 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages, Waits
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.families import MACHINE
-from gpunode.steps.installed_driver import matches, preexisting_driver
-from gpunode.steps.locked import astray, held_elsewhere, wanted_state
-from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.module import MODULE_LOAD
+from gpunode.steps.installed_driver import MACHINE, matches, preexisting_driver, set_manual, why_manual
+from gpunode.steps.kernel import MODULE_LOAD
+from gpunode.steps.packages import astray, held_elsewhere, wanted_state
 from gpunode.steps.selection import WantedDriver, not_locked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"

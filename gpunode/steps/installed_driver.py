@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -11,15 +11,38 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, purge_reason, upstream
 from gpunode.catalog.driver import Choice, choose
-from gpunode.change import PackageState
+from gpunode.change import PackageChange, PackageState
+from gpunode.distros import family, supported
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Flavour, Recipe
-from gpunode.steps.families import family_of
 from gpunode.steps.gpus import models, own_gpus
+
+MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
+
+
+def wants_driver(recipe: Recipe, facts: Facts) -> bool:
+    """Whether the driver is gpunode's to install here: the recipe asks for it, and the kernel is this machine's own."""
+    return recipe.driver.version != "none" and need(facts.platform, MACHINE).owns_kernel
+
+
+def family_of(facts: Facts) -> Family | Refusal:
+    """The distribution's family, or why gpunode does not work on it."""
+    distro = need(facts.distro, "which distribution this is")
+    found = family(distro)
+    if found is None:
+        return Refusal(
+            what=f"{distro.name} is not supported",
+            why=f"NVIDIA's repositories and package names are known for {supported()}; "
+            f"/etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
+            hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
+        )
+    return found
+
 
 PINNING = "nvidia-driver-pinning-"
 NAMED_KINDS: Final = frozenset({"lts", "production"})
@@ -233,3 +256,19 @@ def matches(state: PackageState | None, wanted: str) -> bool:
 def version_matches(version: str, wanted: str) -> bool:
     """Whether a package version starts with ``wanted``, its epoch left out."""
     return without_epoch(version).startswith(wanted)
+
+
+def set_manual(packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]) -> tuple[PackageChange, ...]:
+    """Marks as manually installed those of ``asked`` that are installed and marked as automatic."""
+    states = ((package, packages.get(package)) for package in asked)
+    return tuple(
+        PackageChange(package, state, replace(state, auto=False))
+        for package, state in states
+        if state is not None and state.auto and matches(state, "")
+    )
+
+
+def why_manual(marked: Iterable[PackageChange], facts: Facts) -> str:
+    """Why marks change."""
+    names = ", ".join(str(change.id) for change in marked)
+    return f"{system(facts).autoremove} may remove {names}, marked as automatically installed"

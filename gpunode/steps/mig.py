@@ -15,7 +15,7 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
 from gpunode.steps.gpus import own_gpus
-from gpunode.steps.module import plan_load
+from gpunode.steps.kernel import plan_load
 
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes

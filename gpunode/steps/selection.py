@@ -21,13 +21,13 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.gpus import models
 from gpunode.steps.installed_driver import (
     NAMED_KINDS,
     PINNING,
     branch_of,
     builds_modules,
+    family_of,
     flavours,
     installed_branches,
     is_installed,
@@ -38,6 +38,7 @@ from gpunode.steps.installed_driver import (
     pinned_by_package,
     preexisting_driver,
     prefix,
+    wants_driver,
 )
 
 _UBUNTU = "ubuntu"

@@ -6,24 +6,16 @@ An ordered tuple, not a graph: a reader sees what comes after what.
 from __future__ import annotations
 
 from gpunode.outcome import Stage, Step
-from gpunode.steps.blacklist import NOUVEAU
 from gpunode.steps.cdi import CDI
-from gpunode.steps.conflicts import CONFLICTS
+from gpunode.steps.daemons import MPS, PERSISTENCE
 from gpunode.steps.detect import DETECT
-from gpunode.steps.driver import DRIVER
+from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
-from gpunode.steps.headers import HEADERS
+from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
 from gpunode.steps.mig import MIG
-from gpunode.steps.missing_dependencies import MISSING_DEPENDENCIES
-from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
-from gpunode.steps.mps import MPS
 from gpunode.steps.node_registration import NODE_REGISTRATION
-from gpunode.steps.persistence import PERSISTENCE
-from gpunode.steps.pin import DRIVER_PIN
-from gpunode.steps.repair import REPAIR
-from gpunode.steps.repositories import CUDA_REPOSITORY, TOOLKIT_REPOSITORY
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.packages import CUDA_REPOSITORY, MISSING_DEPENDENCIES, REPAIR, TOOLKIT_REPOSITORY
+from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from gpunode.steps.toolkit import TOOLKIT
 
 STAGES: tuple[Stage, ...] = ("sources", "packages", "kernel", "runtime")

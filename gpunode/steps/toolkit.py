@@ -15,9 +15,8 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.installed_driver import matches
-from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.repositories import wants_toolkit
+from gpunode.steps.installed_driver import matches, set_manual, why_manual
+from gpunode.steps.packages import wants_toolkit
 from gpunode.steps.selection import not_locked
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"

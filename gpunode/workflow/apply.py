@@ -27,7 +27,7 @@ from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.workflow import present
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering

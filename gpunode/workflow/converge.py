@@ -27,8 +27,7 @@ from gpunode.runtimes.installations import placed
 from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
-from gpunode.steps.locked import with_all_holds
-from gpunode.steps.missing_dependencies import MISSING_DEPENDENCIES
+from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 

@@ -23,7 +23,7 @@ from gpunode.runtimes.found import States, by_looking, contents, packaged_versio
 from gpunode.runtimes.installations import chosen, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.removal import Recorded, others_in, removed
 from gpunode.steps import cdi, runtime_edits
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import Missing, Target, missing, planned_edits
 from gpunode.workflow.converge import look_at_kubelet, survey, with_managers
 

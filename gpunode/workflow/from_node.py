@@ -22,10 +22,9 @@ from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps import cdi
 from gpunode.steps.detect import DETECT
-from gpunode.steps.families import family_of
 from gpunode.steps.gpus import models, own_gpus
-from gpunode.steps.installed_driver import installed_branches, is_installed
-from gpunode.steps.repair import REPAIR
+from gpunode.steps.installed_driver import family_of, installed_branches, is_installed
+from gpunode.steps.packages import REPAIR
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan

@@ -8,9 +8,9 @@ from typing import Final
 from gpunode.change import Change, ServiceChange, Trigger, triggers
 from gpunode.errors import DrainRequired
 from gpunode.host.port import Host
-from gpunode.steps.mps import UNIT
+from gpunode.steps.daemons import MPS_SERVICE
 
-_RESTART: Final = Trigger("restart", UNIT)
+_RESTART: Final = Trigger("restart", MPS_SERVICE)
 _ITSELF: Final = "nvidia-cuda-mps"
 _SHOWN: Final = 20
 
@@ -21,7 +21,7 @@ def refuse_clients(host: Host, changes: Collection[Change], owed: Collection[Tri
     Raises:
         DrainRequired: they are named; which of them are clients, nobody tells without asking the daemon.
     """
-    services = [change for change in ServiceChange.among(changes) if change.unit == UNIT]
+    services = [change for change in ServiceChange.among(changes) if change.unit == MPS_SERVICE]
     stops = any(change.before.active and not change.after.active for change in services)
     if not stops and _RESTART not in (*triggers(changes), *owed):
         return

@@ -13,7 +13,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import matches
-from gpunode.steps.repositories import wants_toolkit
+from gpunode.steps.packages import wants_toolkit
 from gpunode.workflow.converge import look
 
 _TITLE = "programs and libraries are those of their packages"

@@ -21,10 +21,10 @@ from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.cdi import CDI
+from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.mig import MIG
 from gpunode.steps.mig import is_wanted as mig_is_wanted
-from gpunode.steps.module import MODULE_LOAD
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import enable_cri
 from gpunode.workflow.converge import StagePlan, partial, state_notes
 from gpunode.workflow.driver_checks import driver_checks, vector_addition

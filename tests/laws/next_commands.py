@@ -19,7 +19,7 @@ from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Runtime
 from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, runtime
 from gpunode.runtimes.found import contents, file_changes, in_facts
-from gpunode.steps.module import plan_load
+from gpunode.steps.kernel import plan_load
 from gpunode.workflow.converge import projected, raise_refusal
 from gpunode.workflow.plan import plan
 from gpunode.workflow.verify import verify

@@ -53,8 +53,8 @@ from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Driver, Recipe, Runtime
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.toolkit import CONFIG, settings
-from gpunode.steps.module_hazards import BLACKLIST
-from gpunode.steps.persistence import UNIT as PERSISTENCED
+from gpunode.steps.daemons import PERSISTENCED
+from gpunode.steps.kernel import BLACKLIST
 from gpunode.workflow import edits, toolkit_config
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.edits import CtkPlan

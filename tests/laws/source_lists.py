@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.facts.project import project
 from gpunode.outcome import Planned
 from gpunode.packages import system
-from gpunode.steps.repositories import plan_cuda
+from gpunode.steps.packages import plan_cuda
 from gpunode.workflow.source_lists import keep_sources_readable
 from gpunode.workflow.undo import KeptItem, UndoStep
 from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, recipe

@@ -25,7 +25,7 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import DEB
 from gpunode.recipe import Recipe
-from gpunode.steps.repair import REPAIR
+from gpunode.steps.packages import REPAIR
 from tests.ids import by_id
 
 KERNEL = "6.1.0-25-amd64"

@@ -14,7 +14,7 @@ from gpunode.facts.probes import FILES, FOLDERS
 # What a runtime's files name is looked at once they are read, and the file of `[mig]` once the recipe is known.
 _OF_THE_RECIPE = "/etc/mig.yaml"
 _READ_RUNTIMES = frozenset(
-    f"gpunode.{name}" for name in ("facts.access", "runtimes.found", "runtimes.installations", "steps.runtime_config")
+    f"gpunode.{name}" for name in ("facts.access", "runtimes.found", "runtimes.installations", "steps.runtime")
 )
 
 

@@ -12,8 +12,7 @@ from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import project
 from gpunode.recipe import Recipe
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal, unit
 
 RUNC = b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'

@@ -23,8 +23,7 @@ from gpunode.facts.project import project
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Runtime, Toolkit
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from gpunode.steps.table import STEPS, needed
 from gpunode.steps.toolkit import TOOLKIT
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, files, machine, names, planned, recipe, refusal, unit

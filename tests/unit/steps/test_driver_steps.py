@@ -18,14 +18,9 @@ from gpunode.outcome import Waits
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
-from gpunode.steps.blacklist import NOUVEAU
-from gpunode.steps.conflicts import CONFLICTS
-from gpunode.steps.driver import DRIVER
-from gpunode.steps.headers import HEADERS
-from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
-from gpunode.steps.module_hazards import BLACKLIST
-from gpunode.steps.persistence import PERSISTENCE
-from gpunode.steps.pin import DRIVER_PIN
+from gpunode.steps.daemons import PERSISTENCE
+from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
+from gpunode.steps.kernel import BLACKLIST, HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
 from gpunode.steps.selection import choice
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (

@@ -11,8 +11,8 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
 from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
 from gpunode.facts.project import project
-from gpunode.steps.conflicts import CONFLICTS
-from gpunode.steps.repair import REPAIR
+from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.packages import REPAIR
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
 
 CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"

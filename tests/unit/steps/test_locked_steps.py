@@ -15,9 +15,8 @@ from gpunode.facts.model import Facts, Known
 from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.detect import DETECT
-from gpunode.steps.driver import DRIVER
-from gpunode.steps.pin import DRIVER_PIN
-from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.driver import DRIVER, DRIVER_PIN
+from gpunode.steps.runtime import RUNTIME_INSTALL
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.toolkit import TOOLKIT
 from tests.ids import by_id

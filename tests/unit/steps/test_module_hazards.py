@@ -8,8 +8,7 @@ import pytest
 
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver
 from gpunode.outcome import Planned
-from gpunode.steps.blacklist import NOUVEAU
-from gpunode.steps.module_hazards import BLACKLIST, hazards
+from gpunode.steps.kernel import BLACKLIST, NOUVEAU, hazards
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
 from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
 

@@ -15,7 +15,7 @@ from gpunode.facts.probes import MPS_UNIT
 from gpunode.facts.project import project
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe.toml import parse
-from gpunode.steps.mps import MPS, PIPES, UNIT, unit
+from gpunode.steps.daemons import MPS, MPS_SERVICE, PIPES, unit
 from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
 from tests.unit.steps.machines import unit as unit_of
 
@@ -25,7 +25,7 @@ WANTED = replace(recipe(version="none"), mps=Mps(enabled=True))
 def node(facts: Facts, *, running: bool = False, exists: bool = False) -> Facts:
     state = unit_of(active=running, enabled=running, exists=exists or running)
     folders = {**facts.folders, "/etc/systemd/system": "units"}
-    return replace(facts, units={**facts.units, UNIT: Known(state, "units")}, folders=folders)
+    return replace(facts, units={**facts.units, MPS_SERVICE: Known(state, "units")}, folders=folders)
 
 
 def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_is_said() -> None:
@@ -34,14 +34,14 @@ def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_i
     assert isinstance(file, FileChange)
     assert file.path == MPS_UNIT
     assert file.triggers == {Trigger("daemon-reload")}
-    assert service == ServiceChange(UNIT, ServiceState(False, False), ServiceState(enabled=True, active=True))
+    assert service == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(enabled=True, active=True))
     assert any("a fatal fault of one program can end all" in note for note in outcome.change_notes)
     assert planned(MPS.plan(WANTED, project(node(with_driver()), outcome.changes))).changes == ()
 
 
 def test_without_a_driver_it_starts_with_the_next_boot() -> None:
     outcome = planned(MPS.plan(WANTED, node(machine())))
-    assert outcome.changes[-1] == ServiceChange(UNIT, ServiceState(False, False), ServiceState(True, False))
+    assert outcome.changes[-1] == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(True, False))
     assert outcome.reason == "the MPS control daemon starts with the next boot"
 
 
@@ -50,7 +50,7 @@ def test_another_mode_restarts_the_daemon() -> None:
     shared = replace(WANTED, mps=Mps(enabled=True, exclusive=False))
     (change,) = planned(MPS.plan(shared, done)).changes
     assert isinstance(change, FileChange)
-    assert Trigger("restart", UNIT) in change.triggers
+    assert Trigger("restart", MPS_SERVICE) in change.triggers
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

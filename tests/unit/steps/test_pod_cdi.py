@@ -12,7 +12,7 @@ from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.runtimes import containerd
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.workflow.cluster import cluster_node
 from tests.unit.steps.machines import CONTAINERD, machine, planned
 

@@ -11,11 +11,9 @@ from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile
 from gpunode.outcome import Planned, Waits
 from gpunode.recipe import Recipe
-from gpunode.steps.conflicts import CONFLICTS
-from gpunode.steps.driver import DRIVER
-from gpunode.steps.headers import HEADERS
-from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
-from gpunode.steps.persistence import PERSISTENCE
+from gpunode.steps.daemons import PERSISTENCE
+from gpunode.steps.driver import CONFLICTS, DRIVER
+from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.table import STEPS
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY

@@ -12,8 +12,7 @@ from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Repositories
-from gpunode.steps.repair import REPAIR
-from gpunode.steps.repositories import CUDA_REPOSITORY, TOOLKIT_REPOSITORY
+from gpunode.steps.packages import CUDA_REPOSITORY, REPAIR, TOOLKIT_REPOSITORY
 from tests.unit.steps.machines import (
     CUDA_KEYRING,
     CUDA_LIST,

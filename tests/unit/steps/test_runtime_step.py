@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import FileChange, FileState
 from gpunode.facts.model import Facts, Known
 from gpunode.recipe import Recipe
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal
 
 MISSING = Known(value=False, probe="toolkit-program")

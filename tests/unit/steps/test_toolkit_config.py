@@ -10,8 +10,7 @@ from gpunode import builtin
 from gpunode.change import Change, FileChange, FileState
 from gpunode.facts.model import Facts
 from gpunode.facts.project import project
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from gpunode.steps.toolkit import CONFIG, VOLUME_MOUNTS
 from gpunode.steps.toolkit import TOOLKIT as TOOLKIT_STEP
 from tests.unit.steps.machines import machine, planned, refusal, unit

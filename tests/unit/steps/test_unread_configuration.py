@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.facts.project import project
 from gpunode.recipe import Recipe, Runtime
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime import RUNTIME_CONFIG
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
 
 FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}

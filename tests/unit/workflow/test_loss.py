@@ -10,7 +10,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.steps.conflicts import CONFLICTS
+from gpunode.steps.driver import CONFLICTS
 from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.loss import lost_packages, offered_by_look, refuse_loss
 from gpunode.workflow.origins import archives_behind

@@ -13,7 +13,7 @@ from gpunode.errors import VerifyFailed
 from gpunode.facts.model import Facts
 from gpunode.journal.store import Store
 from gpunode.packages.deb.preferences import PIN_FILE, pin
-from gpunode.steps import blacklist, gpudirect, mig, mps
+from gpunode.steps import daemons, gpudirect, kernel, mig
 from gpunode.workflow.reboot import resume_unit
 from gpunode.workflow.recovery import MARK, backlog, find_lost_record
 from gpunode.workflow.remove import find_remainder, plan_removal
@@ -36,7 +36,7 @@ def node(files: Mapping[str, FileState] | None = None) -> Facts:
 
 
 def test_everything_that_gpunode_alone_writes_begins_with_the_mark() -> None:
-    texts = (PIN.content, blacklist._TEXT, gpudirect._HEADER.encode(), mps.unit(exclusive=False), mig._WANTS)
+    texts = (PIN.content, kernel._TEXT, gpudirect._HEADER.encode(), daemons.unit(exclusive=False), mig._WANTS)
     assert all(text.startswith(MARK) for text in (*texts, mig.unit({}), resume_unit(("gpunode", "setup"))))
 
 

@@ -8,12 +8,12 @@ from gpunode.change import Change, FileChange, FileState, ServiceChange, Service
 from gpunode.errors import DrainRequired
 from gpunode.host.port import Workloads
 from gpunode.host.rehearsal import RehearsalHost
-from gpunode.steps.mps import UNIT
+from gpunode.steps.daemons import MPS_SERVICE
 from gpunode.workflow.mps_clients import refuse_clients
 
 RUNNING, STOPPED = ServiceState(enabled=True, active=True), ServiceState(enabled=False, active=False)
-STOP = ServiceChange(UNIT, RUNNING, STOPPED)
-RESTART = FileChange("/x", FileState(b"a"), FileState(b"b"), frozenset({Trigger("restart", UNIT)}))
+STOP = ServiceChange(MPS_SERVICE, RUNNING, STOPPED)
+RESTART = FileChange("/x", FileState(b"a"), FileState(b"b"), frozenset({Trigger("restart", MPS_SERVICE)}))
 OTHER = ServiceChange("docker.service", RUNNING, STOPPED)
 JOB, SERVER = "812 (python3 train.py)", "7 (/usr/bin/nvidia-cuda-mps-server)"
 
@@ -36,7 +36,7 @@ class Busy(RehearsalHost):
         (RESTART, (JOB,), True),
         (STOP, (SERVER,), False),
         (OTHER, (JOB,), False),
-        (ServiceChange(UNIT, STOPPED, RUNNING), (JOB,), False),
+        (ServiceChange(MPS_SERVICE, STOPPED, RUNNING), (JOB,), False),
     ],
 )
 def test_the_daemon_is_not_stopped_under_a_program(change: Change, gpu: tuple[str, ...], is_refused: bool) -> None:

@@ -14,7 +14,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import served
 from gpunode.packages.deb.sources import parse
 from gpunode.packages.simulation import Simulation
-from gpunode.steps.persistence import PERSISTENCE
+from gpunode.steps.daemons import PERSISTENCE
 from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.origins import with_origins
 from tests.unit.steps.machines import machine

@@ -10,7 +10,7 @@ from gpunode.facts.model import Known
 from gpunode.packages.deb import status as dpkg
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
-from gpunode.steps.repair import REPAIR
+from gpunode.steps.packages import REPAIR
 from gpunode.workflow.repair import unfinished
 from tests.unit.steps.machines import machine, planned
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpunode.change import FileState
 from gpunode.facts.model import Facts
 from gpunode.packages.deb.preferences import Record, in_order, parse
-from gpunode.steps.pin import DRIVER_PIN
+from gpunode.steps.driver import DRIVER_PIN
 from tests.unit.steps.machines import machine, planned, recipe
 
 TEXT = """\

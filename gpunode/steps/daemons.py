@@ -1,17 +1,69 @@
-"""The control daemon of CUDA's Multi-Process Service, for programs that share a GPU outside of Kubernetes."""
+"""NVIDIA's daemons: the one that keeps the driver loaded, and the one by which programs share a GPU (MPS)."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from gpunode.catalog.driver import Choice
 from gpunode.change import Change, FileChange, FileState, ServiceChange, ServiceState, Trigger
 from gpunode.facts.model import Facts, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT
+from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
 from gpunode.recipe import Recipe
-from gpunode.steps.module import plan_load
+from gpunode.steps.installed_driver import preexisting_driver, wants_driver
+from gpunode.steps.kernel import is_loaded, plan_load
+from gpunode.steps.selection import choice
 
-UNIT: Final = MPS_UNIT.rpartition("/")[2]
+PERSISTENCED = "nvidia-persistenced.service"
+
+
+def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
+    """The daemon is enabled and runs, once the driver is loaded."""
+    if not wants_driver(recipe, facts) or not recipe.driver.persistence:
+        return Planned((), "not requested", asked=False)
+    fact = facts.unit(PERSISTENCED)
+    if isinstance(fact, Unknown):
+        return Planned(
+            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", later=True
+        )
+    unit = fact.value
+    if unit.masked:
+        return Planned(
+            (), f"{PERSISTENCED} is masked", (f"{PERSISTENCED} is masked, so the first CUDA call after idle is slow",)
+        )
+    if not unit.exists and preexisting_driver(recipe, facts):
+        return Planned((), f"the installed driver, which stays, has no {PERSISTENCED}")
+    wanted = ServiceState(enabled=True, active=unit.state.active or _can_run(recipe, facts))
+    if unit.exists and _satisfied(unit.state, wanted):
+        state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
+        return Planned((), state, later=fact.probe == PLAN)
+    return Planned(
+        (ServiceChange(PERSISTENCED, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
+    )
+
+
+def _can_run(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether systemd can start the daemon and the loaded module is the installed driver's.
+
+    The daemon cannot talk to a module of another version.
+    """
+    chosen = choice(recipe, facts)
+    return (
+        facts.can_start(PERSISTENCED)
+        and isinstance(chosen, Choice)
+        and is_loaded(known(facts.loaded_driver, None), chosen)
+    )
+
+
+def _satisfied(state: ServiceState, wanted: ServiceState) -> bool:
+    return state.enabled and (state.active or not wanted.active)
+
+
+PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan_persistence, needs=("driver",), for_driver=True)
+
+
+MPS_SERVICE: Final = MPS_UNIT.rpartition("/")[2]
 # Source: NVIDIA, "Multi-Process Service": "Considerations", "Environment Variables", "Common Tasks".
 # The default /tmp/nvidia-mps can be taken by any user before the daemon makes it, hence the folder in /run.
 PIPES: Final = "/run/nvidia-mps"
@@ -25,7 +77,7 @@ _NOT_ISOLATED: Final = (
 )
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     """The daemon's unit is there, enabled and runs, once the driver is loaded."""
     if not recipe.mps.enabled:
         return Planned((), "not requested", asked=False)
@@ -36,29 +88,29 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             "(NVIDIA/k8s-device-plugin issues 712 and 762)",
             'leave [mps] out, and set mode = "mps" in [kubernetes.sharing] where pods are to share GPUs',
         )
-    fact = facts.unit(UNIT)
+    fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
-        return Planned((), f"systemd does not say whether {UNIT} runs ({fact.reason})", later=True)
+        return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", later=True)
     content = FileState(unit(exclusive=recipe.mps.exclusive))
     before = need(facts.file(MPS_UNIT), f"what {MPS_UNIT} holds")
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
-    owes = {Trigger("daemon-reload"), *([Trigger("restart", UNIT)] if state.active else [])}
+    owes = {Trigger("daemon-reload"), *([Trigger("restart", MPS_SERVICE)] if state.active else [])}
     changes: list[Change] = [] if before == content else [FileChange(MPS_UNIT, before, content, frozenset(owes))]
-    wanted = ServiceState(enabled=True, active=state.active or _can_run(recipe, facts))
+    wanted = ServiceState(enabled=True, active=state.active or _can_run_mps(recipe, facts))
     if state != wanted:
-        changes.append(ServiceChange(UNIT, state, wanted))
+        changes.append(ServiceChange(MPS_SERVICE, state, wanted))
     running = "runs" if wanted.active else "starts with the next boot"
     notes = (_JOIN, _NOT_ISOLATED) if changes else ()
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
 
 
-def _can_run(recipe: Recipe, facts: Facts) -> bool:
+def _can_run_mps(recipe: Recipe, facts: Facts) -> bool:
     """Return whether the driver answers and systemd can start the daemon."""
     loaded = known(facts.loaded_driver, None)
     return (
         loaded is not None
         and not facts.is_image
-        and facts.can_start(UNIT)
+        and facts.can_start(MPS_SERVICE)
         and not isinstance(plan_load(recipe, facts), Waits)
     )
 
@@ -96,4 +148,4 @@ WantedBy=multi-user.target
 """.encode()
 
 
-MPS = Step("mps", "MPS daemon", "kernel", plan, needs=("driver",), files=(MPS_UNIT,))
+MPS = Step("mps", "MPS daemon", "kernel", plan_mps, needs=("driver",), files=(MPS_UNIT,))

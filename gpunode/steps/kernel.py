@@ -1,0 +1,359 @@
+"""What the kernel needs of the driver: headers, the module built and loaded, and rivals kept out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import CommandChange, FileChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
+from gpunode.command import command
+from gpunode.distros.family import Family
+from gpunode.facts.kernels import modprobe_directives, modules_loaded_by_name
+from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, Unknown, known, need
+from gpunode.facts.patterns import Pattern
+from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
+from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+from gpunode.recipe import Recipe
+from gpunode.steps.installed_driver import (
+    PreexistingDriver,
+    family_of,
+    is_version_of,
+    preexisting_driver,
+    prefix,
+    set_manual,
+    wants_driver,
+    why_manual,
+)
+from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
+
+
+def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the header packages of the kernels that must have a driver, and the one for later kernels."""
+    kernels = known(facts.kernels, Kernels(None, ()))
+    found = [family.headers(kernel) for kernel in kernels.wanted]
+    meta = family.headers_meta(kernels.wanted[-1], known(facts.packages, {})) if kernels.wanted else None
+    return (*found, PackageId(meta)) if meta else tuple(found)
+
+
+def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
+    """DKMS finds a build tree for every kernel that must have the driver, and for those that upgrades bring."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "this driver is not managed by gpunode")
+    if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
+        return Planned((), "the driver's modules come prebuilt in packages")
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return found
+    kernels = need(facts.kernels, "which kernels are installed")
+    if not kernels.wanted:
+        return Refusal(
+            what="no kernel is installed in this image",
+            why="/boot holds no vmlinuz, so there is nothing to build the driver for",
+            hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
+        )
+    packages = need(facts.packages, "which packages are installed")
+    built_for = need(facts.headers, "which kernels have headers")
+    wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
+    followed = found.headers_meta(kernels.wanted[-1], packages)
+    meta = PackageId(followed) if followed else None
+    if meta:
+        wanted.append(meta)
+    missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
+    listed = " and ".join(kernels.wanted)
+    marked = set_manual(packages, [meta] if meta and meta not in missing else [])
+    held = meta is not None and meta not in missing and packages[meta].held
+    notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
+    if not missing:
+        return Planned(marked, why_manual(marked, facts) if marked else f"headers for {listed} are installed", notes)
+    changes = tuple(PackageChange(one, packages.get(one), KnownAfter(why="headers")) for one in missing)
+    reason = f"the driver's module is built for {listed}"
+    return Planned(
+        (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
+    )
+
+
+HEADERS = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
+
+
+BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
+# nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
+RIVALS: Final = frozenset({"nouveau", "nova_core", "nova_drm"})
+_DRIVER: Final = frozenset({"nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"})
+_DOES_NOTHING: Final = frozenset({"true", "false", ":"})
+# Kernel parameters that keep modules out: kernel-parameters.txt (module_blacklist) and modprobe.d(5).
+_KEEPS_OUT: Final = ("modprobe.blacklist=", "module_blacklist=")
+_DISPLAY: Final = "makes nouveau drive the display when it is loaded"
+_GRUB_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*)")
+_DEVICE_FILES: Final = "/dev/nvidia*"
+_MODE: Final = "NVreg_DeviceFileMode="
+_GROUP: Final = "NVreg_DeviceFileGID="
+_IN_USE: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P<value>\d+)$")
+
+
+def hazards(facts: Facts) -> tuple[str, ...]:
+    """Return a note for every line by which modules or device files will not be as the driver needs them."""
+    said = (*_by_name(facts), *_directives(facts), *_kernel_arguments(facts))
+    closed = () if any(_DEVICE_FILES in note for note in said) else tuple(_closed_devices(facts))
+    return (*said, *closed, *_old_initramfs(facts))
+
+
+def _by_name(facts: Facts) -> Iterator[str]:
+    for one in modules_loaded_by_name(facts):
+        if one.words[0] in RIVALS:
+            yield f"{one.file}:{one.line} loads {one.words[0]} by name, despite any blacklist: remove it"
+
+
+def _directives(facts: Facts) -> Iterator[str]:
+    group = _device_group(facts)
+    for one in modprobe_directives(facts):
+        if one.file != BLACKLIST and (effect := _effect(one.words, group)):
+            yield f"{one.file}:{one.line} {effect}: remove it"
+
+
+def _device_group(facts: Facts) -> int:
+    """Return the group that any option gives the device files, 0 for root's: modprobe joins options of all files."""
+    options = [
+        word for one in modprobe_directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
+    ]
+    arguments = known(facts.file(KERNEL_ARGUMENTS), None)
+    words = _decode(arguments.content).split() if arguments else []
+    options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
+    return _value(options, _GROUP) or 0
+
+
+def _effect(words: tuple[str, ...], group: int) -> str:
+    """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
+
+    Args:
+        words: of the directive.
+        group: that the device files get.
+    """
+    match words:
+        case ("blacklist", module) if module in _DRIVER:
+            return f"keeps {module} from being loaded for its GPU"
+        case ("install", module, program, *_) if module in _DRIVER and program.rpartition("/")[2] in _DOES_NOTHING:
+            return f"makes modprobe run {program} instead of loading {module}"
+        case ("alias", module, "off") if module in _DRIVER:
+            return f"disables {module}"
+        case ("softdep", module, *others) if rivals := sorted(RIVALS.intersection(others)):
+            return f"loads {', '.join(rivals)} along with {module}"
+        case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
+            return _DISPLAY
+        case ("options", "nvidia", *options) if (mode := _value(options, _MODE)) is not None:
+            return _closed(mode, group)
+        case _:
+            return ""
+
+
+def _kernel_arguments(facts: Facts) -> Iterator[str]:
+    """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
+    said = set()
+    group = _device_group(facts)
+    state = known(facts.file(BOOT_LOADER), None)
+    for number, line in enumerate(_decode(state.content).split("\n") if state else (), 1):
+        if match := _GRUB_LINE.match(line):
+            for word in match[1].replace('"', " ").replace("'", " ").split():
+                if effect := _argument_effect(word, group):
+                    said.add(word)
+                    yield f"{BOOT_LOADER}:{number} has {word}, which {effect}: remove it, then run update-grub"
+    remedy = "remove it from the boot loader's configuration"
+    if state:
+        remedy = f"{BOOT_LOADER} does not have it, so look in /etc/default/grub.d, run update-grub, and reboot"
+    state = known(facts.file(KERNEL_ARGUMENTS), None)
+    for word in dict.fromkeys(_decode(state.content).split() if state else ()):
+        if word not in said and (effect := _argument_effect(word, group)):
+            yield f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: {remedy}"
+
+
+def _argument_effect(word: str, group: int) -> str:
+    name, _, value = word.partition("=")
+    if name == "nouveau.modeset" and value != "0":
+        return _DISPLAY
+    if word.startswith(_KEEPS_OUT):
+        modules = sorted(_DRIVER.intersection(value.replace("-", "_").split(",")))
+        return f"keeps {', '.join(modules)} from being loaded" if modules else ""
+    if word.startswith(f"nvidia.{_MODE}") and (mode := _number(value)) is not None:
+        return _closed(mode, group)
+    return ""
+
+
+def _closed_devices(facts: Facts) -> Iterator[str]:
+    """Yield a note where the loaded driver gives its device files a mode that only root can use, whoever set it."""
+    state = known(facts.file(DRIVER_PARAMETERS), None)
+    found = {match["what"]: int(match["value"]) for match in _IN_USE.finditer(_decode(state.content) if state else "")}
+    if "Mode" in found and (effect := _closed(found["Mode"], found.get("GID", 0))):
+        yield f"the loaded driver {effect} ({DRIVER_PARAMETERS}); options of the module nvidia set that"
+
+
+def _closed(mode: int, group: int) -> str:
+    """Return what a mode of the device files does to users; empty where others, or a group of its own, may open them.
+
+    Source: the README of NVIDIA's driver, "How can I specify the permissions of the device files?".
+    """
+    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and group != 0):
+        return ""
+    return f"gives {_DEVICE_FILES} the mode {mode & 0o777:04o}, so users other than root cannot use a GPU"
+
+
+def _value(options: list[str], name: str) -> int | None:
+    values = [option.removeprefix(name) for option in options if option.startswith(name)]
+    return _number(values[-1]) if values else None
+
+
+def _number(text: str) -> int | None:
+    """Return a module parameter as the kernel reads it: hexadecimal after 0x, octal after 0 (kstrtol, base 0)."""
+    try:
+        return int(text, 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" else 10)
+    except ValueError:
+        return None
+
+
+def _old_initramfs(facts: Facts) -> Iterator[str]:
+    """Yield a note for each initramfs of a kernel that will boot and that was made before the blacklist was."""
+    written = facts.modified_at.get(BLACKLIST)
+    kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
+    for kernel in kernels:
+        image = system(facts).initramfs_image(kernel)
+        made = facts.modified_at.get(image)
+        if written is not None and made is not None and made < written:
+            yield (
+                f"{image} is older than {BLACKLIST}, so nouveau may take the GPU early in the next boot: "
+                f"`{command('sudo', *system(facts).rebuild_initramfs(kernel))}` rebuilds it"
+            )
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+_TEXT = b"""# Written by gpunode: these drivers must not bind the GPU that the NVIDIA driver uses.
+blacklist nouveau
+blacklist nova_core
+blacklist nova_drm
+options nouveau modeset=0
+"""
+
+
+def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
+    """Keeps nouveau and nova off the card, in the initramfs too."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "this driver is not managed by gpunode")
+    notes = hazards(facts)
+    if preexisting := preexisting_driver(recipe, facts):
+        return Planned((), preexisting.reason, notes)
+    present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
+    wanted = FileState(_TEXT)
+    if present == wanted:
+        return Planned((), "nouveau and nova are blacklisted", notes)
+    loaded = sorted(known(facts.modules, frozenset()) & RIVALS)
+    now = f" ({', '.join(loaded)} is loaded now)" if loaded else ""
+    reason = f"nouveau and nova must not take the GPU before the NVIDIA driver does{now}"
+    return Planned((FileChange(BLACKLIST, present, wanted, frozenset({Trigger("initramfs")})),), reason, notes)
+
+
+NOUVEAU = Step(
+    "nouveau",
+    "nouveau and nova",
+    "packages",
+    plan_blacklist,
+    for_driver=True,
+    files=(KERNEL_ARGUMENTS, BOOT_LOADER, DRIVER_PARAMETERS),
+)
+
+
+def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
+    """A module of the chosen version is on disk for every kernel that must have one.
+
+    The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
+    what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
+    """
+    if preexisting := preexisting_driver(recipe, facts):
+        return _kept(preexisting, facts)
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    chosen = driver.chosen
+    kernels = need(facts.kernels, "which kernels are installed")
+    missing = missing_for(chosen, kernels, facts)
+    if not missing:
+        is_planned = facts.module_files.probe == PLAN
+        by = "the driver's package builds it" if is_planned else "built"
+        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
+    changes = tuple(_build(kernel, chosen, facts) for kernel in missing)
+    return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+
+
+def _kept(preexisting: PreexistingDriver, facts: Facts) -> Planned:
+    """Nothing is built for a driver that stays as it is; a kernel that it lacks is told."""
+    # Of a prebuilt module the branch alone is known.
+    wanted = need(facts.kernels, "which kernels are installed")
+    lacking = missing_for(replace(preexisting.chosen, exact=""), wanted, facts)
+    kernel = ", ".join(lacking)
+    mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
+    warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
+    return Planned((), preexisting.reason, (warning,) if lacking else ())
+
+
+def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
+    believed = known(facts.dkms, {}).get(kernel)
+    if believed is None or not is_version_of(believed.version, chosen):
+        return CommandChange(("dkms", "autoinstall", "-k", kernel), f"no module for kernel {kernel}")
+    argv = ("dkms", "install", "--force", "-m", believed.module, "-v", believed.version, "-k", kernel)
+    return CommandChange(argv, f"DKMS has built a module for kernel {kernel}, but its file is gone")
+
+
+def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
+    """The wanted kernels for which no module of the chosen driver is on disk."""
+    files = need(facts.module_files, "which NVIDIA modules are built")
+    built = {file.kernel for file in files if _is_of(file, chosen)}
+    return tuple(kernel for kernel in kernels.wanted if kernel not in built)
+
+
+def _is_of(file: ModuleFile, chosen: Choice) -> bool:
+    """Whether a module is of the chosen driver; one without a version proves that only where DKMS put it."""
+    return is_version_of(file.version, chosen) if file.version else file.dkms
+
+
+def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
+    """The installed module is the loaded one; where only a reboot can change it, the answer is to wait for one."""
+    if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
+        versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
+        return Waits("reboot", f"the kernel still runs driver {versions}")
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    if facts.is_image:
+        return Planned((), "the kernel of the image loads it at boot", later=True)
+    loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
+    if loaded is not None:
+        return _loaded(loaded, driver.chosen, installed_version(facts, driver))
+    if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
+        reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
+        return Waits("reboot", reason)
+    return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
+
+
+def _loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
+    """The loaded driver is the installed one, not just of its branch: libraries work with a module of their version."""
+    flavour = "open" if loaded.open_module else "proprietary"
+    if is_loaded(loaded, chosen) and installed in {"", loaded.version}:
+        return Planned((), f"driver {loaded.version}, {flavour} modules, is loaded")
+    has, wants = ("", "") if flavour == chosen.flavour else (f", {flavour} modules", f", {chosen.flavour} modules")
+    wanted = f"{installed or chosen.exact or f'branch {chosen.branch}'}{wants}"
+    return Waits("reboot", f"the kernel still runs driver {loaded.version}{has}; the node needs {wanted}")
+
+
+def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
+    """Whether the running kernel has the chosen driver, in version and flavour."""
+    if loaded is None or not is_version_of(loaded.version, chosen):
+        return False
+    return loaded.open_module == (chosen.flavour == "open")
+
+
+MODULE_BUILD = Step("module-build", "kernel module", "kernel", plan_build, needs=("driver", "headers"), for_driver=True)
+MODULE_LOAD = Step("module-load", "loaded driver", "kernel", plan_load, needs=("driver",), for_driver=True)

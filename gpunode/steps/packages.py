@@ -1,0 +1,198 @@
+"""What steps share about packages: the database repaired, NVIDIA's repositories, versions of a lock, dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.repositories import (
+    CUDA_KEYRING,
+    TOOLKIT_KEYRING,
+    cuda_repository,
+    former_toolkit_repository,
+    other_cuda_folder,
+    toolkit_repository,
+)
+from gpunode.change import KnownAfter, PackageChange, PackageState, SigningKey
+from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.facts.model import Facts, Known, MissingDependency, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
+from gpunode.packages import Repository, system
+from gpunode.packages.simulation import ANY_PROVIDER
+from gpunode.recipe import Recipe
+from gpunode.runtimes import runtime
+from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, prefix, wants_driver
+from gpunode.steps.kernel import header_packages
+from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
+
+
+def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plans what makes every package whole, where a change of packages was stopped in its middle."""
+    del recipe
+    if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
+        return Planned((), "no change of packages was interrupted")
+    repair = system(facts).repair
+    return Planned((repair,), repair.why)
+
+
+REPAIR = Step("repair", "package database", "sources", plan_repair)
+
+
+def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
+    """The CUDA repository of this distribution is enabled, signed by the key with the pinned fingerprint."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "this driver is not managed by gpunode")
+    # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
+    if preexisting := preexisting_driver(recipe, facts):
+        return Planned((), preexisting.reason)
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return found
+    distro = need(facts.distro, "which distribution this is")
+    architecture = need(facts.architecture, "the architecture of this system")
+    row = cuda_repository(distro, architecture, recipe.repositories.cuda, recipe.repositories.cuda_key)
+    if row is None:
+        return Refusal(
+            what=f"NVIDIA has no driver repository for {distro.name} on {architecture}",
+            why="the table of repositories (gpunode/catalog/cuda_repositories.csv) has no row for them",
+            hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
+        )
+    key = SigningKey(row.key_url, frozenset({row.fingerprint}))
+    alias = partial(other_cuda_folder, row)
+    repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
+    outcome = system(facts).plan_repository(repository, facts)
+    return (
+        replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts)))
+        if isinstance(outcome, Planned)
+        else outcome
+    )
+
+
+def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
+    """The container toolkit's repository is enabled, signed by the key with the pinned fingerprint."""
+    if not wants_toolkit(recipe):
+        return Planned((), "the recipe has no container runtime")
+    architecture = need(facts.architecture, "the architecture of this system")
+    row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
+    key = SigningKey(row.key_url, frozenset({row.fingerprint}))
+    repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
+    return system(facts).plan_repository(repository, facts)
+
+
+def wants_toolkit(recipe: Recipe) -> bool:
+    """Whether the container toolkit is gpunode's to install."""
+    return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
+
+
+CUDA_REPOSITORY = Step(
+    "cuda-repository", "driver repository", "sources", plan_cuda, for_driver=True, files=(CUDA_KEYRING,)
+)
+TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources", plan_toolkit, files=(TOOLKIT_KEYRING,))
+
+
+def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter) -> PackageState | KnownAfter:
+    """What ``package`` is to be: of the locked version, or as it would be without a lock."""
+    version = recipe.lock.packages.get(package) if recipe.lock else None
+    return PackageState(version) if version else otherwise
+
+
+def astray(
+    recipe: Recipe, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
+) -> tuple[PackageId, ...]:
+    """Those of ``asked`` that are installed in another version than the lock holds."""
+    locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
+    there = (one for one in asked if one in locked and matches(packages.get(one), ""))
+    return tuple(one for one in there if packages[one].version != locked[one])
+
+
+def beside_driver(recipe: Recipe) -> tuple[PackageId, ...]:
+    """The locked packages of no other step: the driver, and what came along with it."""
+    from gpunode.steps.table import STEPS  # which imports this module's users
+
+    owners = [step.packages.owns for step in STEPS if step.packages]
+    locked = recipe.lock.packages if recipe.lock else ()
+    return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
+
+
+def held_elsewhere(facts: Facts, packages: Iterable[PackageId], asks: str) -> Refusal:
+    """The refusal of packages that somebody holds at a version that is not the wanted one."""
+    listed = tuple(packages)
+    return Refusal(
+        what=f"{', '.join(map(str, listed))} is held, and {asks} asks for another version",
+        why="somebody put it on hold; gpunode breaks no holds",
+        hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
+        held=listed,
+    )
+
+
+def with_all_holds(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
+    """Return the first of ``refusals``; where it is for a hold, with the holds of all others in one command."""
+    first, *others = refusals
+    held = tuple(dict.fromkeys(chain.from_iterable(one.held for one in refusals)))
+    if not first.held or held == first.held:
+        return first
+    return replace(
+        first,
+        what=f"{', '.join(map(str, held))} are held, and this recipe needs them in other versions or not at all",
+        why="\n".join((*(one.what for one in (first, *others) if one.held), first.why)),
+        hint=f"{system(facts).unhold(held)}\nthen run the same command again",
+        held=held,
+    )
+
+
+def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan to install what the recipe's packages need, directly or not, and the node lacks.
+
+    Each missing package is named to the package manager, which refuses to do anything to a node with unmet
+    dependencies unless it is told all of them. What these need in turn comes along.
+    """
+    packages = need(facts.packages, "which packages are installed")
+    if not isinstance(facts.dependencies, Known):
+        return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", asked=False)
+    driver = wanted_driver(recipe, facts)
+    chosen = driver if isinstance(driver, WantedDriver) else None
+    missing = facts.dependencies.value.missing(packages, tuple(_roots(recipe, facts, chosen)))
+    if missing is None:
+        return Planned((), "none of the packages that the recipe asks for is installed yet", asked=False)
+    if not missing:
+        return Planned((), "all that the recipe's packages depend on is installed")
+    if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
+        return held_elsewhere(facts, held, f"{missing[0].needed_by}")
+    changes = tuple(
+        PackageChange(one.package, packages.get(one.package), _after(recipe, facts, chosen, one)) for one in missing
+    )
+    first = missing[0]
+    others = f"; {len(missing) - 1} more of this kind" if missing[1:] else ""
+    return Planned(changes, f"{first.needed_by} needs {first.relation}, which is not installed{others}")
+
+
+def _roots(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> Iterator[PackageId]:
+    """Yield the packages that the other steps ask for."""
+    if driver is not None:
+        yield from driver.packages(recipe)
+        yield from header_packages(driver.family, facts)
+    if wants_toolkit(recipe):
+        yield from TOOLKIT_PACKAGES
+    if recipe.runtime.name != "none":
+        yield from map(PackageId, runtime(recipe.runtime.name).packages)
+
+
+def _after(
+    recipe: Recipe, facts: Facts, driver: WantedDriver | None, missing: MissingDependency
+) -> PackageState | KnownAfter:
+    """Return the state to bring about: a dependency, in the locked version, the only one that will do, or any."""
+    anyhow: PackageState | KnownAfter = ANY_PROVIDER
+    if missing.version:
+        anyhow = PackageState(missing.version, auto=True)
+    if driver is not None and missing.package.name in pinned_names(driver.chosen.branch):
+        # Whoever asks for another version, the driver has one.
+        version = "" if recipe.upgrade else installed_version(facts, driver)
+        anyhow = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver", auto=True)
+    return replace(wanted_state(recipe, missing.package, anyhow), auto=True)
+
+
+MISSING_DEPENDENCIES = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)
