@@ -218,11 +218,15 @@ class _Child:
 def _forked(body: Callable[[], object], folder: Path, strace: Sequence[str] = ()) -> _Child:
     """A process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
     ready, go = os.pipe()
+    # Opened before the fork: on a busy machine strace would count a call of the child's own as the program's first.
+    names = (Path(os.devnull), folder / "stdout", folder / "stderr")
+    streams = tuple(os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in names)
     pid = os.fork()
     if pid == 0:
         os.close(go)
-        _child(body, folder, ready)
-    os.close(ready)
+        _child(body, streams, ready)
+    for stream in (ready, *streams):
+        os.close(stream)
     try:
         tracer = _watch(pid, strace) if strace else None
     finally:
@@ -230,14 +234,13 @@ def _forked(body: Callable[[], object], folder: Path, strace: Sequence[str] = ()
     return _Child(pid, tracer)
 
 
-def _child(body: Callable[[], object], folder: Path, ready: int) -> NoReturn:
+def _child(body: Callable[[], object], streams: Sequence[int], ready: int) -> NoReturn:
     code = 99
     try:
-        for number, name in enumerate((Path(os.devnull), folder / "stdout", folder / "stderr")):
-            opened = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-            os.dup2(opened, number)
-            os.close(opened)
         os.read(ready, 1)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
         os.close(ready)
         body()
     except BaseException:
