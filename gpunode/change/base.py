@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"]
 _ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart")
