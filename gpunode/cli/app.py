@@ -385,7 +385,7 @@ def doctor(
 ) -> None:
     """Diagnose this node, a capture or a pasted report; or a fleet."""
     if npd:
-        from gpunode.cli.npd import plugin
+        from gpunode.cli.monitoring import plugin
 
         plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
         return

@@ -2,20 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.text import BLANK, Line, Style, line, span
+from gpunode.cli.screen.words import count, listed
 from gpunode.errors import ChangesPending, Undetermined, UsageError
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.comparison import Comparison
+    from gpunode.diagnoses.comparison import Comparison, Difference, Side, Unseen
+    from gpunode.diagnoses.model import Diagnosis
+    from gpunode.diagnoses.traits import Reason, Weight
     from gpunode.facts.evidence import Evidence
+
+
+_MARKS: dict[Weight, tuple[str, Style]] = {
+    "likely": ("●", "bad"),
+    "possible": ("○", "warn"),
+    "background": ("·", "dim"),
+}
+_LONGEST = 200
+_MOST = 6
+_NAMED = 3
+
+
+def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
+    """The differences, the likeliest explanation first; those that explain nothing only when asked for."""
+    shown = [one for one in found.differences if verbose or one.weight != "background"]
+    if shown:
+        yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
+        yield BLANK
+    for _, group in groupby(shown, key=lambda one: (one.trait, one.weight, one.why)):
+        yield from _group(list(group), verbose=verbose)
+    if shown:
+        yield BLANK
+    if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
+        yield line("doctor names for ", span(bad), ": ", span(listed(causes), "bold"), hang=2)
+    yield from _unseen(found.unseen, {"good": good, "bad": bad}, verbose=verbose)
+    yield _verdict_line(found, hidden=len(found.differences) - len(shown))
+
+
+def _unseen(unseen: Sequence[Unseen], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
+    """What one of the two does not show: which of the two, and why."""
+    groups: dict[tuple[Side, Reason], list[str]] = {}
+    for one in unseen:
+        groups.setdefault((one.side, one.reason), []).append(_what(one, verbose=verbose))
+    for (side, reason), what in groups.items():
+        told = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {listed(what)}"
+        yield line(span(told, "dim"), hang=2)
+
+
+_REASONS: dict[Reason, str] = {
+    "not asked": "nobody asked",
+    "denied": "permission denied",
+    "failed": "the query failed",
+    "timeout": "no answer in time",
+}
+
+
+def _what(one: Unseen, *, verbose: bool) -> str:
+    if not one.names:
+        return one.title
+    names = [name.removeprefix(f"{one.title}: ") for name in one.names]
+    most = len(names) if verbose else _NAMED
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return f"{one.title} ({', '.join((*names[:most], *more))})"
+
+
+def _group(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
+    """What differs for one reason: the reason, and each thing with its value there and here."""
+    first = group[0]
+    mark, style = _MARKS[first.weight]
+    yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
+    rows = group if verbose else group[:_MOST]
+    for one in rows:
+        name = one.name.removeprefix(f"{one.title}: ")
+        yield line("    ", span(name), "  ", span(_short(one.good), "remove"), span(" → ", "dim"),
+                   span(_short(one.bad), "add"), hang=6)  # fmt: skip
+    if (more := len(group) - len(rows)) > 0:
+        yield line(span(f"    and {more} more; -v shows them", "dim"))
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "not there"
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+
+
+def _verdict_line(found: Comparison, *, hidden: int) -> Line:
+    likely = sum(one.weight == "likely" for one in found.differences)
+    more = (
+        f"; {count(hidden, 'other difference')} that explains little: -v shows it"
+        if hidden == 1
+        else (f"; {hidden} others that explain little: -v shows them" if hidden else "")
+    )
+    if not found.matters and not found.tells:
+        missing = listed(found.missing)
+        told = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
+        return line(told, hang=2)
+    if not found.matters:
+        return line(f"no difference explains a fault{more}", hang=2)
+    possible = sum(one.weight == "possible" for one in found.differences)
+    return line(f"{count(likely, 'likely explanation')}, {possible} possible{more}", hang=2)
 
 
 def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     """Ranks the differences of two reports, or of one and this machine."""
-    from gpunode.cli.screen.comparison import comparison_lines
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot
 

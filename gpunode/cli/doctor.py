@@ -138,7 +138,7 @@ def _check_textfile(file: str, named: Sequence[str]) -> None:
 
 
 def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
-    from gpunode.cli.metrics import exposition
+    from gpunode.cli.monitoring import exposition
     from gpunode.host.output import replace
 
     try:

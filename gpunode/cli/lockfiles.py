@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpunode import __version__
 from gpunode.change import FileState
+from gpunode.cli.screen.commands import setup_command
+from gpunode.cli.screen.text import BLANK, Line, line, span
+from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
@@ -90,3 +93,17 @@ def refuse_part(only: Sequence[str]) -> None:
             why=f"with --only {' --only '.join(only)} it would have only those steps' packages",
             hint="leave --only out",
         )
+
+
+def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str], *, renewed: bool) -> Iterator[Line]:
+    """Where the lock is; of one that was there before, what has changed in it."""
+    yield BLANK
+    if renewed and not changed:
+        yield line(MARKS["nothing"], f"{lock.file} holds these versions already", hang=2)
+        return
+    size = count(len(lock.packages), "package")
+    where = f"{lock.distribution} {lock.release}, {lock.architecture}"
+    yield line(MARKS["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
+    for one in changed if renewed else ():
+        yield line(f"    {one.name} {one.before or 'new'} → {one.after or 'gone'}", hang=6)
+    yield line("next: ", span(str(setup_command(argv)), "command"), "  (on every node of this kind)", hang=6)

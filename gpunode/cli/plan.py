@@ -89,7 +89,7 @@ def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writi
     former = former_lock(wanted.lock)
 
     def write(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], screen: Screen) -> Mapping[str, object]:
-        from gpunode.cli.screen.locks import lock_lines
+        from gpunode.cli.lockfiles import lock_lines
         from gpunode.workflow.locking import lock_of
 
         lock = lock_of(recipe, facts, plans, wanted.lock)

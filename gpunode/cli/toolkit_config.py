@@ -18,7 +18,7 @@ from gpunode.errors import UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
-from gpunode.workflow import toolkit_config as workflow
+from gpunode.workflow import edits
 from gpunode.workflow.edits import CtkPlan, shown
 
 _BELOW = "nvidia-container-runtime/config.toml"
@@ -53,14 +53,14 @@ def config(words: Sequence[str], where: Where, how: OutputOptions) -> None:
     desired, place = toolkit.settings(words), checked_root(where.root)
     path = absolute("--config-file", where.file or usual(os.environ, image=place != "/"), place)
     target = path if where.in_place else absolute("--output", where.output, place)
-    _answer("ctk config", lambda host: workflow.configuring(host, path, desired, target), place, target, where, how)
+    _answer("ctk config", lambda host: edits.configure_toolkit(host, path, desired, target), place, target, where, how)
 
 
 def default(where: Where, how: OutputOptions) -> None:
     """Prints the configuration of a new installation, or writes it."""
     place = checked_root(where.root)
     target = absolute("--output", where.output, place)
-    planning = lambda host: workflow.anew(host, target or toolkit.CONFIG)  # noqa: E731
+    planning = lambda host: edits.anew(host, target or toolkit.CONFIG)  # noqa: E731
     _answer("ctk config default", planning, place, target, where, how)
 
 

@@ -14,9 +14,35 @@ from gpunode.facts.model import Fact, Facts, Known, Unit
 from gpunode.host.port import Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.workflow import mig_layouts, mps_clients
+from gpunode.steps.daemons import MPS_SERVICE
+from gpunode.workflow import mig_layouts
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.undo import any_replaced
+
+_RESTART: Final = Trigger("restart", MPS_SERVICE)
+_ITSELF: Final = "nvidia-cuda-mps"
+_SHOWN: Final = 20
+
+
+def refuse_mps_clients(host: Host, changes: Collection[Change], owed: Collection[Trigger] = ()) -> None:
+    """Nothing, unless the daemon would be stopped or restarted while a process has a GPU open.
+
+    Raises:
+        DrainRequired: they are named; which of them are clients, nobody tells without asking the daemon.
+    """
+    services = [change for change in ServiceChange.among(changes) if change.unit == MPS_SERVICE]
+    stops = any(change.before.active and not change.after.active for change in services)
+    if not stops and _RESTART not in (*triggers(changes), *owed):
+        return
+    named = [words for words in host.workloads().gpu if _ITSELF not in words]
+    if named:
+        number = "1 process" if len(named) == 1 else f"{len(named)} processes"
+        raise DrainRequired(
+            f"stopping the MPS daemon would end what computes through it: {number} on the GPUs",
+            why=f"running: {', '.join(named[:_SHOWN])}" + (" …" if len(named) > _SHOWN else ""),
+            hint="end them first, or continue with --allow-disruption",
+        )
+
 
 DOCKER: Final = "docker.service"
 _RESTARTS_DOCKER: Final = Trigger("restart", DOCKER)
@@ -37,7 +63,7 @@ def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: F
     """
     changes = [change for stage in preview for change in stage.changes]
     mig_layouts.refuse_clients(host, changes)
-    mps_clients.refuse_clients(host, changes, owed)
+    refuse_mps_clients(host, changes, owed)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
         refuse_while_running(facts.unit(DOCKER), host)
@@ -61,7 +87,7 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
     if any_replaced(packages, _CONTAINERD_PACKAGES) and workloads.containers:
         raise _drain("take containerd from", "container", workloads.containers)
     mig_layouts.refuse_clients(host, changes)
-    mps_clients.refuse_clients(host, changes, owed)
+    refuse_mps_clients(host, changes, owed)
 
 
 def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger, triggers
+from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger, closed, triggers
 from gpunode.errors import Refused
+from gpunode.facts import os_release
 from gpunode.facts.derive import about_kubelet, about_runtime
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, known
@@ -18,10 +19,11 @@ from gpunode.journal.footprint import FileTrail
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import Runtime as RecipeRuntime
-from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime
-from gpunode.runtimes.found import States, by_looking, contents, packaged_version
+from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime, toolkit
+from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
 from gpunode.runtimes.installations import chosen, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.removal import Recorded, others_in, removed
+from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime_edits
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import Missing, Target, missing, planned_edits
@@ -277,3 +279,48 @@ def shown(plan: CtkPlan) -> tuple[bytes, ...]:
     after = {**contents(plan.present), **changed}
     paths = dict.fromkeys((*(path for path in changed if path != plan.main), plan.main))
     return tuple(content for path in paths if (content := after.get(path)) is not None)
+
+
+_ABOUT = "toolkit configuration"
+_REAL_LDCONFIG = "/sbin/ldconfig.real"
+
+
+def configure_toolkit(host: HostView, path: str, desired: Sequence[Setting], target: str = "") -> CtkPlan:
+    """What makes ``target``, or ``path`` itself, the file at ``path`` with all that is ``desired``.
+
+    Raises:
+        Refused: the file cannot be read or edited; see ``toolkit.configure``.
+        Undetermined: only root may read it.
+    """
+    present = one_by_looking(host.look, path).get(path)
+    content = toolkit.configure(present.content if present else None, desired, machine(host), path)
+    how = "in place" if target in {"", path} else f"made of {path}"
+    return _plan(host, target or path, content, present, how)
+
+
+def anew(host: HostView, target: str) -> CtkPlan:
+    """What makes ``target`` the file that a new installation has.
+
+    Raises:
+        Refused, Undetermined: what is there cannot be read.
+    """
+    return _plan(host, target, toolkit.default(machine(host)).encode(), None, "made anew")
+
+
+def _plan(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:
+    """A file that is new is root's, for no more readers than the one that it is made of, which may hold secrets."""
+    present = one_by_looking(host.look, path)
+    before = present.get(path)
+    after = replace(before or closed(source or FileState(b"")), content=content)
+    changes = () if before == after else (FileChange(path, before, after),)
+    reason = f"{how}; every container start reads it, so no daemon has to"
+    return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)
+
+
+def machine(host: HostView) -> Machine:
+    """What the usual values hang on."""
+    found = (host.look(Probe(path, path=path)) for path in os_release.PATHS)
+    text = next((capture.text for capture in found if capture.outcome == "ok"), "")
+    like = os_release.parse(text).get("ID_LIKE", "").split()
+    real = host.look(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
+    return Machine(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

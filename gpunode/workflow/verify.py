@@ -289,13 +289,13 @@ def _cdi(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
 
 
 def _package_files(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    from gpunode.workflow.package_files import package_file_checks
+    from gpunode.workflow.extra_checks import package_file_checks
 
     return package_file_checks(recipe, facts, host)
 
 
 def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
-    from gpunode.workflow.expectations import expected
+    from gpunode.workflow.extra_checks import expected
 
     return expected(expect, inventory)
 

@@ -55,7 +55,7 @@ from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.toolkit import CONFIG, settings
 from gpunode.steps.daemons import PERSISTENCED
 from gpunode.steps.kernel import BLACKLIST
-from gpunode.workflow import edits, toolkit_config
+from gpunode.workflow import edits
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.transaction import resolve_stage
@@ -654,7 +654,7 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     """What ``gpunode ctk`` would write on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
-        return toolkit_config.configuring(host, given["config_file"] or CONFIG, settings(given["set_"]))
+        return edits.configure_toolkit(host, given["config_file"] or CONFIG, settings(given["set_"]))
     cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
     desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
     return edits.configuring(host, edits.find(host, runtime(given["runtime"]), desired))

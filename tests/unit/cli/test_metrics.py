@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode import __version__
-from gpunode.cli.metrics import exposition
+from gpunode.cli.monitoring import exposition
 from gpunode.diagnoses.model import Diagnosis, Doubt, Finding
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examined, diagnosed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli import npd
+from gpunode.cli import monitoring
 from gpunode.cli.command_exit import CommandExit
 from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.errors import Refused, UsageError
@@ -29,7 +29,7 @@ def checked(examined: Examined | Exception, capsys: pytest.CaptureFixture[str]) 
         return examined
 
     try:
-        npd.check(examine)
+        monitoring.check(examine)
     except CommandExit as answer:
         return answer.exit_code, capsys.readouterr().out
     return 0, capsys.readouterr().out
@@ -52,15 +52,15 @@ def test_what_goes_wrong_here_does_not_blame_the_node(error: Exception, capsys: 
 
 @given(st.text())
 def test_a_message_is_one_line_that_the_detector_does_not_cut(text: str) -> None:
-    shown = npd.line(text)
-    assert len(shown.encode()) <= npd.LONGEST
+    shown = monitoring.line(text)
+    assert len(shown.encode()) <= monitoring.LONGEST
     assert shown.isascii()
     assert not shown or shown.isprintable()
 
 
 def test_it_stands_alone() -> None:
     with pytest.raises(UsageError, match="--npd must be given alone"):
-        npd.plugin(alone=False)
+        monitoring.plugin(alone=False)
 
 
 def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
@@ -68,7 +68,7 @@ def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
     (rule,) = found["rules"]
     assert (found["plugin"], rule["type"]) == ("custom", "permanent")
     assert rule["condition"] in {one["type"] for one in found["conditions"]}
-    assert found["pluginConfig"]["max_output_length"] == npd.LONGEST
+    assert found["pluginConfig"]["max_output_length"] == monitoring.LONGEST
     assert "/usr/local/bin/gpunode doctor --npd" in rule["args"][-1]
     assert {"GPUProblem"} == {one["type"] for one in found["conditions"]}
 

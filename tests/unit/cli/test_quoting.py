@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli.screen.quoting import passage, telling
+from gpunode.cli.screen.doctor import passage, telling
 from gpunode.cli.screen.text import cells, clean
 
 

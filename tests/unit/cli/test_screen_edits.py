@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.screen.edits import done_lines
+from gpunode.cli.configuring import done_lines
 from gpunode.outcome import Planned
 from gpunode.workflow.ctk import CtkVerb, Done
 from gpunode.workflow.edits import CtkPlan

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
-from gpunode.cli.configuring import following_command
-from gpunode.cli.screen.edits import read_again_command
+from gpunode.cli.configuring import following_command, read_again_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe

@@ -9,7 +9,7 @@ from gpunode.errors import DrainRequired
 from gpunode.host.port import Workloads
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.steps.daemons import MPS_SERVICE
-from gpunode.workflow.mps_clients import refuse_clients
+from gpunode.workflow.disruption import refuse_mps_clients
 
 RUNNING, STOPPED = ServiceState(enabled=True, active=True), ServiceState(enabled=False, active=False)
 STOP = ServiceChange(MPS_SERVICE, RUNNING, STOPPED)
@@ -42,9 +42,9 @@ class Busy(RehearsalHost):
 def test_the_daemon_is_not_stopped_under_a_program(change: Change, gpu: tuple[str, ...], is_refused: bool) -> None:
     host = Busy(*gpu)
     if not is_refused:
-        refuse_clients(host, [change])
+        refuse_mps_clients(host, [change])
         return
     with pytest.raises(DrainRequired) as refused:
-        refuse_clients(host, [change])
+        refuse_mps_clients(host, [change])
     assert JOB in refused.value.why
     assert SERVER not in refused.value.why

@@ -17,7 +17,7 @@ from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Expect, Recipe, Runtime
 from gpunode.runtimes import ObservedConfig
-from gpunode.workflow.package_files import package_file_checks
+from gpunode.workflow.extra_checks import package_file_checks
 from gpunode.workflow.verify import Extra, Report, verify
 from tests.unit.steps.machines import machine, recipe, with_driver
 

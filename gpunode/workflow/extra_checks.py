@@ -1,20 +1,51 @@
-"""verify's check that the programs and libraries that GPU work needs are those of their packages."""
+"""Checks that verify makes only where they are asked for: ``[expect]`` of a recipe, and the packages' files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-from gpunode.check import Check
+from gpunode.check import Check, Status
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, known
+from gpunode.facts.nvml import Inventory
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Recipe
+from gpunode.recipe import Expect, Recipe
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.packages import wants_toolkit
 from gpunode.workflow.converge import look
+
+_RESEAT = "replace or reseat the hardware"
+
+
+def expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
+    """What ``[expect]`` states, compared with what NVML tells."""
+    for name, wanted, seen, agrees in _comparisons(expect, inventory):
+        status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
+        detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
+        cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
+        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
+
+
+def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:
+    gpus = inventory.gpus if inventory else ()
+    if expect.gpus is not None:
+        yield "gpus", expect.gpus, len(gpus), len(gpus) == expect.gpus
+    if expect.model:
+        names = sorted({str(gpu.name) for gpu in gpus})
+        yield "model", expect.model, ", ".join(names), bool(names) and all(expect.model in name for name in names)
+    if expect.driver:
+        seen = str(inventory.driver) if inventory else ""
+        yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
+    if expect.memory_mib is not None:
+        sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else 0 for gpu in gpus]
+        yield "memory_mib", f"at least {expect.memory_mib}", sizes, bool(sizes) and min(sizes) >= expect.memory_mib
+    if expect.ecc is not None:
+        modes = [gpu.ecc for gpu in gpus]
+        yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
+
 
 _TITLE = "programs and libraries are those of their packages"
 # What a node's programs reach the driver by: Debian's and NVIDIA's names, and Ubuntu's.

@@ -1,0 +1,137 @@
+"""doctor's verdict for monitoring: metrics for Prometheus, and one line for node-problem-detector.
+
+The metrics are in the text exposition format 0.0.4, which node_exporter's textfile collector reads: names end in their
+unit, and an ``_info`` series carries the version. Of node-problem-detector see pkg/custompluginmonitor: 0 is OK, 1
+NonOK, all else Unknown, and of standard output the first ``max_output_length`` bytes, 80 where nothing else is set,
+become the condition's message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from gpunode import __version__
+from gpunode.cli.command_exit import CommandExit
+from gpunode.command import gpunode
+from gpunode.errors import GpunodeError, UsageError
+
+if TYPE_CHECKING:
+    from gpunode.workflow.doctor import Examined
+
+
+_PREFIX: Final = "gpunode_doctor"
+
+
+def exposition(examined: Examined, finished: float, seconds: float) -> str:
+    """The metrics of one examination.
+
+    Args:
+        examined: what was found.
+        finished: when, in seconds since 1970.
+        seconds: how long it took.
+    """
+    return "".join(f"{line}\n" for line in _lines(examined, finished, seconds))
+
+
+def _lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]:
+    healthy = examined.verdict == "healthy"
+    yield from _gauge("healthy", "Whether the driver works and nothing is wrong with this node.", str(int(healthy)))
+    yield from _head(
+        "finding", "A cause that gpunode doctor found; root: whether nothing else that it found explains it."
+    )
+    for finding in examined.diagnosis.findings:
+        labels = {
+            "cause": finding.cause,
+            "layer": finding.layer,
+            "severity": finding.severity,
+            "root": "false" if finding.explained_by else "true",
+        }
+        yield f"{_PREFIX}_finding{_labels(labels)} 1"
+    yield from _gauge(
+        "unknown", "Faults without a known cause, for lack of evidence.", str(len(examined.diagnosis.unknown))
+    )
+    yield from _gauge(
+        "run_timestamp_seconds", "When gpunode doctor last ran, in seconds since 1970.", f"{finished:.3f}"
+    )
+    yield from _gauge("run_duration_seconds", "How long that run of gpunode doctor took.", f"{seconds:.3f}")
+    yield from _head("info", "The version of gpunode that ran.")
+    yield f"{_PREFIX}_info{_labels({'version': __version__})} 1"
+
+
+def _head(name: str, help_text: str) -> Iterator[str]:
+    escaped = help_text.replace("\\", r"\\").replace("\n", r"\n")
+    yield f"# HELP {_PREFIX}_{name} {escaped}"
+    yield f"# TYPE {_PREFIX}_{name} gauge"
+
+
+def _gauge(name: str, help_text: str, value: str) -> Iterator[str]:
+    yield from _head(name, help_text)
+    yield f"{_PREFIX}_{name} {value}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+Status: TypeAlias = int
+OK: Final = 0
+NON_OK: Final = 1
+UNKNOWN: Final = 2
+LONGEST: Final = 80
+
+
+def plugin(*, alone: bool) -> None:
+    """This machine's verdict; ``alone`` is whether nothing else was asked for, which one line could not tell.
+
+    Raises:
+        UsageError: something was.
+    """
+    if not alone:
+        raise UsageError(
+            "--npd must be given alone", why="node-problem-detector reads one line about this machine",
+            hint=str(gpunode("doctor", "--npd")),
+        )  # fmt: skip
+    from gpunode.cli.doctor import look_around
+    from gpunode.workflow.doctor import diagnosed
+
+    check(lambda: diagnosed(look_around()))
+
+
+def check(examine: Callable[[], Examined]) -> None:
+    """Prints the verdict and ends with its status; a bug of ours is Unknown, too, since 1 would blame the node."""
+    try:
+        status, message = verdict(examine())
+    except GpunodeError as error:
+        status, message = UNKNOWN, f"not examined: {error.what}"
+    except Exception as error:  # its status must not be Python's own 1
+        status, message = UNKNOWN, f"not examined: a bug in gpunode: {type(error).__name__}"
+    from gpunode.cli.screen.printer import standard_output
+
+    standard_output().raw(f"{line(message)}\n")
+    if status:
+        raise CommandExit(status)
+
+
+def verdict(examined: Examined) -> tuple[Status, str]:
+    """The status and the message: the same for the same state, so that the condition changes with it alone."""
+    diagnosis = examined.diagnosis
+    faults = [one for one in diagnosis.roots if one.severity == "error"]
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return NON_OK, f"{faults[0].cause}{more}: {faults[0].title}"
+    if examined.verdict == "unknown":
+        return UNKNOWN, f"undetermined: {diagnosis.unknown[0].question}" if diagnosis.unknown else "undetermined"
+    warned = [one for one in diagnosis.roots if one.severity == "warning"]
+    return OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
+
+
+def line(message: str) -> str:
+    """``message`` as one line of ASCII that is not cut."""
+    plain = " ".join(message.encode("ascii", "replace").decode().split())
+    shown = "".join(char if char.isprintable() else "?" for char in plain)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
