@@ -10,7 +10,7 @@ from typing import Final
 
 import typer
 
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 # What people type first, after the command that they typed it to, and gpunode's command for it.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpunode import __version__
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.report_screen import ReportScreen
 from gpunode.cli.screen.printer import tell_program

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gpunode.change import digest
-from gpunode.cli import runs
+from gpunode.cli import CommandExit, runs
 from gpunode.cli.audit import SCHEMA, summary, whole
-from gpunode.cli.command_exit import CommandExit
 from gpunode.cli.envelope import plain
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError

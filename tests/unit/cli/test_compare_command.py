@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit
 from gpunode.cli.compare import compare
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError

@@ -11,7 +11,7 @@ import typer
 
 from gpunode.change import CONFIGURATION
 from gpunode.cli import toolkit_config
-from gpunode.cli.ctk_config import config_app
+from gpunode.cli.ctk import config_app
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.toolkit_config import Where, config, default, usual
 from gpunode.errors import Refused, UsageError

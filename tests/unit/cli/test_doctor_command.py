@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpunode import diagnoses
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit
 from gpunode.cli.doctor import doctor
 from gpunode.cli.output_options import OutputOptions
 from gpunode.diagnoses import rules

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli import doctor_page
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit, doctor_page
 from gpunode.cli.doctor import doctor
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpunode.cli import CommandExit
 from gpunode.cli import plan as cli
-from gpunode.cli.command_exit import CommandExit
 from gpunode.cli.compose import Wanted
 from gpunode.cli.lockfiles import read_lock
 from gpunode.cli.output_options import OutputOptions

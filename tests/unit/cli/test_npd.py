@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli import monitoring
-from gpunode.cli.command_exit import CommandExit
+from gpunode.cli import CommandExit, monitoring
 from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted

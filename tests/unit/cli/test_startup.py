@@ -73,7 +73,6 @@ def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
         "gpunode",
         "gpunode.cli",
         "gpunode.cli.app",
-        "gpunode.cli.command_exit",
         "gpunode.cli.boundary",
         "gpunode.cli.completing",
         "gpunode.errors",
