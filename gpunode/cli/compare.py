@@ -30,7 +30,7 @@ _NAMED = 3
 
 
 def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
-    """The differences, the likeliest explanation first; those that explain nothing only when asked for."""
+    """Yield the differences, the likeliest explanation first; those that explain nothing with ``verbose``."""
     shown = [one for one in found.differences if verbose or one.weight != "background"]
     if shown:
         yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
@@ -46,7 +46,7 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
 
 
 def _unseen(unseen: Sequence[Unseen], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
-    """What one of the two does not show: which of the two, and why."""
+    """Yield what one of the two does not show, and why."""
     groups: dict[tuple[Side, Reason], list[str]] = {}
     for one in unseen:
         groups.setdefault((one.side, one.reason), []).append(_what(one, verbose=verbose))
@@ -73,7 +73,7 @@ def _what(one: Unseen, *, verbose: bool) -> str:
 
 
 def _group(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
-    """What differs for one reason: the reason, and each thing with its value there and here."""
+    """Yield what differs for one reason: the reason, and each thing with its value there and here."""
     first = group[0]
     mark, style = _MARKS[first.weight]
     yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
@@ -110,7 +110,7 @@ def _verdict_line(found: Comparison, *, hidden: int) -> Line:
 
 
 def compare(good: str, bad: str | None, how: OutputOptions) -> None:
-    """Ranks the differences of two reports, or of one and this machine."""
+    """Rank the differences of two reports, or of one and this machine."""
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot
 
@@ -132,7 +132,7 @@ def compare(good: str, bad: str | None, how: OutputOptions) -> None:
 
 
 def _verdict(found: Comparison) -> tuple[str, int]:
-    """Different, the same, or compared in too little to say that they are."""
+    """Return the status and exit code: different, the same, or too little compared to tell."""
     if found.matters:
         return "different", ChangesPending.exit_code
     return ("ok", 0) if found.tells else (Undetermined.status, Undetermined.exit_code)

@@ -24,12 +24,12 @@ def _how(file: str) -> str:
 
 
 def there_is(file: str) -> bool:
-    """Whether something stands at ``file``."""
+    """Return whether something stands at ``file``."""
     return os.path.lexists(file)
 
 
 def read_lock(file: str) -> VersionLock:
-    """The lock in ``file``.
+    """Return the lock in ``file``.
 
     Raises:
         UsageError: there is no such file, or it cannot be read; LockFileError: it is no lock file.
@@ -46,7 +46,7 @@ def read_lock(file: str) -> VersionLock:
 
 
 def former_lock(file: str) -> VersionLock | None:
-    """The lock that ``file`` holds before it is written; None where there is nothing yet.
+    """Return the lock that ``file`` holds before it is written; None where there is nothing yet.
 
     Raises:
         UsageError: what stands there is no lock file, so it is not written over, or nothing can stand there.
@@ -63,7 +63,7 @@ def former_lock(file: str) -> VersionLock | None:
 
 
 def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ...]:
-    """``lock`` is in its file, whole and on the disk, and what is different in it; untouched when nothing is.
+    """Write ``lock`` to its file, if something differs, and return what does.
 
     Raises:
         UsageError: it cannot be written there; the file is as it was.
@@ -82,7 +82,7 @@ def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ..
 
 
 def refuse_part(only: Sequence[str]) -> None:
-    """Nothing, unless single steps were asked for.
+    """Refuse if single steps were asked for.
 
     Raises:
         UsageError: a lock of some steps would pass for one of the node.
@@ -96,7 +96,7 @@ def refuse_part(only: Sequence[str]) -> None:
 
 
 def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str], *, renewed: bool) -> Iterator[Line]:
-    """Where the lock is; of one that was there before, what has changed in it."""
+    """Yield where the lock is, and what has changed in one that was there before."""
     yield BLANK
     if renewed and not changed:
         yield line(MARKS["nothing"], f"{lock.file} holds these versions already", hang=2)

@@ -24,7 +24,7 @@ _PREFIX: Final = "gpunode_doctor"
 
 
 def exposition(examined: Examined, finished: float, seconds: float) -> str:
-    """The metrics of one examination.
+    """Return the metrics of one examination.
 
     Args:
         examined: what was found.
@@ -86,7 +86,7 @@ LONGEST: Final = 80
 
 
 def plugin(*, alone: bool) -> None:
-    """This machine's verdict; ``alone`` is whether nothing else was asked for, which one line could not tell.
+    """Print this machine's verdict; ``alone`` says whether no other option was given.
 
     Raises:
         UsageError: something was.
@@ -103,7 +103,7 @@ def plugin(*, alone: bool) -> None:
 
 
 def check(examine: Callable[[], Examined]) -> None:
-    """Prints the verdict and ends with its status; a bug of ours is Unknown, too, since 1 would blame the node."""
+    """Print the verdict and end with its status; a bug of gpunode is Unknown, since 1 would blame the node."""
     try:
         status, message = verdict(examine())
     except GpunodeError as error:
@@ -118,7 +118,7 @@ def check(examine: Callable[[], Examined]) -> None:
 
 
 def verdict(examined: Examined) -> tuple[Status, str]:
-    """The status and the message: the same for the same state, so that the condition changes with it alone."""
+    """Return the status and the message, the same for the same state, so that the condition follows it alone."""
     diagnosis = examined.diagnosis
     faults = [one for one in diagnosis.roots if one.severity == "error"]
     if faults:
@@ -131,7 +131,7 @@ def verdict(examined: Examined) -> tuple[Status, str]:
 
 
 def line(message: str) -> str:
-    """``message`` as one line of ASCII that is not cut."""
+    """Return ``message`` as one line of ASCII that is not cut."""
     plain = " ".join(message.encode("ascii", "replace").decode().split())
     shown = "".join(char if char.isprintable() else "?" for char in plain)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."

@@ -64,11 +64,11 @@ class Rancher:
         return f"/etc/rancher/{self.product}/config.yaml.d/99-gpunode.yaml"
 
     def template(self, schema: int) -> str:
-        """The template from which a file of ``schema`` is generated."""
+        """Return the template from which a file of ``schema`` is generated."""
         return f"{self.folder}/config{_suffix(schema)}.toml.tmpl"
 
     def drop_in(self, schema: int) -> str:
-        """Our drop-in beside a generated file of ``schema``."""
+        """Return gpunode's drop-in beside a generated file of ``schema``."""
         return f"{self.folder}/config{_suffix(schema)}.toml.d/{_DROP_IN}"
 
     @property
@@ -77,17 +77,17 @@ class Rancher:
         return frozenset({self.settings, *(at(schema) for schema in (2, 3) for at in (self.template, self.drop_in))})
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-        """Every file that has a say, as far as ``files`` tell."""
+        """Return every file that matters, as far as ``files`` tell."""
         return tuple(
             dict.fromkeys((*containerd_files.reads(files, self._located(files, desired)), *sorted(self.beside)))
         )
 
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
-        """What containerd reads since the last start."""
+        """Return what containerd has read since the last start."""
         return containerd.inspect(files, self._located(files, desired))
 
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        """The edits that register the handler from the next start on; none if it is, or will be, registered.
+        """Return the edits that register the handler from the next start on; none if it is or will be registered.
 
         Raises:
             Refused: a file cannot be read, or what was asked for cannot be had there.
@@ -122,7 +122,7 @@ class Rancher:
         return read(files.get(self.config), self.config)
 
     def _located(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
-        """``desired`` for the generated file, and for the drop-in that it imports."""
+        """Return ``desired`` for the generated file, and for the drop-in that it imports."""
         here = replace(desired, config=self.config, drop_in="", mode="auto", version=None)
         root = self._root(files)
         drop_in = self.drop_in(root.schema)
@@ -132,7 +132,7 @@ class Rancher:
         return replace(here, drop_in=drop_in, version=first_merging(root.schema))
 
     def _unharmed(self, edited: ConfigEdit) -> ConfigEdit:
-        """``edited``, which leaves the generated file alone."""
+        """Return ``edited``, unless it edits the generated file."""
         if any(edit.path == self.config for edit in edited.edits):
             raise Refused(
                 f"this change requires an edit of {self.config}",
@@ -158,7 +158,7 @@ class Rancher:
         )
 
     def _is_found(self, desired: DesiredConfig) -> bool:
-        """Whether the product finds the handler's program by itself, under the same name."""
+        """Return whether the product finds the handler's program by itself, under the same name."""
         program = _FOUND.get(desired.handler)
         folder, _, name = desired.binary.rpartition("/")
         return name == program and folder in _PATH
@@ -192,14 +192,14 @@ class Rancher:
         return ConfigEdit(default, how, notes, how)
 
     def _is_registered(self, present: ObservedConfig, desired: DesiredConfig) -> bool:
-        """Whether the handler is as desired, or as the product found it elsewhere (the GPU Operator's toolkit)."""
+        """Return whether the handler is as desired, or as the product found it elsewhere (the GPU Operator's)."""
         binary = present.handlers.get(desired.handler, "")
         return binary == desired.binary or (
             self._is_found(desired) and posixpath.basename(binary) == _FOUND[desired.handler]
         )
 
     def _default(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
-        """The product's own setting of the default runtime, where that is desired and not so already."""
+        """Yield the product's own setting of the default runtime, where that is desired and not so already."""
         data = files.get(self.settings)
         after = _setting(desired)
         if desired.default and (present is None or present.default != desired.handler) and data != after:
@@ -215,7 +215,7 @@ class Rancher:
             yield f"{self.product} has registered {desired.handler} with {found}, which it found first"
 
     def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-        """The edits that remove what ``configure`` added; runtimes that the product finds by itself stay.
+        """Return the edits that remove what ``configure`` added; what the product finds by itself stays.
 
         Raises:
             Refused: a file cannot be read.
@@ -240,7 +240,7 @@ class Rancher:
 
 
 def _without(path: str, edited: ConfigEdit) -> ConfigEdit:
-    """``edited`` without what it would do to a file that is generated."""
+    """Return ``edited`` without what it would do to a generated file."""
     edits = tuple(edit for edit in edited.edits if edit.path != path)
     return ConfigEdit(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
 

@@ -19,7 +19,7 @@ PERSISTENCED = "nvidia-persistenced.service"
 
 
 def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
-    """The daemon is enabled and runs, once the driver is loaded."""
+    """Plan the daemon enabled, and running once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
         return Planned((), "not requested", asked=False)
     fact = facts.unit(PERSISTENCED)
@@ -78,7 +78,7 @@ _NOT_ISOLATED: Final = (
 
 
 def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
-    """The daemon's unit is there, enabled and runs, once the driver is loaded."""
+    """Plan the daemon's unit, enabled, and running once the driver is loaded."""
     if not recipe.mps.enabled:
         return Planned((), "not requested", asked=False)
     if recipe.kubernetes is not None and recipe.kubernetes.stack != "none":
@@ -128,7 +128,7 @@ _AS_BEFORE: Final = (
 
 
 def unit(*, exclusive: bool) -> bytes:
-    """The daemon's unit; ``exclusive`` keeps processes that know nothing of MPS off the GPUs while it runs."""
+    """Return the daemon's unit; ``exclusive`` keeps processes without MPS off the GPUs while it runs."""
     mode, after = (_EXCLUSIVE, _AS_BEFORE) if exclusive else ("", "")
     return f"""# Written by gpunode: programs share the GPUs through CUDA's Multi-Process Service.
 [Unit]

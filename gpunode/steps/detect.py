@@ -72,7 +72,7 @@ _LOOKED = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Names the GPUs; refuses what cannot have a driver where one is asked for, and a lock of other systems."""
+    """Name the GPUs; refuse what cannot have a driver where one is asked for, and a lock of other systems."""
     if recipe.lock is not None and (refused := _other_system(recipe.lock, facts)):
         return refused
     if known(facts.provider, None):
@@ -81,7 +81,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _of_provider(recipe: Recipe, facts: Facts) -> Outcome:
-    """On a node whose host a provider builds."""
+    """Plan for a node whose host a provider builds."""
     from gpunode.steps.managed import left_alone, replaced  # loaded on use: few nodes have one
 
     found = left_alone(facts) or _of_owner(recipe, facts)
@@ -112,7 +112,7 @@ def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _unmet(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
-    """What of ``[expect]`` the PCI bus already contradicts; verify compares the rest with what the driver tells."""
+    """Yield what of ``[expect]`` the PCI bus already contradicts; verify compares the rest."""
     names = sorted({lookup(device.device).name for device in usable if lookup(device.device).listed})
     found = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
     if expect.gpus not in {None, len(usable)}:
@@ -122,7 +122,7 @@ def _unmet(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
 
 
 def _without_driver(facts: Facts) -> Planned:
-    """Toolkit and runtime need no GPU: a node is prepared before its driver or its card is there."""
+    """Plan without a GPU: a node may be prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
         devices = facts.devices.value
         return Planned((), _describe(usable) + _not_ours(devices), (*_notes(devices, facts), *_named_by_mistake(facts)))
@@ -133,7 +133,7 @@ def _without_driver(facts: Facts) -> Planned:
 
 
 def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
-    """The refusal of a lock whose versions are those of another distribution, release or architecture."""
+    """Return the refusal of a lock whose versions are of another distribution, release or architecture."""
     distro = need(facts.distro, "which distribution this is")
     here = (distro.id, distro.version_id, need(facts.architecture, "the architecture of this system"))
     there = (lock.distribution, lock.release, lock.architecture)
@@ -147,7 +147,7 @@ def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
 
 
 def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
-    """The distribution's family, which the driver needs; without a driver any relative of Debian will do."""
+    """Check the distribution's family, which the driver needs; without one any relative of Debian will do."""
     if wants_driver(recipe, facts):
         return family_of(facts)
     distro = need(facts.distro, "which distribution this is")
@@ -162,7 +162,7 @@ def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
 
 
 def _guest(recipe: Recipe, platform: Platform) -> Outcome:
-    """A container, WSL2 or Jetson: the kernel driver comes from elsewhere, only configuration can be done."""
+    """Plan for a container, WSL2 or Jetson, whose kernel driver comes from elsewhere."""
     names = {"container": "a container", "wsl2": "WSL2", "jetson": "a Jetson"}
     where = names[platform.kind]
     owner = {
@@ -198,7 +198,7 @@ def _no_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Ref
 
 
 def _without_gpu(recipe: Recipe) -> Iterator[str]:
-    """What to do about a missing GPU, and what works without one."""
+    """Yield what to do about a missing GPU, and what works without one."""
     yield "if this machine has a GPU, check that it is seated and powered, and that the firmware lists it"
     yield "without a GPU, gpunode can still prepare toolkit and runtime: add --driver none to the same command"
     if recipe.runtime.name != "none":
@@ -208,7 +208,7 @@ def _without_gpu(recipe: Recipe) -> Iterator[str]:
 
 
 def _not_ours(devices: tuple[PciDevice, ...]) -> str:
-    """The GPUs of other makers, which are named and left alone."""
+    """Return the GPUs of other makers, which are named and left alone."""
     others = [f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in other_gpus(devices)]
     return f"; not NVIDIA's: {', '.join(others)}" if others else ""
 

@@ -25,20 +25,20 @@ from gpunode.steps.installed_driver import (
     why_manual,
 )
 from gpunode.steps.kernel import is_loaded
-from gpunode.steps.packages import astray, beside_driver, held_elsewhere, wanted_state
+from gpunode.steps.packages import driver_dependencies, refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.selection import (
     WantedDriver,
-    apart_from,
     built_for_ubuntu,
     kept_version,
+    mismatched_packages,
     modules_version,
-    moved_along,
+    tools_of_mismatched,
     wanted_driver,
 )
 
 
 def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
-    """Driver packages of any other branch are not candidates; a pinning package that agrees is respected.
+    """Plan the pin that makes packages of other branches no candidates; leave a pinning package that agrees.
 
     NVIDIA's pinning package cannot be installed together with the driver: pins are read before a transaction starts, so
     the newest branch would be taken.
@@ -69,7 +69,7 @@ def _held(branch: int, exact: str) -> str:
 
 
 def _agree(pinned: str, chosen: Choice) -> bool:
-    """Whether both leave some version: one is the other, or the branch of it."""
+    """Return whether both leave some version: one is the other, or the branch of it."""
     wanted = chosen.exact or str(chosen.branch)
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
 
@@ -86,7 +86,7 @@ _RUN_INSTALLER = Refusal(
 
 
 def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
-    """Purges exactly the installed driver packages of another version; never a pattern, never the toolkit.
+    """Plan the purge of exactly the installed driver packages of another version: no pattern, not the toolkit.
 
     Each has its reason, see ``purge_reason``: a package that builds the same kernel module, or works with one version
     of it alone. What leaves because it needs one of these, or conflicts with what comes, the package manager says.
@@ -103,9 +103,9 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     if leftovers:
         return leftovers
     chosen = driver.chosen
-    installed, strays = installed_driver_packages(facts), apart_from(recipe, facts, driver)
+    installed, strays = installed_driver_packages(facts), mismatched_packages(recipe, facts, driver)
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
-    kept = {*driver.packages(recipe), *beside_driver(recipe), *strays, *moved_along(strays, installed)}
+    kept = {*driver.packages(recipe), *driver_dependencies(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
     kept.add(driver.rival)
     old = {
@@ -144,13 +144,13 @@ def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
 
 
 def _is_helper(package: PackageId, state: PackageState) -> bool:
-    """Whether a package goes where it is of no use, and only the package manager knows whether it is."""
+    """Return whether a package goes where it is of no use, and only the package manager knows whether it is."""
     is_relation = purge_reason(package.name, state.version) == "relation"
     return is_relation and not state.config_files_only and not package.name.startswith(STANDS_ALONE)
 
 
 def _is_other(name: str, version: str, chosen: Choice) -> bool:
-    """Whether a package is of another driver version and cannot stand beside the chosen one."""
+    """Return whether a package is of another driver version and cannot stand beside the chosen one."""
     if name in BY_THEMSELVES and branch_of(version) == chosen.branch:
         return False
     return purge_reason(name, version) not in {None, "relation"} and not version_matches(version, prefix(chosen))
@@ -172,7 +172,7 @@ _SIGNATURES = (
 
 
 def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
-    """Every driver package of the scope is installed in the chosen branch; a satisfied one is not upgraded unasked."""
+    """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only when asked."""
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -180,17 +180,17 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     names = driver.packages(recipe)
     missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
-    strays = apart_from(recipe, facts, driver)
-    along = moved_along(strays, packages)
+    strays = mismatched_packages(recipe, facts, driver)
+    along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one in names or one.name in BY_THEMSELVES]
     # With a lock also what came along with them, each in its own version.
-    locked = astray(recipe, packages, beside_driver(recipe))
+    locked = unlocked_versions(recipe, packages, driver_dependencies(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return held_elsewhere(facts, held, f"driver {prefix(chosen)}*")
+        return refusal_of_hold(facts, held, f"driver {prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
     away = tuple(system(facts).diverted(facts, _FILES))
     marked = set_manual(packages, (name for name in names if name not in wanted))
@@ -215,7 +215,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _apart(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
-    """Why what has strayed is brought back."""
+    """Return why packages of another version are brought back."""
     first = f"{strays[0]} is {upstream(packages[strays[0]].version)}"
     others = f", and {len(strays) - 1} more are not" if strays[1:] else ""
     return f"{first}{others} of the installed driver, which is {version}: all must have the same version"
@@ -228,14 +228,14 @@ def _after(
     before: PackageState | None,
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
-    """The state to bring about; what came along as a dependency goes on counting as one."""
+    """Return the state to bring about; a dependency goes on counting as one."""
     came_along = before is not None and before.auto and not before.config_files_only
     auto = came_along and package not in driver.packages(recipe)
     return replace(wanted_state(recipe, package, otherwise), auto=auto)
 
 
 def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
-    """A warning when the libraries change under a loaded module of another version."""
+    """Return a warning when the libraries change under a loaded module of another version."""
     loaded = known(facts.loaded_driver, None)
     if loaded is None or is_loaded(loaded, chosen):
         return ()
@@ -243,7 +243,7 @@ def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
 
 
 def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
-    """A warning when modules that DKMS builds take the place of those that a distribution has signed."""
+    """Return a warning when modules that DKMS builds replace those that a distribution has signed."""
     dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
     has_dkms = matches(known(facts.packages, {}).get(dkms_package), "")
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
@@ -256,7 +256,7 @@ def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
 
 
 def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
-    """A warning when a display may hang on a card that gets a driver without display libraries."""
+    """Return a warning when a display may hang on a card that gets a driver without display libraries."""
     if recipe.driver.scope == "full":
         return ()
     packages = known(facts.packages, {})

@@ -16,7 +16,7 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import MACHINE, matches, preexisting_driver, set_manual, why_manual
 from gpunode.steps.kernel import MODULE_LOAD
-from gpunode.steps.packages import astray, held_elsewhere, wanted_state
+from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.selection import WantedDriver, not_locked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
@@ -162,9 +162,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
         return not_locked(recipe.lock, unknown[0])
     missing = asked if recipe.upgrade else tuple(one for one in asked if not matches(packages.get(one), ""))
-    strays = astray(recipe, packages, asked)
+    strays = unlocked_versions(recipe, packages, asked)
     if recipe.lock and (held := [one for one in strays if packages[one].held]):
-        return held_elsewhere(facts, held, recipe.lock.file)
+        return refusal_of_hold(facts, held, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(

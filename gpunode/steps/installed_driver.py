@@ -26,12 +26,12 @@ MACHINE = "whether this is bare metal, a virtual machine or a container, in whic
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
-    """Whether the driver is gpunode's to install here: the recipe asks for it, and the kernel is this machine's own."""
+    """Return whether the driver is gpunode's to install: the recipe asks for it, and the kernel is this machine's."""
     return recipe.driver.version != "none" and need(facts.platform, MACHINE).owns_kernel
 
 
 def family_of(facts: Facts) -> Family | Refusal:
-    """The distribution's family, or why gpunode does not work on it."""
+    """Return the distribution's family, or why gpunode does not work on it."""
     distro = need(facts.distro, "which distribution this is")
     found = family(distro)
     if found is None:
@@ -77,7 +77,7 @@ class PreexistingDriver:
 
 
 def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None:
-    """The driver of somebody else's packages that works, is maintained and drives every GPU; nobody asked for another.
+    """Return the driver of somebody else's packages, if it works, is maintained and drives every GPU.
 
     Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
     modules whose key the firmware may not know.
@@ -111,7 +111,7 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
 
 
 def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
-    """What the loaded driver is as a choice, if it drives all GPUs and is what the recipe asks for."""
+    """Return the loaded driver as a choice, if it drives all GPUs and is what the recipe asks for."""
     devices = known(facts.devices, ())
     if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
         return None
@@ -129,7 +129,7 @@ def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour
 
 
 def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
-    """The one version of the installed driver, its libraries included; empty where there are none, or two versions."""
+    """Return the one version of the installed driver and its libraries; empty for none, or for two."""
     found = {
         package: version
         for package in driver_packages(packages)
@@ -144,14 +144,14 @@ def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
 
 
 def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
-    """Of each module of ``version`` for the running kernel, whether DKMS built it."""
+    """Return of each module of ``version`` for the running kernel whether DKMS built it."""
     running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
     files = (file for file in known(facts.module_files, ()) if file.kernel == running)
     return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
 
 
 def pinned_by_package(packages: Mapping[PackageId, PackageState]) -> str:
-    """The branch or version that NVIDIA's pinning package holds; empty when none is installed."""
+    """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
     names = sorted(package.name for package in packages if matches(packages[package], ""))
     return next(
         (n.removeprefix(PINNING) for n in names if n.startswith(f"{PINNING}") and n[len(PINNING)].isdigit()), ""
@@ -159,17 +159,17 @@ def pinned_by_package(packages: Mapping[PackageId, PackageState]) -> str:
 
 
 def flavours(recipe: Recipe) -> tuple[Flavour, ...]:
-    """The flavours of kernel modules that the recipe allows, the preferred one first."""
+    """Return the flavours of kernel modules that the recipe allows, the preferred one first."""
     return ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
 
 
 def builds_modules(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
-    """Whether the package that builds the kernel modules is installed in the chosen version."""
+    """Return whether the package that builds the kernel modules is installed in the chosen version."""
     return matches(known(facts.packages, {}).get(PackageId(dkms_package)), prefix(chosen))
 
 
 def is_maintained(number: int) -> bool:
-    """Whether NVIDIA still publishes drivers of the branch."""
+    """Return whether NVIDIA still publishes drivers of the branch."""
     row = branches.find(number)
     return row is not None and row.active
 
@@ -184,7 +184,7 @@ def is_of_kind(number: int, wanted: str) -> bool:
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
-    """Every package of any driver that is on the node, the residue of removed ones included."""
+    """Return every package of any driver on the node, the residue of removed ones included."""
     packages = need(facts.packages, "which packages are installed")
     return {package: packages[package] for package in sorted(driver_packages(packages))}
 
@@ -216,20 +216,20 @@ def packages_with(
 
 
 def installed_branches(facts: Facts) -> tuple[int, ...]:
-    """The branches that installed driver packages are of, newest first."""
+    """Return the branches of the installed driver packages, newest first."""
     states = installed_driver_packages(facts).values()
     found = {branch_of(state.version) for state in states if not state.config_files_only} - {0}
     return tuple(sorted(found, reverse=True))
 
 
 def branch_of(version: str) -> int:
-    """The driver branch that a package version is of; 0 when the package has versions of its own."""
+    """Return the driver branch of a package version; 0 when the package has versions of its own."""
     match = _DRIVER_VERSION.match(without_epoch(version))
     return int(match[1]) if match else 0
 
 
 def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
-    """Whether every package of the chosen driver is installed, in the chosen version."""
+    """Return whether every package of the chosen driver is installed, in the chosen version."""
     found = family_of(facts)
     if isinstance(found, Refusal):
         return False
@@ -239,27 +239,27 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
 
 
 def prefix(chosen: Choice) -> str:
-    """What the version of each driver package starts with, epoch left out."""
+    """Return the start of the version of each driver package, without its epoch."""
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
 
 
 def is_version_of(version: str, chosen: Choice) -> bool:
-    """Whether a driver's own version (``580.95.05``) is the chosen one; of a prebuilt module it is the branch alone."""
+    """Return whether a driver's version (``580.95.05``) is the chosen one; for prebuilt modules the branch counts."""
     return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
 
 
 def matches(state: PackageState | None, wanted: str) -> bool:
-    """Whether a package is installed in a version that starts with ``wanted``."""
+    """Return whether a package is installed in a version that starts with ``wanted``."""
     return state is not None and not state.config_files_only and version_matches(state.version, wanted)
 
 
 def version_matches(version: str, wanted: str) -> bool:
-    """Whether a package version starts with ``wanted``, its epoch left out."""
+    """Return whether a package version starts with ``wanted``, without its epoch."""
     return without_epoch(version).startswith(wanted)
 
 
 def set_manual(packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]) -> tuple[PackageChange, ...]:
-    """Marks as manually installed those of ``asked`` that are installed and marked as automatic."""
+    """Return changes that mark those of ``asked`` as manual which are installed and marked as automatic."""
     states = ((package, packages.get(package)) for package in asked)
     return tuple(
         PackageChange(package, state, replace(state, auto=False))
@@ -269,6 +269,6 @@ def set_manual(packages: Mapping[PackageId, PackageState], asked: Iterable[Packa
 
 
 def why_manual(marked: Iterable[PackageChange], facts: Facts) -> str:
-    """Why marks change."""
+    """Return why marks change."""
     names = ", ".join(str(change.id) for change in marked)
     return f"{system(facts).autoremove} may remove {names}, marked as automatically installed"

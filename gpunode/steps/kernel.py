@@ -41,7 +41,7 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
 
 
 def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
-    """DKMS finds a build tree for every kernel that must have the driver, and for those that upgrades bring."""
+    """Plan the headers of every kernel that must have the driver, for DKMS, and of those that upgrades bring."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
@@ -240,7 +240,7 @@ options nouveau modeset=0
 
 
 def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
-    """Keeps nouveau and nova off the card, in the initramfs too."""
+    """Plan the file that keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     notes = hazards(facts)
@@ -267,7 +267,7 @@ NOUVEAU = Step(
 
 
 def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
-    """A module of the chosen version is on disk for every kernel that must have one.
+    """Plan a module of the chosen version on disk for every kernel that must have one.
 
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
     what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
@@ -289,7 +289,7 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _kept(preexisting: PreexistingDriver, facts: Facts) -> Planned:
-    """Nothing is built for a driver that stays as it is; a kernel that it lacks is told."""
+    """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
     # Of a prebuilt module the branch alone is known.
     wanted = need(facts.kernels, "which kernels are installed")
     lacking = missing_for(replace(preexisting.chosen, exact=""), wanted, facts)
@@ -308,19 +308,19 @@ def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 
 
 def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
-    """The wanted kernels for which no module of the chosen driver is on disk."""
+    """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
     built = {file.kernel for file in files if _is_of(file, chosen)}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
 def _is_of(file: ModuleFile, chosen: Choice) -> bool:
-    """Whether a module is of the chosen driver; one without a version proves that only where DKMS put it."""
+    """Return whether a module is of the chosen driver; without a version, only one that DKMS put there is."""
     return is_version_of(file.version, chosen) if file.version else file.dkms
 
 
 def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
-    """The installed module is the loaded one; where only a reboot can change it, the answer is to wait for one."""
+    """Plan the installed module as the loaded one; wait for a reboot where only that can change it."""
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
         versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
         return Waits("reboot", f"the kernel still runs driver {versions}")
@@ -339,7 +339,7 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
-    """The loaded driver is the installed one, not just of its branch: libraries work with a module of their version."""
+    """Compare the loaded driver with the installed one by version: libraries work with a module of theirs alone."""
     flavour = "open" if loaded.open_module else "proprietary"
     if is_loaded(loaded, chosen) and installed in {"", loaded.version}:
         return Planned((), f"driver {loaded.version}, {flavour} modules, is loaded")
@@ -349,7 +349,7 @@ def _loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
 
 
 def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
-    """Whether the running kernel has the chosen driver, in version and flavour."""
+    """Return whether the running kernel has the chosen driver, in version and flavour."""
     if loaded is None or not is_version_of(loaded.version, chosen):
         return False
     return loaded.open_module == (chosen.flavour == "open")

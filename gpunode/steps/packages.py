@@ -31,7 +31,7 @@ from gpunode.steps.selection import WantedDriver, installed_version, wanted_driv
 
 
 def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
-    """Plans what makes every package whole, where a change of packages was stopped in its middle."""
+    """Plan what makes every package whole, where a change of packages was stopped in its middle."""
     del recipe
     if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
         return Planned((), "no change of packages was interrupted")
@@ -43,7 +43,7 @@ REPAIR = Step("repair", "package database", "sources", plan_repair)
 
 
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
-    """The CUDA repository of this distribution is enabled, signed by the key with the pinned fingerprint."""
+    """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
@@ -73,7 +73,7 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
-    """The container toolkit's repository is enabled, signed by the key with the pinned fingerprint."""
+    """Plan the container toolkit's repository, signed by the key with the pinned fingerprint."""
     if not wants_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
@@ -84,7 +84,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def wants_toolkit(recipe: Recipe) -> bool:
-    """Whether the container toolkit is gpunode's to install."""
+    """Return whether the container toolkit is gpunode's to install."""
     return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
 
 
@@ -95,22 +95,22 @@ TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources",
 
 
 def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter) -> PackageState | KnownAfter:
-    """What ``package`` is to be: of the locked version, or as it would be without a lock."""
+    """Return the state of ``package`` in the locked version, or ``otherwise`` without a lock."""
     version = recipe.lock.packages.get(package) if recipe.lock else None
     return PackageState(version) if version else otherwise
 
 
-def astray(
+def unlocked_versions(
     recipe: Recipe, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
 ) -> tuple[PackageId, ...]:
-    """Those of ``asked`` that are installed in another version than the lock holds."""
+    """Return those of ``asked`` that are installed in another version than the lock holds."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
     there = (one for one in asked if one in locked and matches(packages.get(one), ""))
     return tuple(one for one in there if packages[one].version != locked[one])
 
 
-def beside_driver(recipe: Recipe) -> tuple[PackageId, ...]:
-    """The locked packages of no other step: the driver, and what came along with it."""
+def driver_dependencies(recipe: Recipe) -> tuple[PackageId, ...]:
+    """Return the locked packages of no other step: the driver, and its dependencies."""
     from gpunode.steps.table import STEPS  # which imports this module's users
 
     owners = [step.packages.owns for step in STEPS if step.packages]
@@ -118,8 +118,8 @@ def beside_driver(recipe: Recipe) -> tuple[PackageId, ...]:
     return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
 
 
-def held_elsewhere(facts: Facts, packages: Iterable[PackageId], asks: str) -> Refusal:
-    """The refusal of packages that somebody holds at a version that is not the wanted one."""
+def refusal_of_hold(facts: Facts, packages: Iterable[PackageId], asks: str) -> Refusal:
+    """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
         what=f"{', '.join(map(str, listed))} is held, and {asks} asks for another version",
@@ -161,7 +161,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
     if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
-        return held_elsewhere(facts, held, f"{missing[0].needed_by}")
+        return refusal_of_hold(facts, held, f"{missing[0].needed_by}")
     changes = tuple(
         PackageChange(one.package, packages.get(one.package), _after(recipe, facts, chosen, one)) for one in missing
     )

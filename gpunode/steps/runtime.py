@@ -34,14 +34,14 @@ from gpunode.runtimes.found import States, contents, in_facts, packaged_version
 from gpunode.runtimes.installations import Chosen, chosen, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.pod_cdi import is_switched_on_by_setup, reads_cdi, why_unread
 from gpunode.steps.installed_driver import matches, set_manual, why_manual
-from gpunode.steps.packages import astray, held_elsewhere, wanted_state
+from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
 from gpunode.steps.runtime_edits import Target, configuring, missing, refuse_default
 from gpunode.steps.selection import not_locked
 from gpunode.steps.toolkit import CONFIG
 
 
 def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
-    """Some package that provides the runtime is installed."""
+    """Plan a package that provides the runtime."""
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
@@ -61,7 +61,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]) -> Outcome:
-    """The distribution's package of a runtime that is not here."""
+    """Plan the distribution's package of a runtime that is not here."""
     if _has_kind(recipe) and known(facts.rootless_docker, default=False):
         return _rootless(facts)
     if row.from_elsewhere:
@@ -101,15 +101,15 @@ def _has_kind(recipe: Recipe) -> bool:
 
 
 def _installed(recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]) -> Outcome:
-    """The package that provides the runtime, in the locked version where there is one."""
+    """Return the package that provides the runtime, in the locked version where there is one."""
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
         return not_locked(lock, package)
-    if lock is None or not astray(recipe, packages, (package,)):
+    if lock is None or not unlocked_versions(recipe, packages, (package,)):
         marked, installed = set_manual(packages, (package,)), f"{package} {present.version} is installed"
         return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed)
     if present.held:
-        return held_elsewhere(facts, (package,), lock.file)
+        return refusal_of_hold(facts, (package,), lock.file)
     after = wanted_state(recipe, package, KnownAfter(why="runtime"))
     return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
 
@@ -137,7 +137,7 @@ _TOOLKITS = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 
 
 def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
-    """The runtime's files register NVIDIA's handler; its own parser has the last word before they are used."""
+    """Plan the runtime's files with NVIDIA's handler; its own parser checks them before they are used."""
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
@@ -148,7 +148,7 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:
-    """``planned``, and the toolkit's own file as the recipe wants it."""
+    """Return ``planned`` with the toolkit's own file as the recipe wants it."""
     if isinstance(planned, Refusal) or recipe.toolkit.volume_mounts is None:
         return planned
     from gpunode.steps import toolkit_config  # loaded on use: few recipes ask for it
@@ -196,7 +196,7 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
 
 
 def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
-    """That NVIDIA's runtime is the default although the recipe does not say so."""
+    """Return a note that NVIDIA's runtime is the default although the recipe does not say so."""
     desired = DesiredConfig()
     if recipe.runtime.default is not None or row.inspect(contents(present), desired).default != desired.handler:
         return ()
@@ -234,7 +234,7 @@ def _needs_class(recipe: Recipe, row: Runtime, found: ObservedConfig, desired: D
 
 
 def _closed(target: Target, planned: Planned) -> Planned:
-    """``planned``, and nobody but root may write to what says which programs root runs for a container."""
+    """Return ``planned`` with files that name programs for root to run closed to other writers."""
     row, facts, present = target.row, target.facts, target.present
     own = [path for path in (*present, *_TOOLKITS) if path in row.own_files or path in _TOOLKITS]
     found = {change.path: change for change in closing(facts, own)}
@@ -263,7 +263,7 @@ def _closed_change(change: Change) -> Change:
 
 
 def _lacks_program(facts: Facts) -> bool:
-    """Whether the program that the runtime is told to run is not there, and no step before brings it."""
+    """Return whether the program of the runtime is missing, and no step before brings it."""
     if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
         return False
     packages = known(facts.packages, {})
@@ -280,7 +280,7 @@ def _not_startable(row: Runtime, facts: Facts) -> tuple[str, ...]:
 
 
 def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
-    """That the recipe wants another cgroup driver than the kubelet has."""
+    """Return a note that the recipe wants another cgroup driver than the kubelet has."""
     kubelet = kubelet_using(row, facts)
     if recipe.runtime.cgroup != "systemd" or kubelet is None or row.product or kubelet.cgroup_driver != "cgroupfs":
         return ()
@@ -300,7 +300,7 @@ def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
 
 
 def _deferred(row: Runtime, fact: Unknown) -> Planned:
-    """The package that is about to be installed brings the file, so what it will hold is known after that."""
+    """Plan a file whose content is known after the package that brings it is installed."""
     promise = Deferred("the package's file, with NVIDIA's runtime added", f"{row.packages[0]} is installed")
     reason = f"{row.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
     if holds(fact, promise):

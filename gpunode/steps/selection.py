@@ -260,7 +260,7 @@ def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...
     )
 
 
-def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
+def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
     """The installed packages of the driver that are not, or will not be, of the version of its kernel modules.
 
     They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
@@ -276,7 +276,9 @@ def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[Pack
     return tuple(one for one in fitting if one != driver.rival)
 
 
-def moved_along(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState]) -> tuple[PackageId, ...]:
+def tools_of_mismatched(
+    strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState]
+) -> tuple[PackageId, ...]:
     """The tools that came with what has strayed, in its version: NVIDIA's packages want them in their own."""
     theirs = {upstream(packages[package].version) for package in strays}
     installed = ((one, packages[one]) for one in map(PackageId, sorted(BY_THEMSELVES)) if one in packages)

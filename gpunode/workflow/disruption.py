@@ -25,7 +25,7 @@ _SHOWN: Final = 20
 
 
 def refuse_mps_clients(host: Host, changes: Collection[Change], owed: Collection[Trigger] = ()) -> None:
-    """Nothing, unless the daemon would be stopped or restarted while a process has a GPU open.
+    """Refuse if the daemon would be stopped or restarted while a process has a GPU open.
 
     Raises:
         DrainRequired: they are named; which of them are clients, nobody tells without asking the daemon.
@@ -55,7 +55,7 @@ _OTHERWISE: Final = "continue with --allow-disruption"
 
 
 def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
-    """Nothing, unless the plan or what is owed would stop work.
+    """Refuse if the plan or a pending trigger would stop running workloads.
 
     Raises:
         DrainRequired: it is named.
@@ -70,7 +70,7 @@ def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: F
 
 
 def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker: Fact[Unit], host: Host) -> None:
-    """Nothing, unless ``changes`` or what is ``owed`` would stop work, or take the driver from what uses a GPU.
+    """Refuse if ``changes`` or the triggers ``owed`` would stop workloads, or take their driver away.
 
     Raises:
         DrainRequired: it is named.

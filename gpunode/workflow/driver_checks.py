@@ -16,7 +16,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import matches, packages_with
-from gpunode.steps.selection import WantedDriver, apart_from, wanted_driver
+from gpunode.steps.selection import WantedDriver, mismatched_packages, wanted_driver
 
 _LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 
@@ -88,7 +88,7 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
     for problem in problems:
         yield Check("versions", title, "failed", problem.what, problem.hint)
     # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
-    strays = apart_from(replace(recipe, upgrade=False), facts, driver) if driver else ()
+    strays = mismatched_packages(replace(recipe, upgrade=False), facts, driver) if driver else ()
     for stray in strays:
         what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
         yield Check("versions", title, "failed", what, "bring it to the driver's version:\nsudo gpunode setup")

@@ -286,7 +286,7 @@ _REAL_LDCONFIG = "/sbin/ldconfig.real"
 
 
 def configure_toolkit(host: HostView, path: str, desired: Sequence[Setting], target: str = "") -> CtkPlan:
-    """What makes ``target``, or ``path`` itself, the file at ``path`` with all that is ``desired``.
+    """Plan ``target``, or ``path`` itself, as the file at ``path`` with all that is ``desired``.
 
     Raises:
         Refused: the file cannot be read or edited; see ``toolkit.configure``.
@@ -299,7 +299,7 @@ def configure_toolkit(host: HostView, path: str, desired: Sequence[Setting], tar
 
 
 def anew(host: HostView, target: str) -> CtkPlan:
-    """What makes ``target`` the file that a new installation has.
+    """Plan ``target`` as the file that a new installation has.
 
     Raises:
         Refused, Undetermined: what is there cannot be read.
@@ -308,7 +308,7 @@ def anew(host: HostView, target: str) -> CtkPlan:
 
 
 def _plan(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:
-    """A file that is new is root's, for no more readers than the one that it is made of, which may hold secrets."""
+    """Plan a file; a new one is root's, with no more readers than its source, which may hold secrets."""
     present = one_by_looking(host.look, path)
     before = present.get(path)
     after = replace(before or closed(source or FileState(b"")), content=content)
@@ -318,7 +318,7 @@ def _plan(host: HostView, path: str, content: bytes, source: FileState | None, h
 
 
 def machine(host: HostView) -> Machine:
-    """What the usual values hang on."""
+    """Return what the default values depend on."""
     found = (host.look(Probe(path, path=path)) for path in os_release.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
     like = os_release.parse(text).get("ID_LIKE", "").split()

@@ -277,5 +277,5 @@ class _SetupRun:
 
 
 def _is_unsettled(change: object) -> bool:
-    """Whether a stage's end leaves a change open: what a package brings, and a daemon that reads at the run's end."""
+    """Return whether a stage's end leaves a change open: a package's file, or a daemon's restart."""
     return isinstance(change, FileChange) and (isinstance(change.after, Deferred) or change.before == change.after)

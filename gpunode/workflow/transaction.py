@@ -168,7 +168,7 @@ def _lost(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageI
 
 
 def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
-    """Driver packages that come along as dependencies and are of a branch that no step chose."""
+    """Yield driver packages that come along as dependencies and are of a branch that no step chose."""
     wanted = set(_branches(brings))
     drivers = driver_packages(action.id for action in simulation.actions if action.verb == "install")
     for action in simulation.actions:
@@ -180,7 +180,7 @@ def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) 
 
 
 def _unlike(simulation: Simulation, locked: Mapping[PackageId, str]) -> dict[PackageId, str]:
-    """The locked packages that would be installed in another version, with that version."""
+    """Return the locked packages that would be installed in another version, with that version."""
     return {
         action.id: action.version
         for action in simulation.actions
@@ -199,7 +199,7 @@ def _is_automatic(before: PackageState | None) -> bool:
 
 
 def _branches(brings: Sequence[PackageChange]) -> Iterator[int]:
-    """The driver branches that steps chose: of a prefix, or of an exact version."""
+    """Yield the driver branches that steps chose: of a prefix, or of an exact version."""
     exact = driver_packages(change.id for change in brings if isinstance(change.after, PackageState))
     for change in brings:
         if isinstance(change.after, KnownAfter) and change.after.why == "driver":
@@ -211,7 +211,7 @@ def _branches(brings: Sequence[PackageChange]) -> Iterator[int]:
 def _parts_of_old(
     simulation: Simulation, installed: Mapping[PackageId, PackageState], meant: Sequence[PackageChange]
 ) -> list[PackageChange]:
-    """Removals of the old driver's helpers that have versions of their own: they may leave with it, none is named."""
+    """Return removals of the old driver's helpers with versions of their own, which may leave with it."""
     leaving = {action.id for action in simulation.actions if action.verb != "install"}
     named = {change.id for change in meant}
     return [PackageChange(one, installed.get(one), None) for one in sorted(driver_packages(leaving) - named)]
@@ -223,7 +223,7 @@ def _exact(
     simulation: Simulation,
     along: frozenset[PackageId],
 ) -> Transaction:
-    """The transaction as it was simulated; ``along`` are dependencies though they are named to the solver."""
+    """Return the transaction as simulated; ``along`` are dependencies though they are named to the solver."""
     explicit = {change.id: change for change in meant}
     asked: list[PackageChange] = []
     dependencies: list[PackageChange] = []
@@ -264,7 +264,7 @@ def resolve_stage(
 
 
 def _said(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> Outcome:
-    """The step's answer, with the packages that it wanted to purge and that are upgraded instead, and why."""
+    """Return the step's answer with the packages that are upgraded, not purged, and why."""
     mine = [change.id for change in _removals(step.changes) if change.id in upgraded]
     if not mine or not isinstance(step.outcome, Planned):
         return step.outcome

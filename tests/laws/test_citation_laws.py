@@ -35,7 +35,7 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
     return any(len(one) >= citation.number and citation.line in one[citation.number - 1] for one in lines)
 
 
-def astray(evidence: Evidence) -> list[tuple[str, Citation]]:
+def unlocked_versions(evidence: Evidence) -> list[tuple[str, Citation]]:
     """The citations that stand nowhere."""
     node = snapshot(evidence)
     return [(what, one) for what, one in cited(diagnose(node)) if not stands_there(node, one)]
@@ -45,16 +45,16 @@ def astray(evidence: Evidence) -> list[tuple[str, Citation]]:
 def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
     evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
     assert list(cited(diagnose(snapshot(evidence))))
-    assert astray(evidence) == []
+    assert unlocked_versions(evidence) == []
 
 
 @given(damaged_reports)
 @settings(max_examples=examples(60), deadline=None)
 def test_so_it_does_where_reports_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
-    assert astray(evidence) == []
+    assert unlocked_versions(evidence) == []
 
 
 @given(SEEN)
 @settings(max_examples=examples(60), deadline=None)
 def test_so_it_does_where_a_node_was_looked_at(evidence: Evidence) -> None:
-    assert astray(evidence) == []
+    assert unlocked_versions(evidence) == []
