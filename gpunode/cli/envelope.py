@@ -76,7 +76,7 @@ class Envelope:
 
 def _error(error: GpunodeError) -> dict[str, object]:
     """Return the error with what to do next as commands, and whether that takes a person."""
-    from gpunode.cli.hints import commands_in  # on use: most commands fail nowhere
+    from gpunode.cli.screen.failures import commands_in  # on use: most commands fail nowhere
 
     commands = commands_in(error.hint)
     return {**error.as_dict(), "commands": commands, "manual": not commands}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from gpunode.change import ServiceState
-from gpunode.cli.hints import commands_in
+from gpunode.cli.screen.failures import commands_in
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, known

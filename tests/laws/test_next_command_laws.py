@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpunode.cli.hints import commands_in
+from gpunode.cli.screen.failures import commands_in
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Known
 from gpunode.recipe import Recipe

@@ -1,18 +1,62 @@
-"""An error as a person reads it: what happened, why, what to do next. Pure; it loads no workflow."""
+"""An error as a person reads it: what happened, why, what to do next, and which lines are commands. Pure."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from typing import Final
 
 from gpunode.cli.screen.text import Line, Span, Style, indented, line, prose, span
 from gpunode.errors import GpunodeError
+
+_PROGRAMS: Final = frozenset(
+    {
+        "sudo",
+        "gpunode",
+        "systemctl",
+        "dkms",
+        "modprobe",
+        "mount",
+        "curl",
+        "ps",
+        "journalctl",
+        "dmesg",
+        "containerd",
+    }
+)
+
+
+def is_command(line: str) -> bool:
+    """Return whether a line of a hint is a command and nothing but that, and one that can be run as it is."""
+    from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
+
+    programs = _PROGRAMS.union(*(system.programs for system in SYSTEMS))
+    if line.split(" ", 1)[0] not in programs or ", " in line or "`" in line:
+        return False
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return False  # an apostrophe: it is prose
+    # RUN, FILE and the like stand for what a person knows.
+    return not any(len(word) > 1 and word.isupper() and word.isalpha() for word in words)
+
+
+def commands_in(hint: str) -> tuple[str, ...]:
+    """Return the commands that stand on lines of their own in ``hint``, in their order."""
+    return tuple(line for line in map(str.strip, hint.split("\n")) if line and is_command(line))
+
+
+def is_manual(hint: str) -> bool:
+    """Return whether what comes next takes a person: no line of ``hint`` is a command."""
+    return not commands_in(hint)
+
 
 # Lines of a cause that gpunode says itself, after what a tool said.
 _OWN_WORDS = ("put back:", "nothing was", "still to do:")
 
 
 def error_lines(error: GpunodeError) -> Iterator[Line]:
-    """The three parts apart: the first in red, the cause beneath it, then what to do."""
+    """Yield the three parts: the first in red, the cause beneath it, then what to do."""
     first, *rest = error.what.split("\n")
     yield line(span("gpunode: ", "bad"), span(first, "bad"), hang=2)
     yield from indented([line(span(text)) for text in rest], 2)
@@ -22,7 +66,7 @@ def error_lines(error: GpunodeError) -> Iterator[Line]:
 
 
 def _why(text: str) -> Iterator[Line]:
-    """The cause; the lines after its first, mostly a log or a diff, stand further in and as they are."""
+    """Yield the cause; the lines after its first, mostly a log or a diff, stand further in and as they are."""
     for number, part in enumerate(text.rstrip().split("\n") if text else ()):
         is_said = number == 0 or part.startswith(_OWN_WORDS)
         style: Style = "" if is_said else "dim"
@@ -30,14 +74,12 @@ def _why(text: str) -> Iterator[Line]:
 
 
 def next_lines(hint: str) -> tuple[Line, ...]:
-    """What to do next; a command that stands on a line of its own stays there."""
+    """Return what to do next; a command that stands on a line of its own stays there."""
     first, *rest = (text.strip() for text in hint.split("\n") if text.strip())
     head = line(span("next: ", "bold"), *prose(first, _hint_style(first)), hang=6)
     return (head, *indented([line(*prose(text, _hint_style(text))) for text in rest], 6))
 
 
 def _hint_style(text: str) -> Style:
-    """A line that is a command and nothing but that is set off as one."""
-    from gpunode.cli.hints import is_command  # loaded on use: most commands fail nowhere
-
+    """Return the style of a line: a command on its own is set off as one."""
     return "command" if is_command(text) else ""

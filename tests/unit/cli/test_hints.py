@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import gpunode
 from gpunode.cli.app import app
 from gpunode.cli.boundary import run
-from gpunode.cli.hints import commands_in
 from gpunode.cli.samples import sample
 from gpunode.cli.screen.commands import (
     again_command,
@@ -26,6 +25,7 @@ from gpunode.cli.screen.commands import (
     setup_command,
     verify_command,
 )
+from gpunode.cli.screen.failures import commands_in
 from gpunode.command import Command
 
 ROOT = Path(gpunode.__file__).parent
