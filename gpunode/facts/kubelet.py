@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from string import Template
 from typing import Final
 
-from gpunode import yaml
 from gpunode.facts import units
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
 from gpunode.facts.patterns import Pattern
@@ -198,6 +197,8 @@ def read_texts(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:
     Raises:
         ValueError: the document cannot be read, or holds something else under one of them.
     """
+    from gpunode import yaml  # loaded on use: most nodes have no kubelet
+
     document = yaml.load(text)
     if document is None:
         return {}
