@@ -37,10 +37,16 @@ def _versions() -> str:
     """gpunode, Python and the system that ran them."""
     import platform
 
-    from gpunode.host.distribution import read_distribution
+    import distro
 
-    found = read_distribution()
-    system = found.name if found else platform.system()
+    try:
+        # Its other sources are programs that it would look for in the caller's PATH.
+        system = distro.LinuxDistribution(include_lsb=False, include_uname=False, include_oslevel=False).name(
+            pretty=True
+        )
+    except (OSError, ValueError):  # such as an os-release with a quote that is never closed
+        system = ""
+    system = system or platform.system()
     return f"gpunode {__version__}, Python {platform.python_version()}, {system}, {platform.machine()}"
 
 

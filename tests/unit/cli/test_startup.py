@@ -155,3 +155,13 @@ def test_a_render_loads_no_step_and_of_the_runtimes_one() -> None:
     runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "keys", "podman", "tomltext"))
     parts = ("steps.table", "steps.selection", "steps.driver", "distros", "host.apt", "kubernetes.kind", *runtimes)
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
+
+
+def test_a_bug_is_kept_without_the_modules_that_may_have_it() -> None:
+    found = loaded_by(
+        "import json, sys, gpunode.host.bugs\ngpunode.host.bugs._versions()\nprint(json.dumps(sorted(sys.modules)))"
+    )
+    assert ours(found) <= {
+        f"gpunode{name}" for name in ("", ".command", ".errors", ".host", ".host.bugs", ".host.ownership")
+    }
+    assert "distro" in foreign(found)

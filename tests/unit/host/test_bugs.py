@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.host import bugs, distribution
-from gpunode.host.distribution import read_distribution
+from gpunode.host import bugs
 
 
 def test_the_versions_stand_above_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +25,12 @@ def test_the_versions_stand_above_the_traceback(tmp_path: Path, monkeypatch: pyt
 def test_a_system_that_cannot_be_named_costs_no_report(
     release: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.joinpath("etc").mkdir()
-    tmp_path.joinpath("etc/os-release").write_bytes(release)
-    monkeypatch.setattr(distribution, "read_distribution", lambda: read_distribution(str(tmp_path)))
+    import distro
+
+    file = tmp_path / "os-release"
+    file.write_bytes(release)
+    real = distro.LinuxDistribution
+    monkeypatch.setattr(distro, "LinuxDistribution", lambda **more: real(os_release_file=str(file), **more))
     monkeypatch.setattr(bugs, "FOLDER", tmp_path)
     monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
