@@ -194,12 +194,9 @@ def _told(place: Place) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"{place} cannot be read", why=error.strerror or str(error), hint=_READABLE) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
-        raise Refused(f"{place} is damaged", why=_in_words(error), hint=f"copy it again, or {_AGAIN}") from error
-
-
-def _in_words(error: Exception) -> str:
-    """What is wrong with a capture: of a name that is looked for in vain, Python says the name alone."""
-    return f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
+        # Of a name that is looked for in vain, Python says the name alone.
+        why = f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
+        raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_AGAIN}") from error
 
 
 def _load_file(file: IO[bytes], path: Path) -> Evidence:

@@ -57,7 +57,7 @@ def _system(nvml: Any) -> dict[str, object]:
     return {
         "schema": 1,
         "driver": _reading(nvml, nvml.nvmlSystemGetDriverVersion),
-        "cuda": _reading(nvml, lambda: _cuda(nvml.nvmlSystemGetCudaDriverVersion_v2())),
+        "cuda": _reading(nvml, lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100))),
         "nvml": _reading(nvml, nvml.nvmlSystemGetNVMLVersion),
         "library": _library(),
         "libcuda_error": _libcuda_error(),
@@ -128,10 +128,6 @@ def _unread(nvml: Any, error: Any) -> dict[str, object]:
     known = type(error) is not nvml.NVMLError
     name = type(error).__name__.removeprefix("NVMLError_") if known else f"Error{error.value}"
     return {"error": name, "code": error.value}
-
-
-def _cuda(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _address(pci: Any) -> str:

@@ -144,7 +144,7 @@ class Pump:
                 end, ended = deadline, False
             else:
                 end, ended = self._exited_at + linger, True
-                if not self._streams():
+                if not any(key.data is not None for key in self._selector.get_map().values()):
                     return True
             if now >= end or (not ended and not was_enough and self._has_said_enough()):
                 return ended
@@ -158,9 +158,6 @@ class Pump:
         if self._exit_fd is None:
             return not self._process.is_alive()[0]
         return self._exit_fd not in self._selector.get_map()
-
-    def _streams(self) -> bool:
-        return any(key.data is not None for key in self._selector.get_map().values())
 
     def _read(self, patience: float) -> None:
         for key, _ in self._selector.select(patience if self._exit_fd is not None else min(patience, 0.05)):

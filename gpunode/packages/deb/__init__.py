@@ -13,7 +13,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import Missing, Reader, fact
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
-from gpunode.packages.deb import answers, configuration, diversions, preferences, sources, status
+from gpunode.packages.deb import answers, configuration, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
@@ -116,8 +116,8 @@ def _relaxed(facts: Facts) -> Iterator[str]:
 
 def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
     """A note for every diversion by hand of a file whose path has one of ``words``."""
-    state = known(facts.file(diversions.PATH), None)
-    for path, target in diversions.by_hand(state.content.decode("utf-8", "replace")) if state else ():
+    state = known(facts.file(status.DIVERSIONS), None)
+    for path, target in status.diverted_by_hand(state.content.decode("utf-8", "replace")) if state else ():
         if any(word in path for word in words):
             yield (
                 f"{path} is diverted to {target}, so the package's own file is not used: "
@@ -149,7 +149,7 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, holds="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, diversions.PATH),
+    files=(preferences.MAIN, configuration.MAIN, status.DIVERSIONS),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,

@@ -14,8 +14,7 @@ from typing import Final
 from gpunode.change import PackageState
 from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.relations import Alternative, clauses
-from gpunode.packages.deb.status import HALF, PRESENT, Entry, id_of, native_architecture
+from gpunode.packages.deb.status import HALF, PRESENT, Alternative, Entry, clauses, id_of, native_architecture
 from gpunode.packages.deb.status import packages as packages_of
 from gpunode.packages.deb.version import DpkgVersion
 from gpunode.packages.version import without_epoch

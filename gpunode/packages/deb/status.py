@@ -1,14 +1,14 @@
-"""dpkg's status file and apt's extended_states, without starting dpkg. Linear, a regular expression a paragraph."""
+"""dpkg's status, apt's extended_states, relations and diversions, read without dpkg. Linear, a pattern a paragraph."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gpunode.change import PackageState
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.relations import clauses
 
 _FIELD = Pattern(
     r"\n(Package|Status|Version|Architecture|Auto-Installed|Multi-Arch|Pre-Depends|Depends|Provides): *(.*)"
@@ -231,3 +231,49 @@ class Status:
         names = {package.name: package for package in leaving if not package.arch}
         found = needed(self.text, names, {package.name for package in changing if not package.arch})
         return {names[name]: by for name, by in found.items()}
+
+
+_ALTERNATIVE: Final = Pattern(r"\s*([^\s:(\[<|,]+)(?::([^\s(\[<|,]+))?\s*(?:\(\s*([<>=]{1,2})\s*([^)\s]+)\s*\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One package of a clause ``a (>= 1) | b:any``.
+
+    Attributes:
+        qualifier: the architecture that is asked for: empty for that of the package that asks, ``any``, or a name.
+        operator: empty where every version will do.
+    """
+
+    name: str
+    qualifier: str
+    operator: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.operator} {self.version})" if self.operator else self.name
+
+
+def clauses(field: str) -> Iterator[tuple[Alternative, ...]]:
+    """Yield each clause of a field such as Depends, with its alternatives in order; what is no relation is left out."""
+    for clause in filter(str.strip, field.split(",")):
+        if found := tuple(_alternatives(clause)):
+            yield found
+
+
+def _alternatives(clause: str) -> Iterator[Alternative]:
+    for text in clause.split("|"):
+        if found := _ALTERNATIVE.match(text):
+            yield Alternative(found[1], found[2] or "", found[3] or "", found[4] or "")
+
+
+DIVERSIONS: Final = "/var/lib/dpkg/diversions"
+_BY_HAND = ":"
+
+
+def diverted_by_hand(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each path that a person, and no package, has diverted, and its target: dpkg-divert(1), three lines each."""
+    lines = text.split("\n")
+    for path, target, package in zip(lines[0::3], lines[1::3], lines[2::3], strict=False):
+        if package == _BY_HAND:
+            yield path, target
