@@ -264,15 +264,12 @@ def _images(evidence: Evidence, kernel: str) -> Iterator[Probe]:
         return
     own = [path for release, path in images if release == kernel]
     # Where images are not named by release (Arch), the one of the running kernel cannot be told from the others.
-    others = sorted((one for one in images if one[1] not in own), key=lambda one: _numbers(one[0]), reverse=True)
+    others = [one for one in images if one[1] not in own]
+    others.sort(key=lambda one: [int(part) for part in re.findall(r"\d{1,18}", one[0])], reverse=True)
     if own:
         yield command("initramfs", tool, own[0], timeout_s=20.0, holds="table")
     for release, path in others[:_OTHER_IMAGES]:
         yield command(f"initramfs:{release}", tool, path, timeout_s=20.0, holds="table")
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d{1,18}", release))
 
 
 # ---- the cluster

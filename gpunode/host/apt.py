@@ -228,7 +228,10 @@ class Apt:
 
             def attempt() -> Finished:
                 argv = ("apt-get", *_UPDATE, *checked, *selection, *uncached, "update")
-                return _strict(self._run(argv, _REFRESH_LIMIT_S, status=True))
+                finished = self._run(argv, _REFRESH_LIMIT_S, status=True)
+                # An update that left out some index has failed, whatever it says.
+                is_incomplete = finished.ok and incomplete_update(_output(finished))
+                return replace(finished, exit_status=100) if is_incomplete else finished
 
             self._persist("refresh the package index", attempt, self._places.list_locks, cure)
 
@@ -520,11 +523,6 @@ def _aside(lists: Path) -> Iterator[Callable[[str], None]]:
                 if path.parent == lists and not path.exists():
                     away.rename(path)
             raise
-
-
-def _strict(finished: Finished) -> Finished:
-    """An update that left out some index has failed, whatever it says."""
-    return replace(finished, exit_status=100) if finished.ok and incomplete_update(_output(finished)) else finished
 
 
 def _text(data: bytes) -> str:

@@ -52,7 +52,7 @@ def wait_until_done(
             return None
         return at_work(proc) or _queued(runner)
 
-    wait_while(who, _say, _busy, clock() + limit_s, on_progress, poll_s=_POLL_S, clock=clock, sleep=sleep)
+    wait_while(who, _describe, _busy, clock() + limit_s, on_progress, poll_s=_POLL_S, clock=clock, sleep=sleep)
 
 
 def has_begun(folder: Path) -> bool:
@@ -136,17 +136,14 @@ def _states(runner: Runner, *units: str) -> dict[str, dict[str, str]]:
     return {state.get("Id", ""): state for state in states}
 
 
-def _say(found: Holder) -> str:
-    return f"cloud-init is still setting this machine up: {_at(found)}"
-
-
-def _at(found: Holder) -> str:
-    return str(found) if found.pid else f"{found.path} has yet to run"
+def _describe(found: Holder) -> str:
+    stage = str(found) if found.pid else f"{found.path} has yet to run"
+    return f"cloud-init is still setting this machine up: {stage}"
 
 
 def _busy(found: Holder, waited_s: float) -> Busy:
     return Busy(
-        f"cloud-init is still setting this machine up: {_at(found)}",
+        _describe(found),
         why=f"it installs packages and writes files, too; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again:\n  cloud-init status --wait",
     )

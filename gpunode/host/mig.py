@@ -110,17 +110,13 @@ def divide(request: dict[str, Any]) -> dict[str, object]:
     try:
         pynvml.nvmlInit()
         device = pynvml.nvmlDeviceGetHandleByUUID(request["gpu"])
-        now = _layout(pynvml, device)
+        enabled = bool(pynvml.nvmlDeviceGetMigMode(device)[0])
+        now = {"enabled": enabled, "instances": instances(pynvml, device) if enabled else []}
         if now not in (request["before"], request["after"]):
             return {"result": "changed", "now": now}
         return {"result": _set(pynvml, device, now, request["after"], doing)}
     except pynvml.NVMLError as error:
         return {"result": "failed", "doing": doing[-1], "code": error.value, "text": str(error)}
-
-
-def _layout(nvml: Any, device: Any) -> dict[str, object]:
-    enabled = bool(nvml.nvmlDeviceGetMigMode(device)[0])
-    return {"enabled": enabled, "instances": instances(nvml, device) if enabled else []}
 
 
 def _set(nvml: Any, device: Any, now: dict[str, object], after: dict[str, Any], doing: list[str]) -> str:

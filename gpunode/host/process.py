@@ -298,8 +298,8 @@ class Runner:
         started, timed_out = time.monotonic(), False
         words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
         whole = words if self.root == "/" else self._isolated(words)
-        start = _spawn if only_reads and status is None else _start
-        child = start(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status)
+        spawn = only_reads and status is None
+        child = _launch(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status, spawn=spawn)
         fd.close_childs()
         out, err = Stream(fd.out, limit_bytes, on_line), Stream(fd.err, limit_bytes, on_line)
         if isinstance(child, _NotStarted):
@@ -402,7 +402,7 @@ class _Descriptors:
         """As ``_pipe``, with a process in between that goes on reading when nobody takes what it passes on."""
         (ours, theirs), (relays, childs) = self._pipe(), os.pipe()
         self._open |= {relays, childs}
-        started = _start(("/bin/sh", "-c", _RELAY), relays, theirs, theirs, _environment({}))
+        started = _launch(("/bin/sh", "-c", _RELAY), relays, theirs, theirs, _environment({}))
         if isinstance(started, _NotStarted):
             raise ChangeFailed("no command can be started", why=started.why, hint="look at `ulimit -u` and `free -m`")
         self._relays.append(started)
@@ -428,27 +428,47 @@ class _Descriptors:
             relay.is_alive()  # reaps it; one that a daemon keeps busy stays with that daemon
 
 
-def _start(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[str, str], status: int = -1) -> Any:
-    """The running process (``sh``'s own object), or why there is none."""
-    import sh
+def _launch(
+    argv: tuple[str, ...],
+    stdin: int,
+    out: int,
+    err: int,
+    env: Mapping[str, str],
+    status: int = -1,
+    *,
+    spawn: bool = False,
+) -> Any:
+    """Return the running process, or why there is none.
 
+    With ``spawn`` it is started in the C library: no copy of this process is made, and ``sh`` is not needed.
+    """
     program = _find(argv[0])
     if program is None:
         return _NotStarted(127, f"{argv[0]}: command not found")
+    if spawn:
+        streams = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in enumerate((stdin, out, err))]
+        heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+        try:
+            pid = os.posix_spawn(program, argv, dict(env), file_actions=streams, setsid=True, setsigdef=heeded)
+            return _Spawned(pid)
+        except OSError as error:
+            return _NotStarted(126, f"{argv[0]}: {error.strerror}")
+    import sh
+
+    # All three streams are descriptors of ours, so sh reads nothing and starts no thread that would. bg is 1 and
+    # not True, for which sh would have the child ignore SIGHUP, and with it every daemon that the child starts.
+    options: dict[str, Any] = {
+        "_in": stdin,
+        "_out": out,
+        "_err": err,
+        "_env": dict(env),
+        "_pass_fds": {status} if status >= 0 else set(),
+        "_new_session": True,
+        "_tty_out": False,
+        "_bg": 1,
+        "_bg_exc": False,
+    }
     try:
-        # All three streams are descriptors of ours, so sh reads nothing and starts no thread that would. bg is 1 and
-        # not True, for which sh would have the child ignore SIGHUP, and with it every daemon that the child starts.
-        options: dict[str, Any] = {
-            "_in": stdin,
-            "_out": out,
-            "_err": err,
-            "_env": dict(env),
-            "_pass_fds": {status} if status >= 0 else set(),
-            "_new_session": True,
-            "_tty_out": False,
-            "_bg": 1,
-            "_bg_exc": False,
-        }
         return sh.Command(program)(*argv[1:], **options).process
     except sh.ForkException as error:
         return _NotStarted(126, f"{argv[0]}: {str(error).strip().splitlines()[-1].strip()}")
@@ -473,20 +493,6 @@ class _Spawned:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code is None, self._code
-
-
-def _spawn(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[str, str], status: int = -1) -> Any:
-    """As ``_start``, in the C library: no copy of this process is made, and ``sh`` is not needed."""
-    del status
-    program = _find(argv[0])
-    if program is None:
-        return _NotStarted(127, f"{argv[0]}: command not found")
-    streams = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in enumerate((stdin, out, err))]
-    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
-    try:
-        return _Spawned(os.posix_spawn(program, argv, dict(env), file_actions=streams, setsid=True, setsigdef=heeded))
-    except OSError as error:
-        return _NotStarted(126, f"{argv[0]}: {error.strerror}")
 
 
 @contextmanager
