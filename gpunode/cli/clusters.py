@@ -168,7 +168,7 @@ def _planned(wanted: Rendered, cluster: Cluster, where: Where) -> ClusterPlan:
 
 def _nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
     """The nodes of the captures; of none this machine, or where it has no GPU those that the cluster's labels tell."""
-    return list(nodes(captures)) if captures else _here() or labelled(cluster.nodes())
+    return list(nodes(captures)) if captures else _here() or labelled(cluster.list_nodes())
 
 
 def _here() -> Sequence[ClusterNode]:
@@ -194,7 +194,7 @@ def verify(
         cluster, recipe = where.cluster(), recipe_at(place)
         here = () if captures else _here()
         found = tuple(here or _nodes(captures, cluster))
-        who = cluster.identity()
+        who = cluster.identify()
         screen.put(*cluster_lines(who, _others(who)), BLANK)
         apply = cluster_apply_command(sys.argv[1:])
         asked = Asked(recipe, found, image, timeout_s, apply, _handler_here(recipe) if here else (lambda _: None))

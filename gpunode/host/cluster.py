@@ -1,4 +1,4 @@
-"""A cluster, through the user's own kubectl: its context, its credentials, and its ways to log in."""
+"""A cluster, through the user's own kubectl: its context, its credentials and its login plugins."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any, Final, TypeAlias
 
 from gpunode.command import Command, command
 from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
-from gpunode.host.cluster_programs import ProgramMissing, caller_environment, find_program, where_to_install
+from gpunode.host.cluster_programs import ProgramMissing, caller_environment, describe_install_location, find_program
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import (
     Forbidden,
-    errors,
+    explain_failure,
     failed_groups,
-    failure,
     is_about_objects,
+    parse_version,
     refuse_old,
-    skew,
-    version_of,
+    split_errors,
+    version_skew_warning,
 )
 from gpunode.host.process import Finished, Runner
 
 Body: TypeAlias = Mapping[str, Any]
 
-_READ_S: Final = 60.0
+_READ_TIMEOUT_S: Final = 60.0
 _REQUEST_TIMEOUT: Final = "--request-timeout=20s"
-_LARGEST_ANSWER: Final = 64 << 20
-_MOST: Final = 500
-# Kubernetes distributions that bring a kubectl of their own, with its configuration: sources in docs/explanation.
-_KUBECTLS: Final[tuple[tuple[str, ...], ...]] = (
+_MAX_OUTPUT_BYTES: Final = 64 << 20
+_BATCH_SIZE: Final = 500
+# Kubernetes distributions that ship their own kubectl with its configuration: sources in docs/explanation.
+_KUBECTL_COMMANDS: Final[tuple[tuple[str, ...], ...]] = (
     ("kubectl",),
     ("k3s", "kubectl"),
     ("microk8s", "kubectl"),
@@ -44,10 +44,10 @@ _KUBECTLS: Final[tuple[tuple[str, ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The cluster that kubectl talks to, and as whom.
+    """The cluster that kubectl talks to, and the user it logs in as.
 
     Attributes:
-        uid: of the namespace kube-system, by which clusters are told apart; the server where that cannot be read.
+        uid: of the namespace kube-system, which identifies a cluster; the server if it cannot be read.
         version: of its API server (``v1.36.2``).
         client: the version of kubectl.
     """
@@ -61,17 +61,17 @@ class Identity:
 
     @property
     def skew(self) -> str:
-        """A warning where kubectl and the API server are too far apart; empty for none."""
-        return skew(self.client, self.version)
+        """A warning if kubectl and the API server are too many versions apart; otherwise empty."""
+        return version_skew_warning(self.client, self.version)
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """What the API server would make of objects.
+class DryRunResult:
+    """The API server's answer to a set of objects.
 
     Attributes:
-        objects: as they would be; those that it takes.
-        errors: what it says of the others, a line each.
+        objects: those that it accepts, as they would be stored.
+        errors: one for each object that it rejects.
     """
 
     objects: tuple[Body, ...]
@@ -86,14 +86,14 @@ class Cluster:
         kubeconfig: a file in place of the user's own.
 
     Raises:
-        Refused: no kubectl was found.
+        Refused: if there is no kubectl.
     """
 
     def __init__(self, context: str = "", kubeconfig: str = "") -> None:
         base = find_kubectl()
         options = (("--context", context) if context else ()) + (("--kubeconfig", kubeconfig) if kubeconfig else ())
         self.kubectl = (*base, *options)
-        self._place = (context, kubeconfig)
+        self._location = (context, kubeconfig)
         self._runner = Runner()
 
     @cached_property
@@ -101,38 +101,38 @@ class Cluster:
         """Helm in the same cluster.
 
         Raises:
-            Refused: there is none on this machine.
+            Refused: if Helm is not installed.
         """
-        return Helm(*self._place)
+        return Helm(*self._location)
 
     def command(self, *words: str) -> Command:
-        """The kubectl command of these words, as the user types it."""
-        shown = ("kubectl", *self.kubectl[1:]) if Path(self.kubectl[0]).name == "kubectl" else self.kubectl
-        return command(*(Path(shown[0]).name, *shown[1:]), *words)
+        """Return the kubectl command for this cluster, as a user would type it."""
+        program = ("kubectl", *self.kubectl[1:]) if Path(self.kubectl[0]).name == "kubectl" else self.kubectl
+        return command(*(Path(program[0]).name, *program[1:]), *words)
 
     def helm_command(self, *words: str) -> Command:
-        """The command of Helm of these words, for the same cluster."""
-        context, kubeconfig = self._place
+        """Return the Helm command for this cluster, as a user would type it."""
+        context, kubeconfig = self._location
         options = (
             *(("--kube-context", context) if context else ()),
             *(("--kubeconfig", kubeconfig) if kubeconfig else ()),
         )
         return command("helm", *options, *words)
 
-    def identity(self) -> Identity:
-        """Which cluster this is.
+    def identify(self) -> Identity:
+        """Return the identity of this cluster.
 
         Raises:
-            UsageError: the context does not exist, or none is set; there is no such kubeconfig.
-            Undetermined: the cluster does not answer.
-            Refused: it does not accept the credentials, or kubectl is too old.
+            UsageError: if the context or kubeconfig does not exist, or no context is set.
+            Undetermined: if the cluster does not answer.
+            Refused: if it rejects the credentials, or kubectl is too old.
         """
         versions = self._versions
-        config = self._json("config", "view", "--minify")
+        config = self._run_for_json("config", "view", "--minify")
         (context,), (cluster,) = config.get("contexts") or [{}], config.get("clusters") or [{}]
         server = str(cluster.get("cluster", {}).get("server", ""))
         try:
-            uid = str(self._json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
+            uid = str(self._run_for_json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
         except Forbidden:
             uid = server
         user = str(context.get("context", {}).get("user", ""))
@@ -141,284 +141,292 @@ class Cluster:
 
     @cached_property
     def _versions(self) -> Mapping[str, Any]:
-        """Of kubectl and of the API server; the first question, so that a kubectl that is too old is told as such.
+        """The versions of kubectl and the API server; the first request, so that an old kubectl is reported as such.
 
         Raises:
-            as ``identity``.
+            GpunodeError: as ``identify``.
         """
-        _refuse_missing_file(self._place[1])
+        _refuse_missing_file(self._location[1])
         done = self._run(("version", "-o", "json", _REQUEST_TIMEOUT), b"", only_reads=True)
-        # It tells its own version also where the server does not answer.
-        found: Mapping[str, Any] = _parsed(done.stdout) if done.stdout.startswith(b"{") else {}
+        # kubectl prints its own version even if the server does not answer.
+        found: Mapping[str, Any] = _first_document(done.stdout) if done.stdout.startswith(b"{") else {}
         refuse_old(_git_version(found, "clientVersion"), self.kubectl[0], _install_hint())
         if not done.ok:
-            raise self._failure(done)
+            raise self._error_from(done)
         return found
 
     def check(self) -> None:
-        """Refuse to go on with a kubectl that is too old, without a kubeconfig, or while the server does not answer.
+        """Refuse a kubectl that is too old, a missing kubeconfig, or a server that does not answer.
 
         Raises:
-            as ``identity``.
+            GpunodeError: as ``identify``.
         """
         _ = self._versions
 
     def whoami(self) -> str:
-        """The user as the API server sees it; empty where it cannot say (before Kubernetes 1.28)."""
+        """Return the user name that the API server sees; empty before Kubernetes 1.28, which cannot tell."""
         try:
-            return str(self._json("auth", "whoami")["status"]["userInfo"]["username"])
+            return str(self._run_for_json("auth", "whoami")["status"]["userInfo"]["username"])
         except (GpunodeError, KeyError):
             return ""
 
     def get(self, objects: Sequence[Body]) -> tuple[Body, ...]:
-        """Those of ``objects`` that are there, as they are, with what each field manager owns.
+        """Return those of ``objects`` that exist, with their managed fields.
 
         Raises:
-            as ``identity``; Forbidden.
+            GpunodeError: as ``identify``; Forbidden.
         """
-        wanted = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in objects]
+        refs = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _object_ref(one)} for one in objects]
         words = ("get", "-f", "-", "--ignore-not-found", "--show-managed-fields", _REQUEST_TIMEOUT)
-        return tuple(one for few in _few(wanted) for one in _items(self._answer(*words, stdin=_list(few))))
+        return tuple(
+            one for few in _batches(refs) for one in _flatten_documents(self._read_output(*words, stdin=_as_list(few)))
+        )
 
     def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
-        """All objects of these kinds, with what each field manager owns.
+        """Return all objects of these kinds, with their managed fields.
 
         Raises:
-            as ``get``.
+            GpunodeError: as ``get``.
         """
-        return _items(self._answer("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
+        return _flatten_documents(self._read_output("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
 
-    def kinds_of(self, group: str) -> tuple[str, ...]:
-        """Return the kinds of objects of an API group, as ``list`` takes them; none where the cluster lacks the group.
+    def list_kinds(self, group: str) -> tuple[str, ...]:
+        """Return the kinds of an API group, as ``list`` takes them; empty if the cluster lacks the group.
 
-        An API group that fails does not keep the kinds of another from being told.
+        Another API group that fails does not matter.
 
         Raises:
-            GpunodeError: the API server does not tell all of them.
+            GpunodeError: if the API server cannot list all of them.
         """
-        return self._kinds(f"--api-group={group}", "--verbs=list", group=group)
+        return self._list_kinds(f"--api-group={group}", "--verbs=list", group=group)
 
-    def nodes(self) -> tuple[Body, ...]:
-        """All Nodes without most of their status: the images and addresses of thousands are too much to ask for.
+    def list_nodes(self) -> tuple[Body, ...]:
+        """Return all Nodes without most of their status, which is too large to request for thousands of them.
 
         Raises:
-            as ``get``.
+            GpunodeError: as ``get``.
         """
-        return self._short(_SHORT_NODES, "nodes")
+        return self._get_by_template(_NODES_TEMPLATE, "nodes")
 
-    def metadata(self, kind: str, *words: str) -> tuple[Body, ...]:
-        """All objects of this kind without what they hold, which of Secrets nobody is to see.
+    def list_metadata(self, kind: str, *words: str) -> tuple[Body, ...]:
+        """Return the metadata of all objects of a kind, without their content, which in Secrets is confidential.
 
         Raises:
-            as ``get``.
+            GpunodeError: as ``get``.
         """
-        return self._short(_METADATA, kind, *words)
+        return self._get_by_template(_METADATA_TEMPLATE, kind, *words)
 
-    def _short(self, template: str, *words: str) -> tuple[Body, ...]:
+    def _get_by_template(self, template: str, *words: str) -> tuple[Body, ...]:
         done = self._run(("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT), b"", only_reads=True)
         if not done.ok:
-            raise self._failure(done)
-        return _items(done.stdout)
+            raise self._error_from(done)
+        return _flatten_documents(done.stdout)
 
-    def namespaced_kinds(self) -> tuple[str, ...]:
-        """All kinds of objects that namespaces of this cluster hold, as ``list`` takes them.
+    def list_namespaced_kinds(self) -> tuple[str, ...]:
+        """Return all kinds of namespaced objects of this cluster, as ``list`` takes them.
 
         Raises:
-            GpunodeError: the API server does not tell all of them.
+            GpunodeError: if the API server cannot list all of them.
         """
-        return self._kinds("--namespaced", "--verbs=list,delete")
+        return self._list_kinds("--namespaced", "--verbs=list,delete")
 
-    def _kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
+    def _list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
         """List the kinds; those of ``group`` are complete as long as only other groups fail."""
         done = self._run(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), b"", only_reads=True)
         failed = failed_groups(done)
         if not done.ok and not (group and failed and group not in failed):
-            raise self._failure(done)
+            raise self._error_from(done)
         return tuple(done.stdout.decode().split())
 
-    def try_out(self, objects: Sequence[Body], manager: str) -> Tried:
-        """What the API server would make of ``objects``; nothing is changed.
+    def dry_run(self, objects: Sequence[Body], manager: str) -> DryRunResult:
+        """Apply ``objects`` in a server-side dry run and return the result.
 
         Raises:
-            as ``identity``; a conflict or an object that is invalid is in the answer.
+            GpunodeError: as ``identify``; conflicts and invalid objects are in the result.
         """
-        words = ("apply", *_APPLY, manager, "--dry-run=server", *_AS_JSON)
-        tried = [self._tried(self._run(words, _list(few), only_reads=True)) for few in _few(objects)]
-        return Tried(
-            tuple(body for one in tried for body in one.objects), tuple(e for one in tried for e in one.errors)
+        words = ("apply", *_APPLY_OPTIONS, manager, "--dry-run=server", *_JSON_OUTPUT)
+        results = [
+            self._parse_result(self._run(words, _as_list(batch), only_reads=True)) for batch in _batches(objects)
+        ]
+        return DryRunResult(
+            tuple(body for one in results for body in one.objects), tuple(e for one in results for e in one.errors)
         )
 
     def apply(self, body: Body, manager: str) -> Body:
-        """The object as it is with our fields in it.
+        """Apply the object server-side and return it as stored.
 
         Raises:
-            Conflict: another field manager owns one of them; nothing was changed.
-            ChangeFailed: the API server did not take it.
+            Conflict: if another field manager owns one of its fields; nothing is changed.
+            ChangeFailed: if the API server rejects it.
         """
-        done = self._run(("apply", *_APPLY, manager, _FOR_REAL, *_AS_JSON), json.dumps(body).encode(), only_reads=False)
+        done = self._run(
+            ("apply", *_APPLY_OPTIONS, manager, _NO_DRY_RUN, *_JSON_OUTPUT), json.dumps(body).encode(), only_reads=False
+        )
         if not done.ok:
-            raise self._failure(done)
-        return _object(done)
+            raise self._error_from(done)
+        return _parse_object(done)
 
-    def patch(self, place: Body, patch: Sequence[Mapping[str, Any]], manager: str) -> None:
+    def patch(self, target: Body, patch: Sequence[Mapping[str, Any]], manager: str) -> None:
         """Change an object by a JSON patch (RFC 6902), as ``manager``.
 
         Raises:
-            Conflict: a test of the patch fails, since the object was changed meanwhile; nothing was changed.
-            ChangeFailed: the API server refuses the result.
+            Conflict: if a test of the patch fails, since the object was changed meanwhile; nothing is changed.
+            ChangeFailed: if the API server rejects the result.
         """
-        where = ("--namespace", place["metadata"]["namespace"]) if "namespace" in place["metadata"] else ()
-        resource = f"{place['kind']}.{place['apiVersion'].rpartition('/')[0]}".removesuffix(".").lower()
-        words = ("patch", resource, place["metadata"]["name"], *where, "--type=json", "-p", json.dumps(patch))
-        done = self._run((*words, _FOR_REAL, "--field-manager", manager, _REQUEST_TIMEOUT), b"", only_reads=False)
+        where = ("--namespace", target["metadata"]["namespace"]) if "namespace" in target["metadata"] else ()
+        resource = f"{target['kind']}.{target['apiVersion'].rpartition('/')[0]}".removesuffix(".").lower()
+        words = ("patch", resource, target["metadata"]["name"], *where, "--type=json", "-p", json.dumps(patch))
+        done = self._run((*words, _NO_DRY_RUN, "--field-manager", manager, _REQUEST_TIMEOUT), b"", only_reads=False)
         if b"rejected our request due to an error in our request" in done.stderr:
             raise Conflict(
-                f"{place['kind']} {place['metadata']['name']} was changed meanwhile",
+                f"{target['kind']} {target['metadata']['name']} was changed meanwhile",
                 why="somebody wrote it after gpunode had read it; gpunode changed nothing",
                 hint="run the same command again",
             )
         if not done.ok:
-            raise self._failure(done)
+            raise self._error_from(done)
 
     def delete(self, *bodies: Body) -> None:
-        """The objects are gone, and what they owned.
+        """Delete the objects and what they own, and wait until they are gone.
 
         Raises:
-            ChangeFailed: they are not.
+            ChangeFailed: if they are not gone in time.
         """
-        asked = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
-        words = ("delete", _FOR_REAL, *self._unasked, *asked)
-        places = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in bodies]
-        done = self._run((*words, "--timeout=120s"), _list(places), only_reads=False, timeout_s=150.0)
+        options = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
+        words = ("delete", _NO_DRY_RUN, *self._no_prompt_options, *options)
+        refs = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _object_ref(one)} for one in bodies]
+        done = self._run((*words, "--timeout=120s"), _as_list(refs), only_reads=False, timeout_s=150.0)
         if not done.ok:
-            raise self._failure(done)
+            raise self._error_from(done)
 
     @property
-    def _unasked(self) -> Sequence[str]:
-        """By which kubectl deletes without a question, which a user's kuberc (1.33) may have made its default."""
-        client = version_of(_git_version(self._versions, "clientVersion"))
-        return ("--interactive=false",) if client is not None and client >= _KUBERC else ()
+    def _no_prompt_options(self) -> Sequence[str]:
+        """The options that keep kubectl from asking before it deletes: a user's kuberc (1.33) can make it ask."""
+        client = parse_version(_git_version(self._versions, "clientVersion"))
+        return ("--interactive=false",) if client is not None and client >= _KUBERC_SINCE else ()
 
     def taint(self, node: str, taint: str) -> None:
-        """The Node has the taint, or with ``-`` at its end no longer; taints of others stay.
+        """Add a taint to the Node or, with ``-`` at its end, remove it; other taints stay.
 
         Raises:
-            Conflict: it has the same key and effect with another value.
-            ChangeFailed: the API server did not take it.
+            Conflict: if the Node has the same key and effect with another value.
+            ChangeFailed: if the API server rejects it.
         """
         done = self._run(
-            ("taint", "nodes", node, taint, _FOR_REAL, "--overwrite=false", _REQUEST_TIMEOUT), b"", only_reads=False
+            ("taint", "nodes", node, taint, _NO_DRY_RUN, "--overwrite=false", _REQUEST_TIMEOUT), b"", only_reads=False
         )
-        said = done.stderr.decode("utf-8", "replace")
-        if done.ok or (taint.endswith("-") and "not found" in said and "taint" in said):
+        output = done.stderr.decode("utf-8", "replace")
+        if done.ok or (taint.endswith("-") and "not found" in output and "taint" in output):
             return
-        if "already has" in said:
+        if "already has" in output:
             raise Conflict(
                 f"Node {node} has another taint with the key and effect of {taint}",
                 why="somebody else set it, and gpunode does not change it",
                 hint=f"look at it, then choose: {self.command('describe', 'node', node)}",
             )
-        raise self._failure(done)
+        raise self._error_from(done)
 
-    def create(self, bodies: Sequence[Body]) -> Tried:
-        """The new objects, and what the API server says of those that it did not take.
+    def create(self, bodies: Sequence[Body]) -> DryRunResult:
+        """Create the objects and return those created, with the errors of those that were rejected.
 
         Raises:
-            as ``identity``.
+            GpunodeError: as ``identify``.
         """
-        done = self._run(("create", "-f", "-", _FOR_REAL, *_AS_JSON), _list(bodies), only_reads=False)
-        return self._tried(done)
+        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _as_list(bodies), only_reads=False)
+        return self._parse_result(done)
 
-    def _tried(self, done: Finished) -> Tried:
-        said = () if done.ok else tuple(errors(done.stderr.decode("utf-8", "replace").strip()))
-        if not done.ok and not (said and is_about_objects(done)):
-            raise self._failure(done)
-        return Tried(_items(done.stdout), said)
+    def _parse_result(self, done: Finished) -> DryRunResult:
+        messages = () if done.ok else tuple(split_errors(done.stderr.decode("utf-8", "replace").strip()))
+        if not done.ok and not (messages and is_about_objects(done)):
+            raise self._error_from(done)
+        return DryRunResult(_flatten_documents(done.stdout), messages)
 
-    def logs(self, namespace: str, pod: str) -> str:
-        """The end of what a pod's containers printed.
+    def read_logs(self, namespace: str, pod: str) -> str:
+        """Return the last lines that a pod's containers printed.
 
         Raises:
-            GpunodeError: it cannot be had.
+            GpunodeError: if it cannot be read.
         """
         words = ("logs", "--namespace", namespace, pod, "--all-containers", "--tail=50", _REQUEST_TIMEOUT)
         done = self._run(words, b"", only_reads=True)
         if not done.ok:
-            raise self._failure(done)
+            raise self._error_from(done)
         return done.stdout.decode("utf-8", "replace")
 
-    def kubelet_settings(self, node: str) -> Mapping[str, Any]:
-        """The configuration that the node's kubelet runs with (``kubelet.config.k8s.io/v1beta1``).
+    def read_kubelet_config(self, node: str) -> Mapping[str, Any]:
+        """Return the configuration of the node's running kubelet (``kubelet.config.k8s.io/v1beta1``).
 
         Raises:
-            GpunodeError: it cannot be had.
+            GpunodeError: if it cannot be read.
         """
         done = self._run(("get", "--raw", f"/api/v1/nodes/{node}/proxy/configz"), b"", only_reads=True)
         if not done.ok:
-            raise self._failure(done)
-        found: Mapping[str, Any] = _parsed(done.stdout).get("kubeletconfig") or {}
+            raise self._error_from(done)
+        found: Mapping[str, Any] = _first_document(done.stdout).get("kubeletconfig") or {}
         return found
 
-    def allowed(self, wishes: Sequence[tuple[str, str, str, str]]) -> tuple[bool, ...]:
-        """Whether the credential may do each of ``wishes``: verb, API group, resource, namespace."""
+    def check_access(self, requests: Sequence[tuple[str, str, str, str]]) -> tuple[bool, ...]:
+        """Return for each request (verb, API group, resource, namespace) whether the credential permits it."""
         reviews = [
             {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
                 "spec": {"resourceAttributes": {"verb": verb, "group": group, "resource": what, "namespace": where}},
             }
-            for verb, group, what, where in wishes
+            for verb, group, what, where in requests
         ]
         if not reviews:
             return ()
-        done = self._run(("create", "-f", "-", _FOR_REAL, *_AS_JSON), _list(reviews), only_reads=True)
+        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _as_list(reviews), only_reads=True)
         if not done.ok:
-            raise self._failure(done)
-        return tuple(bool(one.get("status", {}).get("allowed")) for one in _items(done.stdout))
+            raise self._error_from(done)
+        return tuple(bool(one.get("status", {}).get("allowed")) for one in _flatten_documents(done.stdout))
 
-    def _json(self, *words: str) -> Any:
-        return _parsed(self._answer(*words))
+    def _run_for_json(self, *words: str) -> Any:
+        return _first_document(self._read_output(*words))
 
-    def _answer(self, *words: str, stdin: bytes = b"") -> bytes:
+    def _read_output(self, *words: str, stdin: bytes = b"") -> bytes:
         done = self._run((*words, "-o", "json"), stdin, only_reads=True)
         if not done.ok:
-            raise self._failure(done)
+            raise self._error_from(done)
         return done.stdout
 
-    def _failure(self, done: Finished) -> GpunodeError:
-        return failure(done, self.command, where_to_install)
+    def _error_from(self, done: Finished) -> GpunodeError:
+        return explain_failure(done, self.command, describe_install_location)
 
-    def _run(self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_S) -> Finished:
+    def _run(
+        self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_TIMEOUT_S
+    ) -> Finished:
         argv = (*self.kubectl, *words)
         return self._runner.run(
             argv,
             timeout_s=timeout_s,
             stdin=stdin,
             env=caller_environment(),
-            limit_bytes=_LARGEST_ANSWER,
+            limit_bytes=_MAX_OUTPUT_BYTES,
             only_reads=only_reads,
         )
 
 
-_SHORT_NODES: Final = (
+_NODES_TEMPLATE: Final = (
     '{range .items[*]}{"{"}"apiVersion":"v1","kind":"Node","metadata":{.metadata},"spec":{.spec},'
     '"status":{"{"}"nodeInfo":{.status.nodeInfo}{"}}"}{end}'
 )
-_METADATA: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
+_METADATA_TEMPLATE: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
 # A user's kuberc can set defaults, and only a flag overrides them.
-_KUBERC: Final = (1, 33)
-_FOR_REAL: Final = "--dry-run=none"
-_APPLY: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
-_AS_JSON: Final = ("--show-managed-fields", "-o", "json")
+_KUBERC_SINCE: Final = (1, 33)
+_NO_DRY_RUN: Final = "--dry-run=none"
+_APPLY_OPTIONS: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
+_JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
 
 
 def find_kubectl() -> tuple[str, ...]:
-    """Return the words that start the user's own kubectl, or one that a Kubernetes distribution brings.
+    """Return the command that starts the user's own kubectl, or one that a Kubernetes distribution ships.
 
     Raises:
-        ProgramMissing: there is none.
+        ProgramMissing: if there is none.
     """
-    for name, *words in _KUBECTLS:
+    for name, *words in _KUBECTL_COMMANDS:
         if program := find_program(name):
             return (program, *words)
     raise ProgramMissing(
@@ -430,16 +438,16 @@ def find_kubectl() -> tuple[str, ...]:
 
 def _install_hint() -> str:
     return (
-        f"put a kubectl of your cluster's version into {where_to_install('kubectl')}: "
+        f"put a kubectl of your cluster's version into {describe_install_location('kubectl')}: "
         "https://kubernetes.io/docs/tasks/tools\nnot that of Debian 12 (kubernetes-client), which is 1.20 and too old"
     )
 
 
 def _refuse_missing_file(kubeconfig: str) -> None:
-    """Refuse a kubeconfig that is not there: kubectl ignores one of $KUBECONFIG, and then knows no cluster.
+    """Refuse a kubeconfig that does not exist: kubectl ignores missing files in $KUBECONFIG, and then has no cluster.
 
     Raises:
-        UsageError: no file that was named is there.
+        UsageError: if none of the named files exists.
     """
     named = [kubeconfig] if kubeconfig else [one for one in os.environ.get("KUBECONFIG", "").split(":") if one]
     if named and not any(map(os.path.lexists, named)):
@@ -450,31 +458,31 @@ def _refuse_missing_file(kubeconfig: str) -> None:
         )
 
 
-def _git_version(versions: Mapping[str, Any], whose: str) -> str:
-    return str((versions.get(whose) or {}).get("gitVersion", ""))
+def _git_version(versions: Mapping[str, Any], component: str) -> str:
+    return str((versions.get(component) or {}).get("gitVersion", ""))
 
 
-def _few(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
-    """The objects in parts: kubectl asks for each by itself, 50 in a second, and has a minute for all."""
-    return (objects[at : at + _MOST] for at in range(0, len(objects), _MOST))
+def _batches(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
+    """Yield the objects in batches: kubectl requests each by itself, 50 a second, and has a minute in all."""
+    return (objects[at : at + _BATCH_SIZE] for at in range(0, len(objects), _BATCH_SIZE))
 
 
-def _place(body: Body) -> Mapping[str, str]:
+def _object_ref(body: Body) -> Mapping[str, str]:
     metadata = body["metadata"]
     return {key: metadata[key] for key in ("name", "namespace") if metadata.get(key)}
 
 
-def _list(objects: Sequence[Body]) -> bytes:
+def _as_list(objects: Sequence[Body]) -> bytes:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}).encode()
 
 
-def _parsed(data: bytes) -> Any:
-    """The one object of kubectl's answer."""
-    return next(_stream(data), {})
+def _first_document(data: bytes) -> Any:
+    """Return the first JSON document of kubectl's output."""
+    return next(_iter_documents(data), {})
 
 
-def _stream(data: bytes) -> Iterator[Any]:
-    """The objects of kubectl's answer, which prints what it changes one after the other."""
+def _iter_documents(data: bytes) -> Iterator[Any]:
+    """Yield the JSON documents of kubectl's output, which prints one for each object that it changes."""
     text, decoder = data.decode("utf-8", "replace").strip(), json.JSONDecoder()
     while text:
         try:
@@ -487,15 +495,15 @@ def _stream(data: bytes) -> Iterator[Any]:
         text = text[end:].lstrip()
 
 
-def _object(done: Finished) -> Body:
-    body: Body = _parsed(done.stdout)
+def _parse_object(done: Finished) -> Body:
+    body: Body = _first_document(done.stdout)
     return body
 
 
-def _items(data: bytes) -> tuple[Body, ...]:
-    """The objects of kubectl's answer, be it one, several, a list, or nothing."""
+def _flatten_documents(data: bytes) -> tuple[Body, ...]:
+    """Return the objects of kubectl's output: one, several, a List, or none."""
     return tuple(
         one
-        for found in _stream(data)
+        for found in _iter_documents(data)
         for one in (found["items"] if str(found.get("kind", "")).endswith("List") else (found,))
     )

@@ -1,4 +1,4 @@
-"""Find kubectl and Helm, and give them the environment that they and their login plugins read.
+"""Find kubectl and Helm, and build the environment for them and their login plugins.
 
 Why the environment is passed on whole, and the PATH is not: docs/decisions/0035-environment-of-kubectl.md.
 """
@@ -14,12 +14,12 @@ from typing import ClassVar, Final
 from gpunode.errors import Refused
 from gpunode.host.process import PATH
 
-FOLDERS: Final = f"{PATH}:/snap/bin"
+SEARCH_PATH: Final = f"{PATH}:/snap/bin"
 # Their messages are parsed, so they are English; a terminal's codes are of no use.
-_FIXED: Final = frozenset({"LANG", "LANGUAGE", "TERM"})
-# HELM_KUBECONTEXT, HELM_KUBETOKEN and the like lead Helm to another cluster than kubectl.
-_LEFT_OUT: Final = ("LC_", "HELM_KUBE")
-_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_DROPPED_NAMES: Final = frozenset({"LANG", "LANGUAGE", "TERM"})
+# HELM_KUBECONTEXT, HELM_KUBETOKEN and others point Helm at another cluster than kubectl.
+_DROPPED_PREFIXES: Final = ("LC_", "HELM_KUBE")
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ProgramMissing(Refused):
@@ -34,7 +34,7 @@ class ProgramMissing(Refused):
 
 
 class HelmMissing(ProgramMissing):
-    """As ``ProgramMissing``, for Helm: Argo CD installs charts without it."""
+    """Helm is not on this machine: Argo CD installs charts without it."""
 
     form = "argocd"
 
@@ -42,13 +42,13 @@ class HelmMissing(ProgramMissing):
 def find_program(name: str) -> str | None:
     """Return the path of ``name``, or None.
 
-    Root looks into fixed folders only, never into those of a PATH that may be somebody else's.
+    Root searches fixed folders only, never a PATH that another user may have set.
     """
-    return shutil.which(name, path=FOLDERS if os.geteuid() == 0 else os.environ.get("PATH", FOLDERS))
+    return shutil.which(name, path=SEARCH_PATH if os.geteuid() == 0 else os.environ.get("PATH", SEARCH_PATH))
 
 
-def where_to_install(name: str) -> str:
-    """Return where ``name`` is to be put, and for root where one is that is not used."""
+def describe_install_location(name: str) -> str:
+    """Return where to install ``name``; for root, with any copy that is not used."""
     if os.geteuid() != 0:
         return "a folder of your PATH"
     elsewhere = None if find_program(name) else shutil.which(name, path=os.environ.get("PATH", ""))
@@ -58,19 +58,19 @@ def where_to_install(name: str) -> str:
 def caller_environment() -> dict[str, str]:
     """Return the environment for kubectl, Helm and the login plugins that they start.
 
-    It is the caller's, without what would change their language or lead Helm to another cluster. Root's PATH, by which
-    the plugins are found, has of the caller's folders only those that root alone may write.
+    It is the caller's, without variables that change their language or point Helm at another cluster. Root's PATH, in
+    which the plugins are found, keeps only those of the caller's folders that nobody else can write to.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
-    kept = {name: value for name, value in kept.items() if name not in _FIXED}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
+    kept = {name: value for name, value in kept.items() if name not in _DROPPED_NAMES}
     if os.geteuid() == 0:
-        theirs = [folder for folder in os.environ.get("PATH", "").split(":") if _is_only_roots(folder)]
-        kept["PATH"] = ":".join(dict.fromkeys((*FOLDERS.split(":"), *theirs)))
+        theirs = [folder for folder in os.environ.get("PATH", "").split(":") if _is_root_only(folder)]
+        kept["PATH"] = ":".join(dict.fromkeys((*SEARCH_PATH.split(":"), *theirs)))
     return kept
 
 
-def _is_only_roots(folder: str) -> bool:
-    """Return whether nobody but root can put a program at this absolute path."""
+def _is_root_only(folder: str) -> bool:
+    """Return whether only root can put a program into this absolute path."""
     if not folder.startswith("/"):
         return False
     try:
@@ -78,4 +78,4 @@ def _is_only_roots(folder: str) -> bool:
         found = [one.stat() for one in (real, *real.parents)]
     except OSError:
         return False
-    return all(one.st_uid == 0 and not one.st_mode & _OTHERS_MAY_WRITE for one in found)
+    return all(one.st_uid == 0 and not one.st_mode & _WRITABLE_BY_OTHERS for one in found)

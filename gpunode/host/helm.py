@@ -1,4 +1,4 @@
-"""Helm, where a chart owns the objects: what is released, and the commands that release."""
+"""Helm, where a chart owns the objects: its releases, and the commands that change them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Final
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import Released, released
-from gpunode.host.cluster_programs import HelmMissing, caller_environment, find_program, where_to_install
+from gpunode.host.cluster_programs import HelmMissing, caller_environment, describe_install_location, find_program
 from gpunode.host.process import Runner
 
-_READ_S: Final = 60.0
-_LARGEST_ANSWER: Final = 64 << 20
-# Images are pulled, and controllers made ready, before it answers.
-_RELEASE_S: Final = 1800.0
+_READ_TIMEOUT_S: Final = 60.0
+_MAX_OUTPUT_BYTES: Final = 64 << 20
+# It returns after images are pulled and controllers are ready.
+_RELEASE_TIMEOUT_S: Final = 1800.0
 
 
 class Helm:
     """Helm in the cluster of a context.
 
     Raises:
-        HelmMissing: there is none on this machine.
+        HelmMissing: if Helm is not installed.
     """
 
     def __init__(self, context: str = "", kubeconfig: str = "") -> None:
@@ -32,7 +32,7 @@ class Helm:
             raise HelmMissing(
                 "helm was not found",
                 why="a chart owns these objects, and Helm installs charts",
-                hint=f"install Helm (https://helm.sh/docs/intro/install) into {where_to_install('helm')}",
+                hint=f"install Helm (https://helm.sh/docs/intro/install) into {describe_install_location('helm')}",
             )
         options = (("--kube-context", context) if context else ()) + (
             ("--kubeconfig", kubeconfig) if kubeconfig else ()
@@ -40,46 +40,50 @@ class Helm:
         self.program = (program, *options)
         self._runner = Runner()
 
-    def releases(self, charts: Collection[str]) -> tuple[Released, ...]:
-        """The releases of these charts that the cluster has, also those that failed.
+    def list_releases(self, charts: Collection[str]) -> tuple[Released, ...]:
+        """Return the releases of these charts in the cluster, failed ones too.
 
         Raises:
-            ChangeFailed: Helm cannot say.
+            ChangeFailed: if Helm cannot list them.
         """
-        return tuple(replace(one, values=self._values(one)) for one in self._listed() if one.chart in charts)
+        return tuple(replace(one, values=self._read_values(one)) for one in self._list_all() if one.chart in charts)
 
-    def releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
-        """The releases at these namespaces and names.
+    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
+        """Return the releases with these namespaces and names.
 
         Raises:
-            as ``releases``.
+            ChangeFailed: as ``list_releases``.
         """
-        found = (one for one in self._listed() if (one.namespace, one.name) in places)
-        return tuple(replace(one, values=self._values(one)) for one in found)
+        found = (one for one in self._list_all() if (one.namespace, one.name) in places)
+        return tuple(replace(one, values=self._read_values(one)) for one in found)
 
-    def revisions(self) -> Mapping[tuple[str, str], int]:
-        """How often each release was released, by its namespace and name.
+    def count_revisions(self) -> Mapping[tuple[str, str], int]:
+        """Return the revision of each release, by its namespace and name.
 
         Raises:
-            as ``releases``.
+            ChangeFailed: as ``list_releases``.
         """
-        return {(one.namespace, one.name): one.revision for one in self._listed()}
+        return {(one.namespace, one.name): one.revision for one in self._list_all()}
 
-    def _listed(self) -> Iterator[Released]:
-        return map(released, self._json("list", "--all-namespaces", "--all", "--max", "0") or ())
+    def _list_all(self) -> Iterator[Released]:
+        return map(released, self._run_for_json("list", "--all-namespaces", "--all", "--max", "0") or ())
 
-    def _values(self, release: Released) -> Mapping[str, Any]:
-        found: Mapping[str, Any] | None = self._json("get", "values", release.name, "--namespace", release.namespace)
+    def _read_values(self, release: Released) -> Mapping[str, Any]:
+        found: Mapping[str, Any] | None = self._run_for_json(
+            "get", "values", release.name, "--namespace", release.namespace
+        )
         return found or {}
 
     def run(self, argv: tuple[str, ...]) -> None:
-        """The command of Helm, without its program, has been carried out.
+        """Run a Helm command, given without the program's name.
 
         Raises:
-            ChangeFailed: it was not.
+            ChangeFailed: if it fails.
         """
-        words, values = values_as_input(argv)
-        done = self._runner.run((*self.program, *words), timeout_s=_RELEASE_S, stdin=values, env=caller_environment())
+        words, values = move_values_to_stdin(argv)
+        done = self._runner.run(
+            (*self.program, *words), timeout_s=_RELEASE_TIMEOUT_S, stdin=values, env=caller_environment()
+        )
         if not done.ok:
             raise ChangeFailed(
                 f"helm {argv[0]} failed",
@@ -87,12 +91,12 @@ class Helm:
                 hint=f"see what became of it: {command('helm', 'list', '--all-namespaces', '--all')}",
             )
 
-    def _json(self, *words: str) -> Any:
+    def _run_for_json(self, *words: str) -> Any:
         done = self._runner.run(
             (*self.program, *words, "--output", "json"),
-            timeout_s=_READ_S,
+            timeout_s=_READ_TIMEOUT_S,
             env=caller_environment(),
-            limit_bytes=_LARGEST_ANSWER,
+            limit_bytes=_MAX_OUTPUT_BYTES,
             only_reads=True,
         )
         if not done.ok:
@@ -102,13 +106,13 @@ class Helm:
         return json.loads(done.stdout or b"null")
 
 
-def values_as_input(argv: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
-    """The same command with its values on standard input: every user of the machine can read a command's words."""
-    given = [at for at, word in enumerate(argv) if word == "--set-json"]
-    if not given:
+def move_values_to_stdin(argv: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
+    """Return the command and its values for standard input: any user of the machine can read a command line."""
+    options = [at for at, word in enumerate(argv) if word == "--set-json"]
+    if not options:
         return tuple(argv), b""
-    pairs = (argv[at + 1].partition("=") for at in given)
+    pairs = (argv[at + 1].partition("=") for at in options)
     values = {key: json.loads(value) for key, _, value in pairs}
-    of_values = {place for at in given for place in (at, at + 1)}
-    words = (word for at, word in enumerate(argv) if at not in of_values)
+    dropped = {place for at in options for place in (at, at + 1)}
+    words = (word for at, word in enumerate(argv) if at not in dropped)
     return (*words, "--values", "-"), json.dumps(values).encode()

@@ -11,19 +11,19 @@ from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undete
 from gpunode.host.process import Finished
 from gpunode.redaction.secrets import text as redact
 
-Typed: TypeAlias = Callable[..., Command]
+CommandBuilder: TypeAlias = Callable[..., Command]
 # --show-managed-fields, by which gpunode tells its own fields from those of others, came with it: kubernetes issue
 # 107947 names the change, number 96878. Debian 12 packages 1.20.
-MINIMUM: Final = (1, 21)
+MINIMUM_VERSION: Final = (1, 21)
 # kubectl supports API servers of one minor version to either side. Source: kubernetes.io, "Version Skew Policy".
 _SUPPORTED_SKEW: Final = 1
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?")
-# Its log, which repeats the error for each try; further lines of an entry are indented.
-_LOG: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*(?:\n[ \t].*)*\n?|^Warning: .*\n?", re.MULTILINE)
-_SHOWN: Final = 12
-# Where its own words begin, after those of a login plugin.
-_OWN: Final = re.compile(r"(?:error: |Error from server|Unable to connect|The connection to|The [A-Z]\w+ \")")
-# What kubectl says, and what it means; seen with 1.20 and 1.36.
+# Log entries, which repeat the error for each retry; continuation lines are indented.
+_LOG_ENTRY: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*(?:\n[ \t].*)*\n?|^Warning: .*\n?", re.MULTILINE)
+_MAX_LINES: Final = 12
+# Start of an error of kubectl's own, after those of a login plugin.
+_KUBECTL_ERROR: Final = re.compile(r"(?:error: |Error from server|Unable to connect|The connection to|The [A-Z]\w+ \")")
+# kubectl's error messages, as 1.20 and 1.36 print them.
 _PLUGIN_MISSING: Final = re.compile(
     r"exec: executable (\S+) not found|exec: fork/exec (\S+): (?:no such file or directory|permission denied)"
 )
@@ -36,7 +36,7 @@ _UNREACHABLE: Final = re.compile(
     r"|Client\.Timeout|ServiceUnavailable|unable to handle the request|etcdserver|INTERNAL_ERROR|EOF$",
     re.MULTILINE,
 )
-_LOGIN: Final = re.compile(
+_LOGIN_REJECTED: Final = re.compile(
     r"Unauthorized|must be logged in|asked for the client to provide credentials|token.* expired"
 )
 _NO_CONTEXT: Final = re.compile(
@@ -51,7 +51,7 @@ _UNREADABLE: Final = re.compile(
 )
 # The API server answered, and an aggregated API behind it did not: each group with its version and why, after commas.
 # Source: client-go discovery, ErrGroupDiscoveryFailed.
-_INCOMPLETE: Final = "unable to retrieve the complete list of server APIs: "
+_INCOMPLETE_LIST: Final = "unable to retrieve the complete list of server APIs: "
 _FAILED_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)")
 # The API server answered, and quotes why it could not reach somebody else.
 _WEBHOOK: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
@@ -59,10 +59,10 @@ _FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|p
 _NO_KIND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
-_NOT_GONE: Final = re.compile(r"timed out waiting for the condition on (\S+)")
+_DELETE_TIMED_OUT: Final = re.compile(r"timed out waiting for the condition on (\S+)")
 _CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
-# The login programs of kubeconfigs that clouds write, and what brings them, as their documentation says.
-_INSTALL: Final = {
+# Login plugins in the kubeconfigs of cloud providers, and how to install them, from the providers' documentation.
+_PLUGIN_INSTALL_HINTS: Final = {
     "aws": "install the AWS CLI, version 2",
     "aws-iam-authenticator": "install aws-iam-authenticator, or have the AWS CLI write a kubeconfig that does not need "
     "it: aws eks update-kubeconfig --name CLUSTER",
@@ -71,142 +71,149 @@ _INSTALL: Final = {
 }
 
 
-# What kubectl advises at a conflict: to force it.
+# kubectl's advice on a conflict: force it.
 _ADVICE: Final = re.compile(r"\nPlease review the fields above--.*?#conflicts", re.DOTALL)
 
 
 class Forbidden(Refused):
-    """The credential may not do this; what it may do is done."""
+    """The credential does not permit this request; others may still succeed."""
 
     meaning = Refused.meaning
 
 
-def words_of(done: Finished) -> str:
-    """Return what kubectl told its user, and not its log; secrets redacted."""
-    said = _ADVICE.sub("", _LOG.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace")))
-    # Why there are none follows, and no secret. A login plugin that is tried again says the same again.
-    said = said.replace("getting credentials: ", "getting credentials, ")
-    lines = dict.fromkeys(line for line in redact(said).splitlines() if line.strip())
-    return "\n".join([*lines][:_SHOWN])
+def clean_output(done: Finished) -> str:
+    """Return the errors that kubectl printed, without its log, at most ``_MAX_LINES`` lines; secrets redacted."""
+    output = _ADVICE.sub(
+        "", _LOG_ENTRY.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace"))
+    )
+    # The reason follows, which is no secret. A plugin that is retried prints the same again.
+    output = output.replace("getting credentials: ", "getting credentials, ")
+    lines = dict.fromkeys(line for line in redact(output).splitlines() if line.strip())
+    return "\n".join([*lines][:_MAX_LINES])
 
 
-def reason(said: str) -> str:
-    """Return the line of kubectl's words that tells why: the first of its own, or else the first."""
-    lines = said.splitlines()
-    return next(filter(_OWN.match, lines), lines[0] if lines else "")
+def main_error_line(output: str) -> str:
+    """Return the line of kubectl's output that gives the reason: its first own error, else the first line."""
+    lines = output.splitlines()
+    return next(filter(_KUBECTL_ERROR.match, lines), lines[0] if lines else "")
 
 
-def failure(done: Finished, typed: Typed, where: Callable[[str], str] = lambda _: "your PATH") -> GpunodeError:
-    """Return the error that kubectl's failure means.
+def explain_failure(
+    done: Finished, build_command: CommandBuilder, install_location: Callable[[str], str] = lambda _: "your PATH"
+) -> GpunodeError:
+    """Return the error that explains why kubectl failed.
 
     Args:
-        done: how it ended.
-        typed: makes the kubectl command of words, as the user types it.
-        where: says where a program is to be put, by the program's name.
+        done: the finished kubectl.
+        build_command: returns the kubectl command for some words, as the user types it.
+        install_location: returns where to install the program of a name.
     """
-    said = words_of(done)
+    output = clean_output(done)
     return (
-        _of_incomplete_list(said, typed)
-        or _of_configuration(said, typed)
-        or _of_login(said, typed, where)
-        or _of_connection(done, said, typed)
-        or _of_request(done, said, typed)
+        _explain_incomplete_list(output, build_command)
+        or _explain_configuration(output, build_command)
+        or _explain_login(output, build_command, install_location)
+        or _explain_connection(done, output, build_command)
+        or _explain_request(done, output, build_command)
     )
 
 
 def failed_groups(done: Finished) -> frozenset[str]:
-    """Return the API groups that are missing from a list of kinds; none where the list failed for another reason."""
-    _, incomplete, said = words_of(done).partition(_INCOMPLETE)
-    return frozenset(_FAILED_GROUP.findall(said)) if incomplete else frozenset()
+    """Return the API groups that are missing from a list of kinds; empty if the list failed for another reason."""
+    _, incomplete, groups = clean_output(done).partition(_INCOMPLETE_LIST)
+    return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
 
 
-def _of_incomplete_list(said: str, typed: Typed) -> ChangeFailed | None:
-    """Return which aggregated API keeps kinds of objects from being listed; None where that is not the reason."""
-    if _INCOMPLETE not in said:
+def _explain_incomplete_list(output: str, build_command: CommandBuilder) -> ChangeFailed | None:
+    """Return an error if an aggregated API keeps the kinds from being listed, else None."""
+    if _INCOMPLETE_LIST not in output:
         return None
     return ChangeFailed(
         "the cluster does not list all of its kinds of objects",
-        why=reason(said),
-        hint=f"mend the aggregated API that is not available, or delete its APIService:\n{typed('get', 'apiservices')}",
+        why=main_error_line(output),
+        hint="repair the aggregated API that is not available, or delete its APIService:\n"
+        f"{build_command('get', 'apiservices')}",
     )
 
 
-def _of_configuration(said: str, typed: Typed) -> UsageError | None:
-    """Return what is wrong with the kubeconfig; None where nothing is."""
-    if match := _NO_CONTEXT.search(said):
-        hint = f"see which there are:\n{typed('config', 'get-contexts')}"
+def _explain_configuration(output: str, build_command: CommandBuilder) -> UsageError | None:
+    """Return an error if the kubeconfig is wrong, else None."""
+    if match := _NO_CONTEXT.search(output):
+        hint = f"see which there are:\n{build_command('config', 'get-contexts')}"
         return UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
             hint=hint,
         )
-    if match := _UNREADABLE.search(said):
+    if match := _UNREADABLE.search(output):
         return UsageError(
             f"kubectl cannot read {match[1] or match[2]}",
-            why=reason(said),
+            why=main_error_line(output),
             hint="correct the file or its permissions, or name another kubeconfig: --kubeconfig FILE",
         )
-    if _NO_CLUSTER.search(said):
+    if _NO_CLUSTER.search(output):
         return UsageError(
             "kubectl has no cluster configured",
-            why=reason(said),
+            why=main_error_line(output),
             hint="set KUBECONFIG, or name a file: --kubeconfig FILE",
         )
     return None
 
 
-def _of_login(said: str, typed: Typed, where: Callable[[str], str]) -> GpunodeError | None:
-    """Return why kubectl could not log in; None where it could, or never came so far."""
-    check = f"then check: {typed('auth', 'whoami')}"
-    if match := _PLUGIN_MISSING.search(said):
+def _explain_login(
+    output: str, build_command: CommandBuilder, install_location: Callable[[str], str]
+) -> GpunodeError | None:
+    """Return an error if kubectl could not log in, else None."""
+    check = f"then check: {build_command('auth', 'whoami')}"
+    if match := _PLUGIN_MISSING.search(output):
         program = match[1] or match[2]
-        advice = _INSTALL_HINT.search(said)
-        brought = advice[1] if advice else _INSTALL.get(program, f"install {program}")
-        place = "" if "/" in program else f"\nit has to be in {where(program)}"
+        advice = _INSTALL_HINT.search(output)
+        install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
+        location = "" if "/" in program else f"\nit has to be in {install_location(program)}"
         return Refused(
             f"your kubeconfig logs in by {program}, which cannot be run",
-            why=reason(said),
-            hint=f"{brought}{place}\n{check}",
+            why=main_error_line(output),
+            hint=f"{install}{location}\n{check}",
         )
-    if match := _PLUGIN_FAILED.search(said):
+    if match := _PLUGIN_FAILED.search(output):
         return Refused(
             f"the login by {match[1] or 'your kubeconfig'} failed",
-            why=said,
+            why=output,
             hint=f"log in again as your cluster's provider says, {check}",
         )
-    if _LOGIN.search(said):
+    if _LOGIN_REJECTED.search(output):
         return Refused(
             "the cluster does not accept your credentials",
-            why=reason(said),
+            why=main_error_line(output),
             hint=f"log in again, {check}",
         )
     return None
 
 
-def _of_connection(done: Finished, said: str, typed: Typed) -> GpunodeError | None:
-    """Return why the API server cannot be asked; None where it answered."""
-    if _WEBHOOK.search(said):
+def _explain_connection(done: Finished, output: str, build_command: CommandBuilder) -> GpunodeError | None:
+    """Return an error if the API server cannot be reached, else None."""
+    if _WEBHOOK.search(output):
         return None
-    if _CERTIFICATE.search(said):
+    if _CERTIFICATE.search(output):
         return Undetermined(
             "the certificate of the API server is not one that your kubeconfig trusts",
-            why=reason(said),
-            hint=_of_certificate(said),
+            why=main_error_line(output),
+            hint=_certificate_hint(output),
         )
-    if done.timed_out or _UNREACHABLE.search(said):
+    if done.timed_out or _UNREACHABLE.search(output):
         return Undetermined(
             "the cluster does not answer",
-            why=reason(said) or f"kubectl took longer than {done.seconds:.0f} s",
-            hint=f"check that you reach it:\n{typed('cluster-info')}",
+            why=main_error_line(output) or f"kubectl took longer than {done.seconds:.0f} s",
+            hint=f"check that you reach it:\n{build_command('cluster-info')}",
         )
     return None
 
 
-def _of_certificate(said: str) -> str:
-    """Return what to do about a certificate that is not accepted."""
-    if "expired" in said or "not yet valid" in said:
+def _certificate_hint(output: str) -> str:
+    """Return the hint for a certificate that is rejected."""
+    if "expired" in output or "not yet valid" in output:
         return "see whether this machine's clock is right: date\nif it is, renew the certificate on the control plane"
-    if "valid for" in said:
+    if "valid for" in output:
         return "name the server in the kubeconfig as its certificate does, or set tls-server-name there"
     return (
         "fetch the kubeconfig of this cluster anew: its certificate-authority-data is another cluster's, or older than "
@@ -214,46 +221,46 @@ def _of_certificate(said: str) -> str:
     )
 
 
-def _of_request(done: Finished, said: str, typed: Typed) -> GpunodeError:
-    """Return what the API server, or kubectl itself, has against the request."""
-    if match := _WEBHOOK.search(said):
+def _explain_request(done: Finished, output: str, build_command: CommandBuilder) -> GpunodeError:
+    """Return the error for a request that the API server, or kubectl itself, rejects."""
+    if match := _WEBHOOK.search(output):
         kinds = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
         return Refused(
             f"the admission webhook {match[1]} of this cluster does not answer",
-            why=reason(said),
-            hint=f"have its owner mend it; see to whom it belongs: {typed('get', kinds)}",
+            why=main_error_line(output),
+            hint=f"have its owner mend it; see to whom it belongs: {build_command('get', kinds)}",
         )
-    if match := _NO_KIND.search(said):
+    if match := _NO_KIND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
         return Refused(
             f"this cluster does not know {kind}",
-            why=reason(said),
+            why=main_error_line(output),
             hint="its Kubernetes is too old for it, or a custom resource is missing; check with: "
-            + typed("api-resources"),
+            + build_command("api-resources"),
         )
-    if _FORBIDDEN.search(said):
-        more = len(said.splitlines()) - 1
+    if _FORBIDDEN.search(output):
+        more = len(output.splitlines()) - 1
         return Forbidden(
             "your credentials may not do this",
-            why=reason(said) + (f"; and {more} more like this" if more else ""),
-            hint=f"see what they may do:\n{typed('auth', 'can-i', '--list')}",
+            why=main_error_line(output) + (f"; and {more} more like this" if more else ""),
+            hint=f"see what they may do:\n{build_command('auth', 'can-i', '--list')}",
         )
-    if match := _CONFLICT.search(said):
+    if match := _CONFLICT.search(output):
         return Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
-            why=said,
+            why=output,
             hint="change the recipe to what is there, or have its owner give it up; gpunode does not force it",
         )
-    if match := _NOT_GONE.search(said):
+    if match := _DELETE_TIMED_OUT.search(output):
         return ChangeFailed(
             f"{match[1]} is still being deleted",
             why="it goes when all of it has ended: a node whose kubelet is away ends no pod, and a finalizer may wait",
-            hint=f"see what has not ended:\n{typed('get', 'pods', '--all-namespaces', '--output', 'wide')}",
+            hint=f"see what has not ended:\n{build_command('get', 'pods', '--all-namespaces', '--output', 'wide')}",
         )
     return ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
-        why=said or f"exit status {done.exit_status}",
-        hint=f"see whether kubectl reaches the cluster at all:\n{typed('get', 'nodes')}",
+        why=output or f"exit status {done.exit_status}",
+        hint=f"see whether kubectl reaches the cluster at all:\n{build_command('get', 'nodes')}",
     )
 
 
@@ -262,33 +269,33 @@ _VERBS: Final = frozenset(
 )
 
 
-def version_of(written: str) -> tuple[int, int] | None:
+def parse_version(text: str) -> tuple[int, int] | None:
     """Return the major and minor version of ``v1.36.2``, ``v1.33.5-gke.1080000`` or ``v1.31.4+k3s1``."""
-    match = _VERSION.match(written)
+    match = _VERSION.match(text)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def refuse_old(written: str, program: str, install: str) -> None:
-    """Refuse a kubectl that lacks what gpunode asks of it.
+def refuse_old(version_text: str, program: str, install: str) -> None:
+    """Refuse a kubectl that lacks an option that gpunode needs.
 
     Args:
-        written: its version, as it writes it; empty where it did not say.
-        program: where it is.
-        install: what to do instead.
+        version_text: its version as it prints it; empty if it printed none.
+        program: its path.
+        install: how to install another.
     """
-    version = version_of(written)
-    if version is not None and version < MINIMUM:
-        needed = ".".join(map(str, MINIMUM))
+    version = parse_version(version_text)
+    if version is not None and version < MINIMUM_VERSION:
+        needed = ".".join(map(str, MINIMUM_VERSION))
         raise Refused(
-            f"kubectl {written.lstrip('v')} is too old: gpunode needs {needed} or newer",
+            f"kubectl {version_text.lstrip('v')} is too old: gpunode needs {needed} or newer",
             why=f"{program} has no --show-managed-fields, by which gpunode tells its own fields from those of others",
             hint=install,
         )
 
 
-def skew(client: str, server: str) -> str:
-    """Return a warning, in a sentence, where kubectl is too far from the API server's version; else nothing."""
-    ours, theirs = version_of(client), version_of(server)
+def version_skew_warning(client: str, server: str) -> str:
+    """Return a warning if kubectl is too many versions away from the API server; otherwise empty."""
+    ours, theirs = parse_version(client), parse_version(server)
     if ours is None or theirs is None or abs(ours[1] - theirs[1]) <= _SUPPORTED_SKEW:
         return ""
     return (
@@ -298,14 +305,14 @@ def skew(client: str, server: str) -> str:
 
 
 def is_about_objects(done: Finished) -> bool:
-    """Return whether the API server answered, and refused some of the objects."""
-    said = words_of(done)
-    signs = (_UNREACHABLE, _LOGIN, _NO_CLUSTER, _CERTIFICATE)
-    return not done.timed_out and (bool(_WEBHOOK.search(said)) or not any(sign.search(said) for sign in signs))
+    """Return whether the API server answered, and rejected some of the objects."""
+    output = clean_output(done)
+    signs = (_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER, _CERTIFICATE)
+    return not done.timed_out and (bool(_WEBHOOK.search(output)) or not any(sign.search(output) for sign in signs))
 
 
-def errors(said: str) -> list[str]:
-    """Return the errors that kubectl tells, one each; with a conflict its fields, which are lines of their own."""
-    said = _ADVICE.sub("", _LOG.sub("", said)).strip()
-    parts = re.split(r"\n(?=error: |Error from server|Apply failed with |The [A-Z]\w+ )", said)
+def split_errors(output: str) -> list[str]:
+    """Return the separate errors in kubectl's output; a conflict with its fields, which are on lines of their own."""
+    output = _ADVICE.sub("", _LOG_ENTRY.sub("", output)).strip()
+    parts = re.split(r"\n(?=error: |Error from server|Apply failed with |The [A-Z]\w+ )", output)
     return [part.strip() for part in parts if part.strip()]

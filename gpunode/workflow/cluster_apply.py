@@ -262,7 +262,7 @@ def _apply(body: Body, cluster: Cluster, manager: str) -> None:
 
 def _give_up(bare: Body, cluster: Cluster, manager: str) -> None:
     """Leave the object to its other owners: without our fields, or where it cannot do without them, with our values."""
-    if not cluster.try_out([bare], manager).errors:
+    if not cluster.dry_run([bare], manager).errors:
         cluster.apply(bare, manager)
         return
     for live in cluster.get([bare]):

@@ -10,8 +10,8 @@ from typing import Any, Final
 from gpunode.command import command, gpunode
 from gpunode.errors import GpunodeError, Refused, Undetermined
 from gpunode.facts.helm import Released
-from gpunode.host.cluster import Body, Cluster, Identity, Tried
-from gpunode.host.kubectl import Forbidden, reason
+from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
+from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Release, Rendered
 from gpunode.kubernetes.reconcile import (
@@ -76,7 +76,7 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
         Conflict: another field manager owns what gpunode would set.
         UsageError, Undetermined: the cluster cannot be asked.
     """
-    identity = cluster.identity()
+    identity = cluster.identify()
     if rendered.kind:
         check_kind(rendered.kind, identity)
     skipped: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ def _present(
     """Return what the cluster has of it, and what to know of what else it has."""
     # First: where Helm is missing nobody waits for thousands of Nodes to be told so.
     charts = {one.chart for one in rendered.releases}
-    releases = cluster.helm.releases(charts) if charts else ()
+    releases = cluster.helm.list_releases(charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     refuse_other_handler(rendered, objects)
     nodes = _nodes([edit.node for edit in rendered.nodes], cluster)
@@ -196,7 +196,7 @@ def _operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects by which a GPU Operator is known, and a sentence for those that cannot be looked at."""
 
     def custom() -> Sequence[Body]:
-        kinds = [kind for kind in cluster.kinds_of(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
+        kinds = [kind for kind in cluster.list_kinds(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
         return cluster.list(",".join(kinds)) if kinds else ()
 
     def deployments() -> Sequence[Body]:
@@ -213,7 +213,7 @@ def _unless_refused(what: str, ask: Callable[[], Sequence[Body]]) -> tuple[Seque
     except Undetermined:
         raise
     except GpunodeError as error:
-        return (), (f"{what} were not looked at, so a GPU Operator may be there: {reason(error.why)}",)
+        return (), (f"{what} were not looked at, so a GPU Operator may be there: {main_error_line(error.why)}",)
 
 
 def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
@@ -226,11 +226,11 @@ def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
     bodies = [one.body for one in rendered.objects if one.namespace not in missing]
-    there = cluster.try_out(bodies, manager_of(""))
+    there = cluster.dry_run(bodies, manager_of(""))
     _refuse(there, bodies, cluster)
     moved = [_moved(one.body) for one in rendered.objects if one.namespace in missing]
-    said = cluster.try_out(moved, manager_of("")).errors
-    _refuse(Tried((), tuple(filter(_is_of_fields, said))), moved, cluster)
+    said = cluster.dry_run(moved, manager_of("")).errors
+    _refuse(DryRunResult((), tuple(filter(_is_of_fields, said))), moved, cluster)
     about = f"not tried out, since namespace {', '.join(sorted(missing))} is yet to be made, and default refuses it"
     return there.objects, [f"{about}: {redact(' '.join(one.split()))}" for one in said if not _is_of_fields(one)]
 
@@ -256,10 +256,10 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
             body: dict[str, Any] = dict(node_body(edit, live))
             body.pop("spec", None)
             pending.append(body)
-    _refuse(cluster.try_out(pending, manager_of("Node")), pending, cluster)
+    _refuse(cluster.dry_run(pending, manager_of("Node")), pending, cluster)
 
 
-def _refuse(tried: Tried, wanted: Sequence[Body], cluster: Cluster) -> None:
+def _refuse(tried: DryRunResult, wanted: Sequence[Body], cluster: Cluster) -> None:
     if not tried.errors:
         return
     said = "\n".join(tried.errors)
@@ -289,7 +289,7 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     if not plan.changes:
         return
     wishes = tuple(dict.fromkeys(wish for one in plan.changes if one.kind in _API for wish in _wishes(one)))
-    allowed = cluster.allowed(wishes)
+    allowed = cluster.check_access(wishes)
     missing = [wish for wish, may in zip(wishes, allowed, strict=True) if not may]
     if missing:
         rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where in missing)
@@ -311,7 +311,7 @@ def _nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
     """The Nodes of these names, as far as they are there; of many all are listed, in short, which is one request."""
     if len(names) > _MANY:
         wanted = frozenset(names)
-        return [one for one in cluster.nodes() if one["metadata"]["name"] in wanted]
+        return [one for one in cluster.list_nodes() if one["metadata"]["name"] in wanted]
     return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
 
 

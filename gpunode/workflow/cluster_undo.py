@@ -13,7 +13,7 @@ from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
-from gpunode.host.cluster import Body, Cluster, Identity, Tried
+from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import backwards, label
 from gpunode.journal.store import Store
@@ -55,10 +55,10 @@ def removal(cluster: Cluster) -> ClusterPlan:
     Raises:
         as ``cluster_plan.planned``.
     """
-    identity = cluster.identity()
+    identity = cluster.identify()
     try:
         named = cluster.list(_NAMED, "--all-namespaces", "--selector", OURS)
-        found = (*cluster.list(_WHOLE), *cluster.nodes(), *named, *_jobs_of_checks(cluster))
+        found = (*cluster.list(_WHOLE), *cluster.list_nodes(), *named, *_jobs_of_checks(cluster))
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER):
@@ -111,7 +111,7 @@ def _removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) -> Clus
 def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:
     """The releases that gpunode made, by the Secrets in which Helm keeps them."""
     found = _ours(cluster)
-    there = {(one.namespace, one.name): one for one in cluster.helm.releases_at(found)} if found else {}
+    there = {(one.namespace, one.name): one for one in cluster.helm.list_releases_at(found)} if found else {}
     for namespace, name in found:
         argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
         live = there.get((namespace, name))
@@ -121,7 +121,7 @@ def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:
 
 def _ours(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     """The namespaces and names of the releases that gpunode made."""
-    secrets = cluster.metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
+    secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
     places = ((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
     return tuple(dict.fromkeys(places))
 
@@ -143,7 +143,7 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
         Refused: the run was in another cluster.
         Conflict: somebody changed one of our fields since, or put a release of their own in the place of ours.
     """
-    identity = cluster.identity()
+    identity = cluster.identify()
     found = (intent.change for intent in backwards(store.read(of)))
     back = [one for one in found if isinstance(one, CommandChange | ObjectChange)]
     changes = ObjectChange.among(back)
@@ -160,7 +160,7 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     _refuse_edited(changes, live, cluster)
     back = [_as_it_is(one, live) for one in back]
     pending = [one for one in ObjectChange.among(back) if one.before != one.after]
-    revisions = cluster.helm.revisions() if commands else {}
+    revisions = cluster.helm.count_revisions() if commands else {}
     due = [one for one in commands if is_due(one, revisions)]
     _refuse_replaced([made for one in commands if (made := _made(one)) in revisions], cluster)
     released = (one for one in (_step(change, cluster, live, set()) for change in due) if one.state == "delete")
@@ -252,10 +252,10 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: Live, cluster: Cluster
         now = fields_now(change, there)
         if there is None or now is None or now in (change.before, change.after):
             continue
-        tried, why = Tried(()), ""
+        tried, why = DryRunResult(()), ""
         if change.before is not None:
             left = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
-            tried = cluster.try_out([left], manager_of(change.kind))
+            tried = cluster.dry_run([left], manager_of(change.kind))
             said = "\n".join(tried.errors)
             why = "\n".join(conflict_lines(said, [left], [there])) or said
         again = owned(tried.objects[0], manager_of(change.kind)) if tried.objects else None

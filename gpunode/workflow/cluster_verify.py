@@ -13,7 +13,7 @@ from typing import Final
 from gpunode.check import Check
 from gpunode.command import Command, command, gpunode
 from gpunode.errors import ChangeFailed, GpunodeError, Undetermined
-from gpunode.host.cluster import Body, Cluster, Tried
+from gpunode.host.cluster import Body, Cluster, DryRunResult
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import node_checks
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
@@ -80,7 +80,7 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     kubernetes = asked.recipe.kubernetes
     assert kubernetes is not None  # rendered
     if wanted.kind:
-        check_kind(wanted.kind, cluster.identity())
+        check_kind(wanted.kind, cluster.identify())
         # Its workers are containers of this machine, whose own runtime tells nothing of theirs.
         asked = replace(asked, nodes=members(kubernetes, asked.nodes), on_node=lambda _: None)
     nodes = {node.name: node for node in asked.nodes if node.gpus}
@@ -174,7 +174,7 @@ def _offers(
 
 def _kubelet(node: str, live: Body, asked: Asked, cluster: Cluster) -> Check:
     try:
-        settings = cluster.kubelet_settings(node)
+        settings = cluster.read_kubelet_config(node)
     except GpunodeError as error:
         said = (error.why or error.what).strip().splitlines()[-1]
         return Check(f"kubelet/{node}", f"kubelet of {node}", "not run", f"its settings cannot be read: {said}")
@@ -261,15 +261,15 @@ def _clear_leftovers(tried: Sequence[Trial], cluster: Cluster) -> Sequence[Check
 
 
 @contextmanager
-def _created(tried: Sequence[Trial], timeout_s: int, cluster: Cluster) -> Iterator[Tried]:
+def _created(tried: Sequence[Trial], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
     """The objects of the trials, as far as the API server takes them; afterwards they are gone, whatever happens."""
     job = deadline_job(tried[0], timeout_s)
     bodies = [job, *(body for one in tried for body in one.bodies)]
-    made: Tried | None = None
+    made: DryRunResult | None = None
     try:
         owner = cluster.create([job])
-        created = Tried(()) if owner.errors else cluster.create(owned_by(owner.objects[0], bodies[1:]))
-        made = Tried((*created.objects, *owner.objects), (*owner.errors, *created.errors))
+        created = DryRunResult(()) if owner.errors else cluster.create(owned_by(owner.objects[0], bodies[1:]))
+        made = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
         yield made
     finally:
         _delete(bodies if made is None else made.objects, tried[0], cluster)
@@ -290,7 +290,7 @@ def _delete(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> None:
         ) from error
 
 
-def _error(made: Tried, trial: Trial) -> str:
+def _error(made: DryRunResult, trial: Trial) -> str:
     """Why a pod was not created."""
     own = [text for text in made.errors if trial.name in text]
     return next(iter(own or made.errors), "the API server said nothing of it")
@@ -354,7 +354,7 @@ def _explained(ran: Ran, node: Body, cluster: Cluster) -> Ran:
 
 def _log(cluster: Cluster, namespace: str, pod: str) -> str | None:
     try:
-        return cluster.logs(namespace, pod)
+        return cluster.read_logs(namespace, pod)
     except GpunodeError:
         return None
 

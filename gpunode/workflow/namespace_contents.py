@@ -30,7 +30,7 @@ def contents(namespace: str, cluster: Cluster, going: Collection[str] = ()) -> I
         Undetermined: the cluster does not answer.
     """
     try:
-        kinds = [kind for kind in cluster.namespaced_kinds() if kind not in _TELLING]
+        kinds = [kind for kind in cluster.list_namespaced_kinds() if kind not in _TELLING]
         found = cluster.list(",".join(kinds), "--namespace", namespace)
     except Undetermined:
         raise

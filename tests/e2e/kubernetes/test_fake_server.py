@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from gpunode import builtin
-from gpunode.host.cluster import _items
+from gpunode.host.cluster import _flatten_documents
 from gpunode.host.process import Finished
 from gpunode.kubernetes.render import rendered
 from tests.e2e.kubernetes.control_plane import ADMIN, API_PROGRAMS, EXPIRED, STRANGER, ControlPlane
@@ -265,8 +265,8 @@ def assert_contained(made: bytes, real: bytes) -> None:
     if not made.startswith(b"{"):
         assert set(made.split()) <= set(real.split())
         return
-    objects = {place_of(one): dict(one) for one in _items(real)}
-    found = {place_of(one): dict(one) for one in _items(made)}
+    objects = {place_of(one): dict(one) for one in _flatten_documents(real)}
+    found = {place_of(one): dict(one) for one in _flatten_documents(made)}
     assert found.keys() == {place for place in objects if place[1] in {"", "gpu-system"}}
     for place, body in found.items():
         assert more(body, objects[place]) == {}, place

@@ -12,7 +12,7 @@ from gpunode.cli.boundary import run
 from gpunode.cli.clusters import Where
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
-from gpunode.host.cluster import _few
+from gpunode.host.cluster import _batches
 from gpunode.host.cluster_programs import HelmMissing, ProgramMissing
 from gpunode.journal.store import Store
 from gpunode.workflow.cluster_apply import Request, journaled
@@ -83,7 +83,7 @@ def test_the_journal_names_the_kubeconfig_from_the_root_on(
 def test_thousands_of_objects_are_asked_for_in_parts(number: int) -> None:
     """kubectl asks for each object by itself, and gpunode ends a call that takes a minute."""
     objects = [{"metadata": {"name": str(one)}} for one in range(number)]
-    parts = list(_few(objects))
+    parts = list(_batches(objects))
     assert [one for few in parts for one in few] == objects
     assert all(0 < len(few) <= 500 for few in parts)
 

@@ -39,7 +39,7 @@ def program(folder: Path, name: str, text: str = "exit 0") -> str:
 def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A caller who is root, with the only folder that root searches."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(cluster_programs, "FOLDERS", str(tmp_path / "fixed"))
+    monkeypatch.setattr(cluster_programs, "SEARCH_PATH", str(tmp_path / "fixed"))
     return tmp_path / "fixed"
 
 
@@ -101,7 +101,7 @@ def test_a_kubectl_that_is_too_old_is_asked_nothing_else(
 ) -> None:
     asked = stand_in(tmp_path, monkeypatch, "v1.20.2")
     with pytest.raises(Refused, match=r"1\.20\.2 is too old"):
-        Cluster().identity()
+        Cluster().identify()
     assert asked.read_text().splitlines() == ["version -o json --request-timeout=20s"]
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined, UsageError
-from gpunode.host.kubectl import errors, failed_groups, failure, is_about_objects, refuse_old, skew
+from gpunode.host.kubectl import (
+    explain_failure,
+    failed_groups,
+    is_about_objects,
+    refuse_old,
+    split_errors,
+    version_skew_warning,
+)
 from gpunode.host.process import Finished
 
 URL = "https://127.0.0.1:6443/api?timeout=20s"
@@ -121,7 +128,7 @@ def failed(said: str) -> Finished:
 def test_the_line_that_carries_the_reason_is_the_reason(
     said: str, kind: type[GpunodeError], what: str, why: str, hint: str
 ) -> None:
-    error = failure(failed(said), lambda *words: command("kubectl", *words))
+    error = explain_failure(failed(said), lambda *words: command("kubectl", *words))
     assert isinstance(error, kind)
     assert what in error.what
     assert why in error.why
@@ -138,7 +145,7 @@ def test_what_never_reached_the_server_is_about_no_object(said: str) -> None:
 
 def test_objects_are_told_one_by_one_without_the_log() -> None:
     both = 'The Pod "a" is invalid: x\nThe Pod "b" is invalid: y'
-    assert errors(f"{LOGGED}Warning: old\n{both}") == both.splitlines()
+    assert split_errors(f"{LOGGED}Warning: old\n{both}") == both.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -172,4 +179,4 @@ def test_a_kubectl_that_is_too_old_is_named_with_what_is_needed() -> None:
     [("1.32.4", "v1.36.2", True), ("1.36.2", "1.34.0", True), ("1.35.0", "1.36.2", False), ("", "1.36.2", False)],
 )
 def test_more_than_one_minor_version_apart_is_a_warning(client: str, server: str, warns: bool) -> None:
-    assert bool(skew(client, server)) is warns
+    assert bool(version_skew_warning(client, server)) is warns

@@ -124,7 +124,7 @@ class Elsewhere(Cluster):
     def __init__(self) -> None:
         self.kubectl = ("kubectl",)
 
-    def identity(self) -> Identity:
+    def identify(self) -> Identity:
         return Identity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")
 
 

@@ -157,7 +157,7 @@ def test_name_that_no_node_can_have_is_refused(user: User) -> None:
 
 
 def test_no_rights_are_asked_for_where_none_are_needed(user: User) -> None:
-    assert Cluster().allowed(()) == ()
+    assert Cluster().check_access(()) == ()
     assert user.kubectl.calls == []
 
 

@@ -15,7 +15,7 @@ from gpunode.change.node import without_values
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Cluster, Identity
-from gpunode.host.helm import values_as_input
+from gpunode.host.helm import move_values_to_stdin
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.store import Store
 from gpunode.workflow.cluster_apply import Request, take_back
@@ -36,10 +36,10 @@ class StandInHelm:
     unreachable: frozenset[str] = frozenset()
     ran: list[tuple[str, ...]] = field(default_factory=list)
 
-    def releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
+    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
         return tuple(one for place, one in self.there.items() if place in places)
 
-    def revisions(self) -> Mapping[tuple[str, str], int]:
+    def count_revisions(self) -> Mapping[tuple[str, str], int]:
         return {place: one.revision for place, one in self.there.items()}
 
     def run(self, argv: tuple[str, ...]) -> None:
@@ -59,19 +59,19 @@ class StandInCluster:
     may_see_secrets: bool = True
     are_ours: bool = True
 
-    def identity(self) -> Identity:
+    def identify(self) -> Identity:
         return Identity("c", "https://c", "me", "v1.36.2", "uid")
 
     def list(self, *_: str) -> tuple[Any, ...]:
         return ()
 
-    def nodes(self) -> tuple[Any, ...]:
+    def list_nodes(self) -> tuple[Any, ...]:
         return ()
 
     def get(self, _: object) -> tuple[Any, ...]:
         return ()
 
-    def metadata(self, *_: str) -> tuple[Any, ...]:
+    def list_metadata(self, *_: str) -> tuple[Any, ...]:
         if not self.may_see_secrets:
             raise Forbidden("no", why="secrets is forbidden: cannot list", hint="ask")
         if not self.are_ours:
@@ -92,7 +92,7 @@ def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) 
     assert journal.stat().st_mode & 0o077 == 0
 
     carried_out(undoing(cast(Cluster, cluster), store, run), cluster, store, run)
-    words, values = values_as_input(cluster.helm.ran[-1])
+    words, values = move_values_to_stdin(cluster.helm.ran[-1])
     assert words[:3] == ("upgrade", "--install", "gpu-operator")
     assert (
         *words[words.index("--version") :][:2],

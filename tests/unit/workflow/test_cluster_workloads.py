@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Cluster
-from gpunode.host.helm import values_as_input
+from gpunode.host.helm import move_values_to_stdin
 from tests.fakes.api_server import ApiServer, Body
 from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, pod_of, run_daemon_sets
 
@@ -97,11 +97,11 @@ class Helm:
     make: Callable[[], object]
     there: tuple[Released, ...] = ()
 
-    def releases(self, charts: Collection[str]) -> tuple[Released, ...]:
+    def list_releases(self, charts: Collection[str]) -> tuple[Released, ...]:
         return tuple(one for one in self.there if one.chart in charts)
 
     def run(self, argv: tuple[str, ...]) -> None:
-        words, values = values_as_input(argv)
+        words, values = move_values_to_stdin(argv)
         namespace, version = (words[words.index(option) + 1] for option in ("--namespace", "--version"))
         self.there = (Released(namespace, words[2], words[2], version, 1, "deployed", json.loads(values)),)
         self.make()
