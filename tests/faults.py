@@ -64,8 +64,7 @@ _SECURE_BOOT: Final = (
 FAULTS: Final = (
     Fault("no-driver", "a fresh node: no driver was ever installed", ":", "driver-not-installed",
           node="fresh", core=True),
-    Fault("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "driver-module-not-loaded",
-          core=True),
+    Fault("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "driver-module-not-loaded"),
     Fault("module-blacklisted", "somebody blacklisted the module", "modprobe -r nvidia; "
           "echo 'blacklist nvidia' > /etc/modprobe.d/site.conf", "driver-module-not-loaded"),
     Fault("headers-missing", "the kernel's headers are gone and DKMS failed to build",
@@ -137,7 +136,7 @@ FAULTS: Final = (
           "held-or-broken-packages"),
     Fault("signed-by", "two lists name one repository with different keys",
           f"sed 's,signed-by=[^]]*,signed-by=/root/faults/stranger.gpg,' {_TOOLKIT_LIST} > "
-          "/etc/apt/sources.list.d/copied.list", "apt-signed-by-conflict", core=True),
+          "/etc/apt/sources.list.d/copied.list", "apt-signed-by-conflict"),
     Fault("signed-by-deb822", "a site's file of archives names one with a different key, in one of its paragraphs",
           f"url=$(sed -n 's,^deb [^]]*] *\\([^ ]*\\) .*,\\1,p' {_TOOLKIT_LIST}); "
           "lab-nonfree; cd /etc/apt/sources.list.d; set -- $(cat nonfree.list); rm nonfree.list; "
@@ -172,7 +171,7 @@ FAULTS: Final = (
           "sed -i s/580.178.04/570.86.15/ /etc/cdi/nvidia.yaml", "cdi-spec-stale"),
     Fault("toolkit-root", "the toolkit looks for the driver in a folder that is not there",
           f"sed -i 's,^\\[nvidia-container-cli\\],&\\nroot = \"/run/nvidia/driver\",' {_TOOLKIT}",
-          "toolkit-wrong-driver-root", core=True),
+          "toolkit-wrong-driver-root"),
     Fault("toolkit-ldconfig", "the toolkit's configuration came from Ubuntu",
           f"sed -i 's,@/sbin/ldconfig,@/sbin/ldconfig.real,' {_TOOLKIT}", "ldconfig-path-wrong"),
     Fault("crio-dead", "an old toolkit's drop-in stands where CRI-O never looks",
@@ -215,7 +214,7 @@ FAULTS: Final = (
     Fault("upgraded-live", "the driver was upgraded under the loaded module, and a program uses that",
           "sed -i s/580.178.04/580.65.06/ /proc/driver/nvidia/version /sys/module/nvidia/version; touch /run/lab-busy",
           "driver-library-mismatch-reboot-pending", node="docker", when=("the old module cannot be unloaded",),
-          booted=True, core=True),
+          booted=True),
     Fault("unloaded-live", "the kernel module is unloaded under the container daemons",
           "systemctl stop nvidia-persistenced; modprobe -r nvidia", "driver-module-not-loaded", node="docker",
           booted=True),

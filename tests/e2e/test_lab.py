@@ -46,7 +46,7 @@ def add_toolkit(node: Node, repositories: Repositories) -> None:
     node.run("apt-get", "-y", "install", "nvidia-container-toolkit", env=APT)
 
 
-@pytest.fixture(params=["bookworm", "trixie"])
+@pytest.fixture(params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def codename(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

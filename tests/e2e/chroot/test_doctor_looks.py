@@ -32,7 +32,7 @@ CLOSED = {
 FOLDERS = ("/var/lib/kubelet/device-plugins", "/var/log/pods/gpu-operator_nvidia-device-plugin_1/ctr")
 
 
-@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+@pytest.fixture(scope="module", params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
     with chroots.node(bases[request.param].runtime, [T4]) as made:
         live.dress(made, chroots.repositories.recipe)

@@ -26,7 +26,9 @@ class Case:
 CASES = {"t4": Case(T4, "595.91.07"), "b200": Case(B200, "595.91.07"), "unknown": Case(UNKNOWN, "620.70.06")}
 
 
-@pytest.mark.parametrize("name", ["t4", pytest.param("b200", marks=pytest.mark.long), "unknown"])
+@pytest.mark.parametrize(
+    "name", ["t4", pytest.param("b200", marks=pytest.mark.long), pytest.param("unknown", marks=pytest.mark.long)]
+)
 def test_a_gpu_gets_the_branch_that_its_generation_needs_with_open_modules(
     name: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:

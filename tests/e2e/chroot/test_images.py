@@ -59,7 +59,7 @@ def _listing(build: Build, *folders: str) -> list[str]:
     return sorted(str(path) for path in paths if not str(path).endswith("/run/gpunode"))
 
 
-@pytest.mark.parametrize("build", ["bookworm", "trixie"], indirect=True)
+@pytest.mark.parametrize("build", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)], indirect=True)
 def test_an_image_is_built_for_another_machine_and_left_clean(build: Build) -> None:
     mounts, folders = build.mounts(), ("", "/dev", "/proc", "/sys", "/run", "/tmp")
     before = _listing(build, *folders)

@@ -168,7 +168,7 @@ def is_survived(prepared: Prepared, step: int, victims: Victims) -> None:
     ("undo", "setup_between"),
     [
         pytest.param(("remove",), False, id="remove"),
-        pytest.param(("rollback", "--packages"), True, id="rollback-then-setup"),
+        pytest.param(("rollback", "--packages"), True, id="rollback-then-setup", marks=pytest.mark.long),
         pytest.param(("remove",), True, id="remove-then-setup", marks=pytest.mark.long),
         pytest.param(("rollback", "--packages"), False, id="rollback", marks=pytest.mark.long),
     ],
@@ -235,8 +235,6 @@ mount --move /mnt/room "$1"
 _SHARES = [*(("toolkit", share) for share in (0.0, 0.3, 0.6, 0.9)), ("driver", 0.3), ("driver", 0.7)]
 _SHORT = {
     ("toolkit", 0.0, "gpunode"),
-    ("toolkit", 0.6, "everything"),
-    ("driver", 0.3, "gpunode"),
     ("driver", 0.7, "everything"),
 }
 

@@ -121,6 +121,7 @@ def test_each_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
     assert "nvidia-kernel-open-dkms" in node.installed()
 
 
+@pytest.mark.long
 def test_a_real_apt_at_work_is_waited_for(node: Chroot) -> None:
     """Its update at a mirror that hangs, and its install in the middle of dpkg."""
     node.write("/root/silent.py", SILENT)
@@ -183,6 +184,7 @@ def test_two_setups_at_once_make_one_transaction(node: Chroot) -> None:
     assert [run["begin"]["verb"] for run in ask(node, "rollback", "--list").result["runs"]] == ["setup"]
 
 
+@pytest.mark.long
 def test_the_apt_that_a_killed_gpunode_left_at_work_is_waited_for_and_called_so(node: Chroot) -> None:
     node.write("/etc/apt/apt.conf.d/99stop", STOP)
     killed = begin(node, "/root/killed.log")

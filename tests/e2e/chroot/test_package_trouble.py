@@ -104,6 +104,7 @@ def test_a_dpkg_that_was_killed_in_the_middle_is_repaired_first(node: Chroot) ->
     assert node.read("/root/frontend") == "noninteractive 1\n"
 
 
+@pytest.mark.long
 def test_a_package_that_dpkg_cannot_configure_any_more_is_installed_anew(node: Chroot) -> None:
     """Killed while it unpacked, and `dpkg --configure -a` was tried: dpkg has no note of it left beside the status."""
     setup_ok(node)
@@ -130,6 +131,7 @@ def test_a_package_that_dpkg_cannot_configure_any_more_is_installed_anew(node: C
     assert ask(node, "plan", "--check", RECIPE).exit_code == 0
 
 
+@pytest.mark.long
 def test_what_a_failed_run_left_undone_is_pending(node: Chroot) -> None:
     hook = "/etc/initramfs-tools/hooks/lab"
     node.write(hook, "#!/bin/sh\nexit 1\n", 0o755)
@@ -150,6 +152,7 @@ def test_what_a_failed_run_left_undone_is_pending(node: Chroot) -> None:
     assert ask(node, "plan", "--check", RECIPE).exit_code == 0
 
 
+@pytest.mark.long
 def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(node: Chroot) -> None:
     old, new = (Package("lab-conf", version, files={"/etc/lab.conf": f"{version}\n"}) for version in "12")
     build_all([old, new], node.path("/root"))
@@ -163,6 +166,7 @@ def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(n
     assert node.read("/etc/lab.conf") == "ours\n"
 
 
+@pytest.mark.long
 def test_a_package_that_was_unpacked_without_what_it_needs_gets_it(node: Chroot) -> None:
     """As a power cut between two packages leaves it; dpkg alone cannot finish such a one."""
     needed, needing = Package("lab-needed", "1"), Package("lab-needing", "1", depends=("lab-needed",))

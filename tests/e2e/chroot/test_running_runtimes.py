@@ -96,7 +96,7 @@ def test_docker_shows_the_runtime_and_runs_a_container_through_it(
         _check_container(node, "docker")
 
 
-@pytest.mark.parametrize("runtime", ["docker", "containerd"])
+@pytest.mark.parametrize("runtime", ["docker", pytest.param("containerd", marks=pytest.mark.long)])
 def test_a_daemon_that_runs_without_systemd_is_not_said_to_have_read_its_files(
     runtime: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:

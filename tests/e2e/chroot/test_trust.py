@@ -105,7 +105,7 @@ def test_a_key_that_is_not_there_stops_the_run_with_the_reason(node: Chroot, chr
 
 
 # Debian 13's apt checks signatures with another program.
-@pytest.mark.parametrize("node", ["bookworm", "trixie"], indirect=True)
+@pytest.mark.parametrize("node", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)], indirect=True)
 def test_a_repository_signed_by_somebody_else_brings_no_package(node: Chroot, chroots: Lab, tmp_path: Path) -> None:
     directory = DIRECTORIES[node.base.codename]
     # Hard links to the packages need the lab's own file system.

@@ -83,6 +83,7 @@ def test_a_second_node_gets_the_same_packages_though_newer_ones_are_there(
         assert second.read(LOCK) == text
 
 
+@pytest.mark.long
 def test_a_node_that_is_ahead_is_brought_back_and_one_that_is_behind_up(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_lock_that_cannot_be_meant_touches_nothing(
     assert node.fingerprint("/etc", "/var/lib/dpkg", "/var/lib/gpunode") == before
 
 
+@pytest.mark.long
 def test_dependencies_come_in_the_locked_version_though_their_relations_allow_a_newer_one(
     bases: dict[str, Bases], chroots: Lab
 ) -> None:
@@ -182,6 +184,7 @@ def test_dependencies_come_in_the_locked_version_though_their_relations_allow_a_
         assert setup_ok(node, "--lock", LOCK, recipe=recipe).changes == []
 
 
+@pytest.mark.long
 def test_packages_downloaded_ahead_are_installed_when_the_servers_are_gone(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_file_that_was_edited_and_not_read_since_is_named_checked_and_read(nod
     assert setup_ok(node, "containerd").envelope["changed"] is False
 
 
+@pytest.mark.long
 def test_an_older_file_that_was_brought_back_with_its_old_date_is_noticed(node: Machine) -> None:
     setup_ok(node, "containerd")
     node.run("cp", "-p", CONTAINERD_CONFIG, "/root/backup.toml")
@@ -152,7 +153,9 @@ def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machin
     [
         pytest.param("refuses", (), False, id="refuses"),
         pytest.param("hangs", ("TimeoutStartSec=4",), False, id="hangs until systemd gives up", marks=pytest.mark.long),
-        pytest.param("hangs", ("TimeoutStartSec=infinity",), True, id="hangs until gpunode gives up"),
+        pytest.param(
+            "hangs", ("TimeoutStartSec=infinity",), True, id="hangs until gpunode gives up", marks=pytest.mark.long
+        ),
         pytest.param("dies", (), False, id="dies after 3 s"),
     ],
 )
@@ -178,6 +181,7 @@ def test_a_daemon_that_does_not_come_up_gets_its_old_configuration_back(
     assert is_up(node, CONTAINERD)
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_down_whatever_is_done_is_named_and_its_file_is_back(node: Machine) -> None:
     make_fussy(node, CONTAINERD, "refuses", "ExecStartPre=/bin/false")
 
@@ -221,6 +225,7 @@ def test_the_restart_that_a_killed_setup_owes_is_made_once_by_the_next(node: Mac
     assert start_of(node, CONTAINERD).starts == before.starts + 1
 
 
+@pytest.mark.long
 def test_a_daemon_that_somebody_else_restarted_meanwhile_is_owed_nothing(node: Machine) -> None:
     kill_at_restart(node)
     node.run("systemctl", "restart", CONTAINERD)

@@ -161,6 +161,7 @@ def test_nvidia_becomes_the_default_runtime_without_a_restart(node: Machine, tra
     assert training.goes_on()
 
 
+@pytest.mark.long
 def test_a_default_runtime_that_goes_needs_a_restart_for_docker_keeps_it(node: Machine, training: Training) -> None:
     node.write(DOCKER_CONFIG, '{"log-level": "warn"}\n')
     assert configure(node, "--set-as-default").exit_code == 0
@@ -298,6 +299,7 @@ def test_a_reload_that_docker_rejects_is_a_failure_until_docker_takes_the_file(n
     assert ask(node, "plan", "--check", "/root/docker.toml").exit_code == 0
 
 
+@pytest.mark.long
 def test_what_docker_rejects_along_with_what_it_rejected_before_is_put_back(node: Machine) -> None:
     typo = '{"log-drvier": "json-file"}\n'
     node.write(DOCKER_CONFIG, typo)
@@ -309,6 +311,7 @@ def test_what_docker_rejects_along_with_what_it_rejected_before_is_put_back(node
     assert node.read(DOCKER_CONFIG) == typo
 
 
+@pytest.mark.long
 def test_a_byte_order_mark_is_refused_where_docker_does_not_take_one(node: Machine) -> None:
     marked = "\ufeff{}\n"
     node.write(DOCKER_CONFIG, marked)
@@ -374,6 +377,7 @@ def test_containers_that_outlive_their_daemon_need_no_leave(node: Machine, how: 
         assert training.goes_on()
 
 
+@pytest.mark.long
 def test_a_docker_that_would_hang_for_ever_gets_its_old_configuration_back(node: Machine) -> None:
     # As docker's own unit says: systemd alone would wait for ever.
     make_fussy(node, DOCKER, "hangs", "TimeoutStartSec=0")
@@ -387,6 +391,7 @@ def test_a_docker_that_would_hang_for_ever_gets_its_old_configuration_back(node:
     assert is_up(node, DOCKER)
 
 
+@pytest.mark.long
 def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Machine) -> None:
     # Somebody made nvidia the default and registered it nowhere.
     node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
@@ -400,6 +405,7 @@ def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Ma
     assert ask(node, "ctk", "runtime", "check", "--set-as-default").exit_code == 0
 
 
+@pytest.mark.long
 def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machine) -> None:
     assert configure(node).exit_code == 0
     written = node.read(DOCKER_CONFIG)
@@ -418,6 +424,7 @@ def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machi
     assert node.read(DOCKER_CONFIG) == written
 
 
+@pytest.mark.long
 def test_a_docker_that_somebody_stopped_stays_stopped_and_reads_the_file_when_it_starts(node: Machine) -> None:
     node.run("systemctl", "stop", "docker.socket", DOCKER)
 

@@ -119,6 +119,7 @@ def test_a_cloud_init_at_work_is_waited_for_between_its_stages_too(node: Machine
     assert patient.wait(_PATIENCE_S) == 0, node.read("/root/patient.log")
 
 
+@pytest.mark.long
 def test_a_setup_that_cloud_init_has_started_does_not_wait_for_it(node: Machine) -> None:
     node.write("/root/runcmd", "gpunode setup /root/containerd.toml --yes --lock-timeout 5 >/root/user-data.log 2>&1\n")
     node.run("mkdir", "-p", "/run/cloud-init")

@@ -110,6 +110,7 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     assert loaded(node) == "580.178.04"
 
 
+@pytest.mark.long
 def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) -> None:
     node.write("/etc/systemd/system/load-old.service", _AT_BOOT)
     node.run("systemctl", "enable", "load-old.service")

@@ -32,7 +32,7 @@ exec /usr/sbin/runc "$@"
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(suite, marks=pytest.mark.long if suite == "trixie" else ()) for suite in SUITES],
+    params=[pytest.param(suite, marks=() if suite == "bookworm" else pytest.mark.long) for suite in SUITES],
 )
 def seen(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Iterator[dict[str, Any]]:
     """What was seen of a suite's daemons."""
