@@ -21,11 +21,10 @@ import pytest
 from gpunode.host import process
 from tests.screen import Screen
 
-# `make test` tries the same examples in each run. CI explores half as many others each time, `make test-long` twenty
-# times as many; both say the seed. `make mutants` has few, the same in each run, so that a mutant that lives does so
+# `make test` tries the same examples in each run, `make test-long` twenty times as many others, and says the seed.
+# `make mutants` has few, the same in each run, so that a mutant that lives does so
 # again; what kills one need not be small.
 hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("explore", deadline=None, database=None, max_examples=50)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile(
     "mutants",

@@ -292,7 +292,7 @@ DRIFTS: Final = (
           facts=_state("libcuda1", version="580.65.06-1")),
     Drift("driver-automatic", "the driver's packages are marked as dependencies, which autoremove would take",
           "apt-mark auto nvidia-driver-cuda nvidia-kernel-dkms", "driver",
-          facts=_state("nvidia-driver-cuda", auto=True)),
+          facts=_state("nvidia-driver-cuda", auto=True), core=True),
     Drift("driver-replaced", "the whole driver has another branch",
           "apt-get -y -o Dir::Etc::PreferencesParts=/root/drift/preferences install nvidia-driver-cuda "
           "nvidia-kernel-dkms", "driver",
@@ -327,7 +327,8 @@ DRIFTS: Final = (
     Drift("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "module-load",
           facts=lambda facts: replace(facts, loaded_driver=Known(None, PLAN)), core=True),
     Drift("new-kernel", "a new kernel has no headers, but the sources have them",
-          f"touch /boot/vmlinuz-{NEW_KERNEL}", "headers", facts=_new_kernel, undo=f"rm /boot/vmlinuz-{NEW_KERNEL}"),
+          f"touch /boot/vmlinuz-{NEW_KERNEL}", "headers", facts=_new_kernel, undo=f"rm /boot/vmlinuz-{NEW_KERNEL}",
+          core=True),
     Drift("unit-disabled", "nvidia-persistenced is disabled", "systemctl disable nvidia-persistenced.service",
           "persistence", facts=_unit("nvidia-persistenced.service", enabled=False), booted=True, core=True),
     Drift("unit-stopped", "nvidia-persistenced is stopped", "systemctl stop nvidia-persistenced.service",
