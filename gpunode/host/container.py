@@ -188,7 +188,7 @@ def containerd(
     binary: str = "/usr/bin/nvidia-container-runtime",
     address: str = "/run/containerd/containerd.sock",
 ) -> Commands:
-    """The commands for containerd, in a namespace of their own, so Kubernetes never sees the container.
+    """Return the commands for containerd, in a namespace of their own, so Kubernetes never sees the container.
 
     ctr does not go through the CRI plugin and its handlers. ``binary`` is therefore the runtime that the handler names
     (``BinaryName``): what is shown is that this binary gives a container the GPUs; that the handler names it is shown
@@ -216,40 +216,30 @@ def containerd(
 
 
 def docker(token: str, *, runtime: str = "nvidia") -> Commands:
-    """The commands for docker, through the runtime that daemon.json calls ``runtime``."""
-    name = f"gpunode-{token}"
-    reference = f"localhost/gpunode-check:{token}"
-    environment = tuple(word for one in _ENVIRONMENT for word in ("--env", one))
-    return Commands(
-        runtime="docker",
-        reference=reference,
-        load=("docker", "load", "--quiet"),
-        run=(
-            *("docker", "run", "--rm", "--name", name, "--runtime", runtime, "--network", "none"),
-            *(*environment, reference, *QUERY),
-        ),
-        rescue=(("docker", "rm", "--force", "--volumes", name),),
-        remove=(("docker", "image", "rm", "--force", reference),),
-    )
+    """Return the commands for docker, through the runtime that daemon.json calls ``runtime``."""
+    environment = (word for one in _ENVIRONMENT for word in ("--env", one))
+    return _engine("docker", token, "--runtime", runtime, *environment)
 
 
 def podman(token: str) -> Commands:
-    """The commands for podman, which takes the GPUs as CDI devices.
+    """Return the commands for podman, which takes the GPUs as CDI devices.
 
     Without SELinux's confinement, which lets no container near /dev/nvidia* on the hosts that have it.
     """
+    return _engine("podman", token, "--device", "nvidia.com/gpu=all", "--security-opt", "label=disable")
+
+
+def _engine(program: str, token: str, *options: str) -> Commands:
+    """Return the commands for docker, or for podman, which has docker's command line."""
     name = f"gpunode-{token}"
     reference = f"localhost/gpunode-check:{token}"
     return Commands(
-        runtime="podman",
+        runtime=program,
         reference=reference,
-        load=("podman", "load", "--quiet"),
-        run=(
-            *("podman", "run", "--rm", "--name", name, "--device", "nvidia.com/gpu=all", "--network", "none"),
-            *("--security-opt", "label=disable", reference, *QUERY),
-        ),
-        rescue=(("podman", "rm", "--force", "--volumes", name),),
-        remove=(("podman", "image", "rm", "--force", reference),),
+        load=(program, "load", "--quiet"),
+        run=(program, "run", "--rm", "--name", name, "--network", "none", *options, reference, *QUERY),
+        rescue=((program, "rm", "--force", "--volumes", name),),
+        remove=((program, "image", "rm", "--force", reference),),
     )
 
 
