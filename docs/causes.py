@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.model import Family, Fix, Rule
+    from gpunode.diagnoses.model import Fix, Rule, RuleFamily
     from gpunode.diagnoses.snapshot import Snapshot
 
 _SPOKEN = re.compile(r"(`[^`\n]+`)")
@@ -37,17 +37,17 @@ def pages(folder: Path, made: str) -> dict[Path, str]:
         folder: of the pages.
         made: the line that says where a page comes from.
     """
-    from gpunode.diagnoses import families
+    from gpunode.diagnoses import rule_families
 
-    whole = {folder / f"{family.id}.md": _family(family, made) for family in families() if family.rules}
+    whole = {folder / f"{family.id}.md": _family(family, made) for family in rule_families() if family.rules}
     return whole | {folder / "index.md": _index(made)}
 
 
 def _index(made: str) -> str:
-    from gpunode.diagnoses import families
+    from gpunode.diagnoses import rule_families
     from gpunode.diagnoses.stack import TITLES
 
-    rules = [(rule, family) for family in families() for rule in family.rules]
+    rules = [(rule, family) for family in rule_families() for rule in family.rules]
     lines = [made, _INDEX]
     for layer, title in TITLES.items():
         here = ((rule, family) for rule, family in rules if rule.stack_layer == layer)
@@ -69,7 +69,7 @@ def _index(made: str) -> str:
     return "\n".join(lines)
 
 
-def _family(family: Family, made: str) -> str:
+def _family(family: RuleFamily, made: str) -> str:
     title = f"{family.title[:1].upper()}{family.title[1:]}" if family.title.split()[0].islower() else family.title
     lines = [made, f"# {title}", "", "[All causes](index.md)", ""]
     lines += [f"- [`{rule.cause}`](#{rule.cause}): {_plain(rule.title)}" for rule in family.rules]
@@ -98,9 +98,9 @@ def _rule(rule: Rule) -> Iterator[str]:
 
 def _remedy(rule: Rule) -> Iterator[str]:
     """What to do, once where every distribution does the same."""
-    from gpunode.diagnoses import remedy_of
+    from gpunode.diagnoses import generic_remedy
 
-    given = {node: remedy_of(rule.cause, _node(text)) for node, text in _NODES.items()}
+    given = {node: generic_remedy(rule.cause, _node(text)) for node, text in _NODES.items()}
     if len(set(given.values())) == 1:
         given = {"": next(iter(given.values()))}
     for node, fixes in given.items():
@@ -129,10 +129,10 @@ def _node(os_release: str) -> Snapshot:
 
 @cache
 def _explainers() -> Mapping[str, list[str]]:
-    from gpunode.diagnoses import rules
+    from gpunode.diagnoses import rules_by_cause
 
     found: dict[str, list[str]] = {}
-    for rule in rules().values():
+    for rule in rules_by_cause().values():
         for cause in rule.explains:
             found.setdefault(cause, []).append(rule.cause)
     return found
@@ -140,9 +140,9 @@ def _explainers() -> Mapping[str, list[str]]:
 
 @cache
 def _places() -> Mapping[str, str]:
-    from gpunode.diagnoses import families
+    from gpunode.diagnoses import rule_families
 
-    return {rule.cause: family.id for family in families() for rule in family.rules}
+    return {rule.cause: family.id for family in rule_families() for rule in family.rules}
 
 
 def _links(causes: Iterable[str]) -> str:

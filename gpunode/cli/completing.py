@@ -42,6 +42,6 @@ def nodes() -> list[str]:
 
 def causes() -> list[str]:
     """What doctor explains."""
-    from gpunode.diagnoses import rules
+    from gpunode.diagnoses import rules_by_cause
 
-    return sorted(rules())
+    return sorted(rules_by_cause())

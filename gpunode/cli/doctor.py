@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import KINDS, OutputOptions
 from gpunode.command import gpunode
-from gpunode.diagnoses import remedy_of, rules
+from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Doubt, Finding, Suspect
+    from gpunode.diagnoses.model import Citation, Finding, OpenQuestion, Suspect
     from gpunode.facts.evidence import Evidence
     from gpunode.workflow.doctor import Examined
 
@@ -40,7 +40,7 @@ def doctor(
         raise UsageError("an empty name names no file", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
     if prometheus:
         _check_textfile(prometheus, named)
-    if len(named) == 1 and (named[0] in rules() or _xid(named[0])):
+    if len(named) == 1 and (named[0] in rules_by_cause() or _xid(named[0])):
         if html:
             raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
         _tell(named[0], how, _xid(named[0]))
@@ -175,7 +175,7 @@ def _unknown_name(name: str) -> UsageError:
             hint="the number is behind `Xid (PCI:...):` in the kernel log: sudo dmesg | grep Xid",
         )  # fmt: skip
 
-    close = get_close_matches(name, rules(), n=3, cutoff=0.5)
+    close = get_close_matches(name, rules_by_cause(), n=3, cutoff=0.5)
     like = f"causes with a similar name: {', '.join(close)}" if close else "no cause has a similar name"
     return UsageError(
         f"there is no cause and no report called {name}",
@@ -192,7 +192,7 @@ def _xid(name: str) -> Xid | None:
     from gpunode.catalog import xids
 
     number = _XID.fullmatch(name)
-    return xids.lookup(int(number[1])) if number and name not in rules() and not _is_there(name) else None
+    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not _is_there(name) else None
 
 
 def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
@@ -207,9 +207,9 @@ def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
         if not cause:
             how.answer(Envelope("doctor", result={"xid": xid}))
             return
-    rule = rules()[cause]
-    remedy = remedy_of(cause, snapshot({}))
-    above = sorted(other.cause for other in rules().values() if cause in other.explains)
+    rule = rules_by_cause()[cause]
+    remedy = generic_remedy(cause, snapshot({}))
+    above = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
     how.report_screen().story(rule, remedy, above)
     told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in told} | {"storey": rule.stack_layer}
@@ -224,7 +224,7 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
         status=kind.status if kind else "ok",
         exit_code=kind.exit_code if kind else 0,
         findings=[_finding(one) for one in examined.diagnosis.findings],
-        unknown=[_doubt(one) for one in examined.diagnosis.unknown],
+        unknown=[_doubt(one) for one in examined.diagnosis.open_questions],
         result={
             "stack": examined.stack,
             "suspects": [_suspect(one) for one in examined.diagnosis.suspects],
@@ -237,15 +237,15 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
 
 
 def _finding(finding: Finding) -> dict[str, object]:
-    # Its events and its boot are for ranking: their clocks are those of this run's evidence.
-    left_out = {"events", "is_past", "stack_layer"}
+    # Onsets and boot only serve ranking: their clocks hold for this evidence alone.
+    left_out = {"onsets", "is_past", "stack_layer"}
     row: dict[str, object] = {
         one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
     }
     return {**row, "storey": finding.stack_layer, "citations": _cited(finding.citations)}
 
 
-def _doubt(doubt: Doubt) -> dict[str, object]:
+def _doubt(doubt: OpenQuestion) -> dict[str, object]:
     citations = _cited(doubt.citations)
     return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "citations": citations}
 
@@ -256,4 +256,4 @@ def _suspect(suspect: Suspect) -> dict[str, object]:
 
 
 def _cited(citations: Sequence[Citation]) -> list[dict[str, object]]:
-    return [{"source": one.source, "line": one.line, "number": one.number} for one in citations]
+    return [{"source": one.source, "line": one.line, "number": one.line_number} for one in citations]

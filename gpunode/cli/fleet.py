@@ -10,7 +10,7 @@ from gpunode import __version__
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import KINDS, OutputOptions
 from gpunode.command import gpunode
-from gpunode.diagnoses import rules
+from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str,
     from gpunode.workflow.fleet import held_against_each_other, rows
     from gpunode.workflow.picture import picture
 
-    if alone := [name for name in named if name == "-" or (name in rules() and not _exists(name))]:
+    if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not _exists(name))]:
         raise UsageError(
             f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
             hint=str(gpunode("doctor", alone[0])),

@@ -49,7 +49,7 @@ def _lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]
         }
         yield f"{_PREFIX}_finding{_labels(labels)} 1"
     yield from _gauge(
-        "unknown", "Faults without a known cause, for lack of evidence.", str(len(examined.diagnosis.unknown))
+        "unknown", "Faults without a known cause, for lack of evidence.", str(len(examined.diagnosis.open_questions))
     )
     yield from _gauge(
         "run_timestamp_seconds", "When gpunode doctor last ran, in seconds since 1970.", f"{finished:.3f}"
@@ -125,7 +125,10 @@ def verdict(examined: Examined) -> tuple[Status, str]:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return NON_OK, f"{faults[0].cause}{more}: {faults[0].title}"
     if examined.verdict == "unknown":
-        return UNKNOWN, f"undetermined: {diagnosis.unknown[0].question}" if diagnosis.unknown else "undetermined"
+        return (
+            UNKNOWN,
+            f"undetermined: {diagnosis.open_questions[0].question}" if diagnosis.open_questions else "undetermined",
+        )
     warned = [one for one in diagnosis.roots if one.severity == "warning"]
     return OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
 

@@ -1,4 +1,4 @@
-"""The rules, family by family, and the ranking of what they find: the root cause first, its consequences under it."""
+"""List the rule families and diagnose a node: detect, rank and explain causes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Final, TypeAlias, TypeVar
 
 from gpunode.diagnoses import fitting, systems, xids
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import is_examined, judged, ruled_out, suspects
+from gpunode.diagnoses.judging import evaluate_rule, explain_ruled_out, find_suspects, is_examined
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
     Disruption,
-    Doubt,
-    Event,
-    Family,
+    FaultOnset,
     Finding,
     Fix,
+    OpenQuestion,
     Proof,
     Rule,
+    RuleFamily,
     Suspect,
 )
-from gpunode.diagnoses.ranking import WEIGHT, ranked
-from gpunode.diagnoses.resemblance import Words
+from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
+from gpunode.diagnoses.resemblance import ReportWords
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, recovery, resolved, trust
 from gpunode.diagnoses.views.pci import has_gpu
@@ -38,92 +38,98 @@ _FAMILIES: Final[tuple[str, ...]] = (
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "admission", "operator"),
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.
-_Bugs: TypeAlias = "list[str] | None"
+_Tracebacks: TypeAlias = "list[str] | None"
 _T = TypeVar("_T")
 
 
 @cache
-def families() -> tuple[Family, ...]:
-    """Every family of causes."""
+def rule_families() -> tuple[RuleFamily, ...]:
+    """Return every rule family, in the order of the documentation."""
     return tuple(import_module(f"gpunode.diagnoses.{name}").FAMILY for name in _FAMILIES)
 
 
 @cache
-def rules() -> Mapping[str, Rule]:
-    """Every rule, by its cause."""
-    return {rule.cause: rule for family in families() for rule in family.rules}
+def rules_by_cause() -> Mapping[str, Rule]:
+    """Return every rule by its cause."""
+    return {rule.cause: rule for family in rule_families() for rule in family.rules}
 
 
-def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = None) -> Diagnosis:
-    """What is wrong with the node, as far as it can be told.
+def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportWords | None = None) -> Diagnosis:
+    """Return what is wrong with the node.
 
     Args:
         snapshot: the node.
-        guarded: whether a rule that fails by a bug of its own is passed over; else its exception is raised.
-        told: the words of other reports than the project's own, by which suspects are ordered.
+        guarded: record and skip rules that crash instead of raising.
+        report_words: orders suspects; default: the shipped collection.
     """
     snapshot = resolved.without_what_is_over(snapshot)
     bugs: list[str] | None = [] if guarded else None
-    findings = _judged(snapshot, bugs)
+    findings = _evaluate_rules(snapshot, bugs)
     before = snapshot.with_history
     is_well = driver.works(snapshot) and not snapshot.view(driver.unread)
-    if before is not None and not is_well and not any(_is_settled(finding) for finding in findings):
-        findings = (*findings, *_told_by_history(findings, _judged(before, bugs), snapshot))
-    findings = _ranked(findings)
-    against = ruled_out(rules(), snapshot, findings)
+    if before is not None and not is_well and not any(_is_certain_error(finding) for finding in findings):
+        findings = (*findings, *_findings_of_earlier_boots(findings, _evaluate_rules(before, bugs), snapshot))
+    findings = _rank_all(findings)
+    against = explain_ruled_out(rules_by_cause(), snapshot, findings)
     findings = tuple(replace(one, ruled_out=against.get(one.cause, ())) for one in findings)
-    return Diagnosis(findings, _open(snapshot, bugs), tuple(bugs or ()), _suspected(findings, snapshot, told))
-
-
-def _suspected(findings: tuple[Finding, ...], snapshot: Snapshot, told: Words | None) -> tuple[Suspect, ...]:
-    """The suspects, with what can be looked at on this system.
-
-    Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
-    GPU lacks all that a driver brings.
-    """
-    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
-    if is_well or any(_is_settled(finding) for finding in findings):
-        return ()
-    found = suspects(rules(), snapshot, findings, told)
-    return tuple(replace(one, look_at=systems.fitted_look(snapshot, one.look_at)) for one in found)
-
-
-def _told_by_history(
-    findings: tuple[Finding, ...], earlier: tuple[Finding, ...], snapshot: Snapshot
-) -> tuple[Finding, ...]:
-    """What earlier boots show besides; where something is wrong now, only what explains it."""
-    known = {finding.cause for finding in findings}
-    told = tuple(_as_history(finding, snapshot) for finding in earlier if finding.cause not in known)
-    if not any(finding.severity == "error" for finding in findings):
-        return told
-    roots = {finding.explained_by for finding in _ranked((*findings, *told)) if finding.cause in known}
-    return tuple(finding for finding in told if finding.cause in roots)
-
-
-def remedy_of(cause: str, snapshot: Snapshot) -> tuple[Fix, ...]:
-    """What is to be done about a cause on a node of which no more is known: on which GPU, is left to the reader."""
-    return fitting.fitted(rules()[cause].remedy(snapshot), ())
-
-
-def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[Finding, ...]:
-    """What the rules say, in their order."""
-    found: list[Finding] = []
-    for rule in rules().values():
-        seen = trust.node_alone(snapshot) if rule.layer in trust.OF_NODE else snapshot
-        if proofs := _proofs(rule, seen, bugs):
-            found.append(_weighed(rule, proofs, seen, bugs))
-    return tuple(found)
-
-
-def _proofs(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> list[Proof]:
-    """What the rule says."""
-    return _guarded(
-        rule, bugs, lambda: [fitting.since_recovered(rule, one, snapshot) for one in judged(rule, snapshot)], []
+    return Diagnosis(
+        findings,
+        _list_open_questions(snapshot, bugs),
+        tuple(bugs or ()),
+        _select_suspects(findings, snapshot, report_words),
     )
 
 
-def _guarded(rule: Rule, bugs: _Bugs, work: Callable[[], _T], otherwise: _T) -> _T:
-    """What ``work`` returns; on evidence that nobody has thought of, one rule's bug must not silence all others."""
+def _select_suspects(
+    findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
+) -> tuple[Suspect, ...]:
+    """Return the suspects with the commands that exist on this system.
+
+    On an examined node, a symptom next to a working driver is an old log line, and a machine without a GPU lacks
+    a driver anyway.
+    """
+    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
+    if is_well or any(_is_certain_error(finding) for finding in findings):
+        return ()
+    found = find_suspects(rules_by_cause(), snapshot, findings, report_words)
+    return tuple(replace(one, look_at=systems.fitted_look(snapshot, one.look_at)) for one in found)
+
+
+def _findings_of_earlier_boots(
+    findings: tuple[Finding, ...], earlier: tuple[Finding, ...], snapshot: Snapshot
+) -> tuple[Finding, ...]:
+    """Return additional findings of earlier boots; beside a current error only those that explain it."""
+    known = {finding.cause for finding in findings}
+    past = tuple(_mark_past(finding, snapshot) for finding in earlier if finding.cause not in known)
+    if not any(finding.severity == "error" for finding in findings):
+        return past
+    roots = {finding.explained_by for finding in _rank_all((*findings, *past)) if finding.cause in known}
+    return tuple(finding for finding in past if finding.cause in roots)
+
+
+def generic_remedy(cause: str, snapshot: Snapshot) -> tuple[Fix, ...]:
+    """Return the remedy of a cause for a node of which nothing else is known."""
+    return fitting.fit_to_gpus(rules_by_cause()[cause].remedy(snapshot), ())
+
+
+def _evaluate_rules(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Finding, ...]:
+    """Return the findings in the order of the rules."""
+    found: list[Finding] = []
+    for rule in rules_by_cause().values():
+        visible = trust.node_alone(snapshot) if rule.layer in trust.OF_NODE else snapshot
+        if proofs := _find_proofs(rule, visible, bugs):
+            found.append(_weigh_origin(rule, proofs, visible, bugs))
+    return tuple(found)
+
+
+def _find_proofs(rule: Rule, snapshot: Snapshot, bugs: _Tracebacks) -> list[Proof]:
+    return _run_guarded(
+        rule, bugs, lambda: [fitting.mark_recovered(rule, one, snapshot) for one in evaluate_rule(rule, snapshot)], []
+    )
+
+
+def _run_guarded(rule: Rule, bugs: _Tracebacks, work: Callable[[], _T], otherwise: _T) -> _T:
+    """Return what ``work`` returns, or ``otherwise`` and a recorded traceback if it raises."""
     try:
         return work()
     except Exception as error:  # whatever it is, the other rules go on
@@ -135,47 +141,47 @@ def _guarded(rule: Rule, bugs: _Bugs, work: Callable[[], _T], otherwise: _T) -> 
         return otherwise
 
 
-def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
-    """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
-    alone = trust.without_containers(snapshot, of_node=rule.layer in trust.OF_NODE)
-    if alone is snapshot:
-        return _finding(rule, proofs, snapshot, bugs)
-    if own := _proofs(rule, alone, bugs):
-        return _finding(rule, own, alone, bugs)
-    found = _finding(rule, proofs, snapshot, bugs)
-    said_by = trust.speaker(snapshot, found.citations)
-    return replace(found, confidence="likely", summary=f"By {said_by}: {found.summary}", heard_from=said_by)
+def _weigh_origin(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
+    """Return the finding by the node's own evidence; one that only containers report is never certain."""
+    node_only = trust.without_containers(snapshot, of_node=rule.layer in trust.OF_NODE)
+    if node_only is snapshot:
+        return _merge_proofs(rule, proofs, snapshot, bugs)
+    if own := _find_proofs(rule, node_only, bugs):
+        return _merge_proofs(rule, own, node_only, bugs)
+    found = _merge_proofs(rule, proofs, snapshot, bugs)
+    origin = trust.speaker(snapshot, found.citations)
+    return replace(found, confidence="likely", summary=f"By {origin}: {found.summary}", heard_from=origin)
 
 
-def _is_settled(finding: Finding) -> bool:
-    """Whether what is wrong now is known without a look at earlier boots."""
+def _is_certain_error(finding: Finding) -> bool:
+    """Return whether earlier boots need no examination."""
     return finding.severity == "error" and finding.confidence == "certain"
 
 
-def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
-    """What an earlier boot showed: it may be over, so it is never certain."""
-    is_told = any(snapshot.is_of_earlier_boot(citation) for citation in finding.citations if citation.number)
-    summary = f"In an earlier boot: {finding.summary}" if is_told else finding.summary
-    return replace(finding, confidence="likely", summary=summary, is_past=is_told)
+def _mark_past(finding: Finding, snapshot: Snapshot) -> Finding:
+    """Return a finding of an earlier boot, which is at most likely."""
+    is_past = any(snapshot.is_of_earlier_boot(citation) for citation in finding.citations if citation.line_number)
+    summary = f"In an earlier boot: {finding.summary}" if is_past else finding.summary
+    return replace(finding, confidence="likely", summary=summary, is_past=is_past)
 
 
-_UNFITTED: Final = "read what is done about it; by a bug in gpunode it could not be fitted to this node"
+_FALLBACK_TEXT: Final = "read what is done about it; by a bug in gpunode it could not be fitted to this node"
 
 
-def _to_be_done(
-    rule: Rule, proofs: tuple[Proof, ...], gpus: tuple[str, ...], snapshot: Snapshot, bugs: _Bugs
+def _fit_remedy(
+    rule: Rule, proofs: tuple[Proof, ...], gpus: tuple[str, ...], snapshot: Snapshot, bugs: _Tracebacks
 ) -> tuple[tuple[Fix, ...], Disruption]:
-    """The remedy of the first proof, else the rule's, fitted to the GPUs and the system; and what it disrupts."""
-    asked = recovery.gravest(snapshot, gpus or ("",))
-    unfitted = (Fix("inspect", _UNFITTED, (command("gpunode", "doctor", rule.cause),)),)
-    fixes = fitting.merged(proofs) or _guarded(rule, bugs, lambda: tuple(rule.remedy(snapshot)), unfitted)
-    fixes, disruption = fitting.obeyed(fixes, proofs[0].disruption or rule.disruption, asked)
-    fixes = systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus)))
-    return fixes, fitting.disturbing(fixes, disruption)
+    """Return the first proof's remedy, else the rule's, fitted to GPUs and system, and its disruption."""
+    action = recovery.gravest(snapshot, gpus or ("",))
+    fallback = (Fix("inspect", _FALLBACK_TEXT, (command("gpunode", "doctor", rule.cause),)),)
+    fixes = fitting.merge_remedies(proofs) or _run_guarded(rule, bugs, lambda: tuple(rule.remedy(snapshot)), fallback)
+    fixes, disruption = fitting.apply_driver_recovery(fixes, proofs[0].disruption or rule.disruption, action)
+    fixes = systems.fitted(snapshot, fitting.fit_to_gpus(fixes, fitting.affected_gpus(snapshot, gpus)))
+    return fixes, fitting.minimum_disruption(fixes, disruption)
 
 
-def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
-    """One finding of all that a rule said: several GPUs with one fault are one finding."""
+def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
+    """Merge all proofs of a rule into one finding: one fault on several GPUs is one finding."""
     # A GPU that got over it is none of those on which something is to be done.
     proofs = [one for one in proofs if (one.severity or rule.severity) != "info"] or proofs
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
@@ -183,47 +189,49 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
     citations = tuple(dict.fromkeys(citation for proof in proofs for citation in proof.citations))
     is_certain = any(proof.confidence == "certain" for proof in proofs)
-    fixes, disruption = _to_be_done(rule, (gravest, *proofs), gpus, snapshot, bugs)
+    fixes, disruption = _fit_remedy(rule, (gravest, *proofs), gpus, snapshot, bugs)
     return Finding(
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
         stack_layer=rule.stack_layer,
-        severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
+        severity=min((p.severity or rule.severity for p in proofs), key=SEVERITIES.index),
         confidence="certain" if is_certain else "likely",
-        summary=fitting.of_all(first, gpus),
+        summary=fitting.summarize_gpus(first, gpus),
         citations=citations,
         remedy=fixes,
         disruption=disruption,
         sources=rule.sources,
         gpus=gpus,
         at=first.at,
-        events=tuple(_events(proofs, snapshot)),
+        onsets=tuple(_fault_onsets(proofs, snapshot)),
     )
 
 
-def _events(proofs: Iterable[Proof], snapshot: Snapshot) -> Iterator[Event]:
-    """When it happened, on the clock of the line that tells of it."""
+def _fault_onsets(proofs: Iterable[Proof], snapshot: Snapshot) -> Iterator[FaultOnset]:
+    """Yield the onset of each proof on the clock of the cited line."""
     messages = snapshot.view(kernel.by_place)
     for proof in proofs:
         if proof.at is not None:
-            lines = (messages.get((one.key, one.number or 0)) for one in proof.citations)
+            lines = (messages.get((one.key, one.line_number or 0)) for one in proof.citations)
             clock = next((line.clock for line in lines if line and line.at == proof.at), "")
-            yield Event(proof.gpu, proof.at, clock)
+            yield FaultOnset(proof.gpu, proof.at, clock)
 
 
-def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _rank_all(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     present = {finding.cause for finding in findings if finding.severity != "info"}
-    weighed = tuple(
-        replace(finding, confidence="likely") if rules()[finding.cause].rivals & present else finding
+    unrivaled = tuple(
+        replace(finding, confidence="likely") if rules_by_cause()[finding.cause].rivals & present else finding
         for finding in findings
     )
-    return fitting.settled_together(ranked(weighed, {cause: rule.explains for cause, rule in rules().items()}))
+    return fitting.merge_reboot_fixes(
+        rank_findings(unrivaled, {cause: rule.explains for cause, rule in rules_by_cause().items()})
+    )
 
 
-def _open(snapshot: Snapshot, bugs: _Bugs) -> tuple[Doubt, ...]:
-    """Which rules failed by a bug, and the Xids that no rule is about."""
-    failed = ((bug.partition(":\n")[0], bug.rstrip().rpartition("\n")[2][:200]) for bug in bugs or ())
-    asked = dict.fromkeys(f"{cause} could not be judged, by a bug in gpunode ({error})" for cause, error in failed)
+def _list_open_questions(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[OpenQuestion, ...]:
+    """Return the rules that crashed and the Xids that no rule covers."""
+    crashed = ((bug.partition(":\n")[0], bug.rstrip().rpartition("\n")[2][:200]) for bug in bugs or ())
+    questions = dict.fromkeys(f"{cause} could not be judged, by a bug in gpunode ({error})" for cause, error in crashed)
     report = Shell("gpunode capture FILE")
-    return (*(Doubt(f"{one}; please report it", (report,)) for one in asked), *xids.unexplained(snapshot))
+    return (*(OpenQuestion(f"{one}; please report it", (report,)) for one in questions), *xids.unexplained(snapshot))

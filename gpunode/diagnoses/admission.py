@@ -9,10 +9,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, joined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.plugin import UNHEALTHY
 from gpunode.diagnoses.remedies import always, by_hand, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kube
 from gpunode.facts.model import Known
@@ -22,12 +22,12 @@ _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
 # The kubelet's words. Those that name another vendor's devices, or a GPU that is lost, are another matter.
 
-_NOT_HEALTHY: Final = line(
+_NOT_HEALTHY: Final = message_line(
     r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
     r"|previously allocated devices are no longer healthy)"
 )
-_FEWER: Final = line(rf"requested number of devices unavailable for {kube.RESOURCE}")
-_REJECTED: Final = line(
+_FEWER: Final = message_line(rf"requested number of devices unavailable for {kube.RESOURCE}")
+_REJECTED: Final = message_line(
     r"^(?![^\n]*(?:GPU is lost|GetPreferredAllocation rpc failed|rpc error|\b(?!nvidia)[\w-]+\.com/))"
     r"[^\n]*(?:UnexpectedAdmissionError|Allocate failed due to)"
 )
@@ -39,10 +39,10 @@ _REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
 
 # That the logs alone remember it, and no pod that is shown was refused.
 _PAST: Final = unless(
-    line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
-    line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
+    message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
+    message_line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
 )
-_BOOTED: Final = line(
+_BOOTED: Final = message_line(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
     r"|\bup\s+\d{1,2} min\b",
     flags=re.IGNORECASE,
@@ -60,8 +60,8 @@ _RESTART: Final = (
 )
 # As what made it well again, a restart broke nothing here.
 _WAS_RESTARTED: Final = any_of(
-    unless(asked(_RESTART), line(r"^pod/\S+ created")),
-    line(
+    unless(command_run(_RESTART), message_line(r"^pod/\S+ created")),
+    message_line(
         r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
         rf".*(?:{_RESTART}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
         r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart))",
@@ -72,8 +72,8 @@ _WAS_RESTARTED: Final = any_of(
 
 # A kubelet that admits anew what it had admitted.
 # Init containers that ask for a GPU, too.
-_INIT: Final = line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
-_OLD: Final = line(
+_INIT: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
+_OLD: Final = message_line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
 
@@ -81,8 +81,8 @@ _OLD: Final = line(
 # What the kubelet has on record, and what takes a pod away without it.
 
 _STALE: Final = any_of(
-    asked(r"kubelet_internal_checkpoint|--force\b.*--grace-period|--grace-period.*--force"),
-    anywhere(r"PodDeviceEntries|kubelet_internal_checkpoint|delete pods? .*--(?:force|grace-period)"),
+    command_run(r"kubelet_internal_checkpoint|--force\b.*--grace-period|--grace-period.*--force"),
+    any_line(r"PodDeviceEntries|kubelet_internal_checkpoint|delete pods? .*--(?:force|grace-period)"),
 )
 
 
@@ -121,7 +121,7 @@ def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "admission",
     "the kubelet's admission of pods",
     (
@@ -140,7 +140,7 @@ FAMILY: Final = Family(
             decisive=all_of(_REFUSED, _BOOTED),
             typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
             symptoms=(symptoms.POD_REFUSED,),
-            context=any_of(_BOOTED, line(r"Registration Request received")),
+            context=any_of(_BOOTED, message_line(r"Registration Request received")),
             against=(_PAST, unless(UNHEALTHY, _BOOTED)),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
             share=2,
@@ -192,8 +192,8 @@ FAMILY: Final = Family(
                 "Every further pod fails the same way until the kubelet is restarted."
             ),
             sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
-            decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, fact(_free)))),
-            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, fact(_free))),
+            decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free)))),
+            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free))),
             symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
             context=_STALE,
             against=(_PAST, _BOOTED),

@@ -11,15 +11,15 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NOT_STARTED
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, boot_with, by_hand
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, links, pci, system
 from gpunode.facts.patterns import Pattern
 
 _NO_REGION: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
-_INVALID: Final = any_of(kernel_line(_NO_REGION), line(_NO_REGION))
+_INVALID: Final = any_of(kernel_line(_NO_REGION), message_line(_NO_REGION))
 # Something that happened in a slot; that the slot can do it, every boot tells.
 _HOTPLUG: Final = any_of(
     kernel_line(
@@ -27,7 +27,7 @@ _HOTPLUG: Final = any_of(
         r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
         re.IGNORECASE,
     ),
-    line(r"\beG(?:PU|FX)\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
+    message_line(r"\beG(?:PU|FX)\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
 )
 
 
@@ -85,17 +85,17 @@ def _has_high_window(snapshot: Snapshot) -> bool | None:
     return any(int(match["end"], 16) >= _FOUR_GIB for match in found if match) if found else None
 
 
-_UNPLACED: Final = fact(_unplaced)
+_UNPLACED: Final = custom_sign(_unplaced)
 _UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
-_EMPTY: Final = any_of(_INVALID, fact(lambda snapshot: links.of_gpus(snapshot, _UNASSIGNED)))
+_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: links.of_gpus(snapshot, _UNASSIGNED)))
 ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
 """A memory region of a GPU that has no address."""
-GUEST: Final = holds(system.is_guest, "this is a virtual machine")
-_BARE_METAL: Final = holds(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
-_HIGH: Final = holds(_has_high_window, "the bus has addresses above 4 GiB")
-_NO_HIGH: Final = holds(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+GUEST: Final = predicate(system.is_guest, "this is a virtual machine")
+_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
+_HIGH: Final = predicate(_has_high_window, "the bus has addresses above 4 GiB")
+_NO_HIGH: Final = predicate(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
 _SHOWN: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER)
-_SWITCHED_OFF: Final = anywhere(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
+_SWITCHED_OFF: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
 def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
@@ -107,7 +107,7 @@ def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
 
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "bar",
     "memory regions of the GPU (BARs)",
     (

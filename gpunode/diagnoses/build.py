@@ -15,9 +15,9 @@ from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Command, Shell, beside, command, is_release, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import log_line
@@ -50,7 +50,7 @@ _NO_HEADERS: Final = unless(
         r"|Unable to locate package (?:linux|proxmox|pve)-headers-|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
     ),
-    holds(lambda snapshot: headers_present(snapshot, build.kernel(snapshot)), "the headers are there"),
+    predicate(lambda snapshot: headers_present(snapshot, build.kernel(snapshot)), "the headers are there"),
 )
 _TREE: Final = log_line(
     r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
@@ -59,7 +59,7 @@ _TREE: Final = log_line(
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken"
 )
 # A disk that was full once, and is not any more, keeps no build from being done.
-_NO_SPACE: Final = unless(log_line(r"No space left on device"), holds(system.has_room, "there is room on the disk"))
+_NO_SPACE: Final = unless(log_line(r"No space left on device"), predicate(system.has_room, "there is room on the disk"))
 _NO_TOOL: Final = log_line(
     rf"(?:^|[\s:/'\"‘`]){_TOOL}['’]?: {_ABSENT}|Unable to find the development tool [`'‘]{_TOOL}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]|please install (?:libelf|libssl|openssl)-dev"
@@ -114,8 +114,8 @@ def _without_source(snapshot: Snapshot) -> Iterator[Citation]:
                 yield stated(entry, f"its source is not there; /usr/src has {', '.join(sorted(there)) or 'none'}")
 
 
-_GONE: Final = fact(_without_source)
-_NOT_BUILT: Final = holds(
+_GONE: Final = custom_sign(_without_source)
+_NOT_BUILT: Final = predicate(
     lambda snapshot: not modules.built_for(snapshot, snapshot.view(system.running_kernel)), "no module was built"
 )
 
@@ -251,7 +251,7 @@ _LEFTOVER: Final = Pattern(
 
 def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
     cited = (*snapshot.view(_TREE), *snapshot.view(_GONE))
-    around = (f"{one.words}\n{snapshot.text_of(one)}" for one in cited)
+    around = (f"{one.text}\n{snapshot.text_of(one)}" for one in cited)
     found = next(filter(None, map(_LEFTOVER.search, around)), None)
     if found:
         place = f"/var/lib/dkms/{found['module']}/{found['version']}"
@@ -284,7 +284,7 @@ _DKMS: Final = "https://github.com/dkms-project/dkms"
 
 _SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "build",
     "building the kernel module",
     (
@@ -294,11 +294,11 @@ FAMILY: Final = Family(
             disruption="none",
             title="the kernel's headers are not installed",
             share=4,
-            decisive=any_of(_NO_HEADERS, unless(fact(_without_headers), symptoms.MODULE_LOADED)),
+            decisive=any_of(_NO_HEADERS, unless(custom_sign(_without_headers), symptoms.MODULE_LOADED)),
             summary="the kernel headers are not installed, so the module was not built for it",
             symptoms=_SYMPTOMS,
-            later=symptoms.DRIVER_WORKS,
-            context=asked(r"\buname\b"),
+            latent=symptoms.DRIVER_WORKS,
+            context=command_run(r"\buname\b"),
             look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
                 "A module built from source needs the headers of exactly the kernel that it is for. When the kernel "
@@ -314,7 +314,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-compiler-mismatch",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="the compiler is not the one that built the kernel",
             share=2,
@@ -324,7 +324,7 @@ FAMILY: Final = Family(
             ),
             summary="the compiler is not the one that the kernel was built with, so the module was not built",
             symptoms=_SYMPTOMS,
-            later=symptoms.DRIVER_WORKS,
+            latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
             story=(
                 "A kernel module has to be compiled the way the kernel was: NVIDIA's build compares the two "
@@ -344,14 +344,14 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-kernel-api",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="the driver's source does not fit this kernel",
             share=3,
             decisive=unless(_API, *_BEFORE_API),
             summary="the driver's source does not fit the kernel, so no module was built",
             symptoms=_SYMPTOMS,
-            later=symptoms.DRIVER_WORKS,
+            latent=symptoms.DRIVER_WORKS,
             context=log_line(r"[Bb]ad (?:return|exit) status"),
             look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
@@ -373,14 +373,14 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-toolchain-missing",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="a build tool is not installed",
             share=1,
             decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
             summary="a build tool is not installed, so the module could not be built",
             symptoms=_SYMPTOMS,
-            later=symptoms.DRIVER_WORKS,
+            latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
                 "The module is compiled on the node, which takes make, gcc, a linker and, for the open modules, g++. "
@@ -395,16 +395,16 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-tree-corrupt",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="DKMS's tree is damaged",
             share=0.5,
             decisive=_TREE,
             typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
-            context=asked(r"/var/lib/dkms\b"),
+            context=command_run(r"/var/lib/dkms\b"),
             summary="DKMS's own tree is damaged, so it stops before it builds anything",
             symptoms=_SYMPTOMS,
-            later=symptoms.DRIVER_WORKS,
+            latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
             story=(
                 "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. Where a "
@@ -423,14 +423,14 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-no-space",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="the disk was full during the build",
-            decisive=all_of(_NO_SPACE, holds(system.is_full, "a disk is full")),
+            decisive=all_of(_NO_SPACE, predicate(system.is_full, "a disk is full")),
             typical=_NO_SPACE,
             summary="the disk was full while the module was built",
             symptoms=_SYMPTOMS,
-            later=symptoms.DRIVER_WORKS,
+            latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("df -h / /boot /tmp"),),
             story=(
                 "A build of NVIDIA's modules needs some hundred megabytes below /var/lib/dkms, and the initramfs made "

@@ -9,30 +9,40 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, is_place
 from gpunode.diagnoses.docker import ROOTLESS
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, run, upgrade
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import cdi, docker, driver, toolkit
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
 
-_NO_DRIVER: Final = holds(driver.fails, "the driver itself does not work")
+_NO_DRIVER: Final = predicate(driver.fails, "the driver itself does not work")
 # Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
 _UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
-_UNRESOLVED_DEVICE: Final = line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
-_UNRESOLVED_MANAGEMENT: Final = line(rf"{_UNRESOLVED}management\.nvidia\.com/")
-_NONE_FOUND: Final = fact(cdi.none_found)
+_UNRESOLVED_DEVICE: Final = message_line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
+_UNRESOLVED_MANAGEMENT: Final = message_line(rf"{_UNRESOLVED}management\.nvidia\.com/")
+_NONE_FOUND: Final = custom_sign(cdi.none_found)
 _THERE: Final = any_of(
-    fact(lambda node: (one.citation for one in node.view(cdi.specifications))),
-    line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
-    line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
+    custom_sign(lambda node: (one.citation for one in node.view(cdi.specifications))),
+    message_line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
+    message_line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
 )
 
 # A specification of a driver that is gone, or of other GPUs.
 
-_GONE: Final = line(
+_GONE: Final = message_line(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
     r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
     r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
@@ -67,9 +77,9 @@ def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
     yield from (old[0], now[0][1]) if old else ()
 
 
-_OF_ANOTHER: Final = fact(_of_another)
-_GONE_BY_CDI: Final = all_of(_GONE, any_of(_THERE, asked(_BY_CDI), anywhere(_BY_CDI)))
-_LISTED: Final = fact(lambda node: (one.citation for one in node.view(cdi.specifications) if one.drivers))
+_OF_ANOTHER: Final = custom_sign(_of_another)
+_GONE_BY_CDI: Final = all_of(_GONE, any_of(_THERE, command_run(_BY_CDI), any_line(_BY_CDI)))
+_LISTED: Final = custom_sign(lambda node: (one.citation for one in node.view(cdi.specifications) if one.drivers))
 _GENERATE: Final = always(
     run(
         "rebuild",
@@ -98,10 +108,10 @@ def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
-_SEES_NONE: Final = fact(lambda node: node.view(ROOTLESS) if docker.version(node) < (28,) else ())
-_ELSEWHERE: Final = any_of(fact(_elsewhere), all_of(_SEES_NONE, _THERE), asked(r"--cdi-spec-dirs?[= ]/"))
+_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if docker.version(node) < (28,) else ())
+_ELSEWHERE: Final = any_of(custom_sign(_elsewhere), all_of(_SEES_NONE, _THERE), command_run(r"--cdi-spec-dirs?[= ]/"))
 _READS_ELSEWHERE: Final = any_of(
-    fact(lambda node: (place,) if (place := cdi.read_folders(node)[1]) else ()), _SEES_NONE
+    custom_sign(lambda node: (place,) if (place := cdi.read_folders(node)[1]) else ()), _SEES_NONE
 )
 _SPECIFICATIONS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 
@@ -134,13 +144,13 @@ def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
 # A specification that the engine cannot read. nvidia-ctk writes CDI 0.7 from 1.19.1 on (its release notes), and docker
 # reads that from 27 on (moby PR 47706).
 
-_UNREADABLE: Final = line(
+_UNREADABLE: Final = message_line(
     r"(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?(?:spec )?version)"
     r"|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
     r"(?![^\n]*(?:no such file|permission denied))",
     flags=re.IGNORECASE,
 )
-_NO_CDI: Final = line(
+_NO_CDI: Final = message_line(
     r"stat nvidia\.com/gpu=\S+: no such file or directory|invalid device (?:mode|specification): nvidia\.com/gpu="
 )
 
@@ -152,13 +162,17 @@ def _podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
         yield found[1]
 
 
-_IN_07: Final = fact(lambda node: (one.citation for one in node.view(cdi.specifications) if one.version >= (0, 7)))
-_OF_07: Final = any_of(
-    _IN_07, fact(lambda node: (one.citation for one in node.view(toolkit.versions) if one.numbers >= (1, 19, 1)))
+_IN_07: Final = custom_sign(
+    lambda node: (one.citation for one in node.view(cdi.specifications) if one.version >= (0, 7))
 )
-_OLD_DOCKER: Final = holds(lambda node: () < docker.version(node) < (27,), "docker reads CDI 0.7 from version 27 on")
-_TOO_OLD: Final = fact(lambda snapshot: _podman(snapshot, with_cdi=False))
-_WITHOUT_07: Final = fact(lambda snapshot: _podman(snapshot, with_cdi=True))
+_OF_07: Final = any_of(
+    _IN_07, custom_sign(lambda node: (one.citation for one in node.view(toolkit.versions) if one.numbers >= (1, 19, 1)))
+)
+_OLD_DOCKER: Final = predicate(
+    lambda node: () < docker.version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
+)
+_TOO_OLD: Final = custom_sign(lambda snapshot: _podman(snapshot, with_cdi=False))
+_WITHOUT_07: Final = custom_sign(lambda snapshot: _podman(snapshot, with_cdi=True))
 _TOO_NEW: Final = all_of(_OF_07, _WITHOUT_07)
 _MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_UNRESOLVED_DEVICE, _THERE, any_of(_OF_07, _WITHOUT_07)))
 # It is there and was not found, or the engine looks elsewhere than others do.
@@ -184,10 +198,10 @@ def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
 
 _FEATURES: Final = file_line("*daemon.json", r"\"features\"|\"cdi\"")
 _ON: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*true")
-_NO_DRIVER_CDI: Final = line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
+_NO_DRIVER_CDI: Final = message_line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "cdi",
     "CDI",
     (
@@ -207,7 +221,9 @@ FAMILY: Final = Family(
             ),
             decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _THERE),
             typical=unless(
-                any_of(_NONE_FOUND, _UNRESOLVED_DEVICE, line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
+                any_of(
+                    _NONE_FOUND, _UNRESOLVED_DEVICE, message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")
+                ),
                 *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _UNRESOLVED_MANAGEMENT),
             ),
             symptoms=(symptoms.CDI_UNRESOLVED,),
@@ -290,7 +306,7 @@ FAMILY: Final = Family(
                 all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
                 all_of(_TOO_OLD, any_of(_NO_CDI, _UNRESOLVED_DEVICE)),
             ),
-            typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, asked(r"\bpodman (?:--)?version"))),
+            typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, command_run(r"\bpodman (?:--)?version"))),
             context=any_of(_TOO_OLD, _OF_07),
             symptoms=(symptoms.CDI_UNRESOLVED, _NO_CDI, _UNREADABLE),
             against=(_NO_DRIVER,),
@@ -315,7 +331,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239",
             ),
             decisive=_UNRESOLVED_MANAGEMENT,
-            context=anywhere(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
+            context=any_line(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             look_at=(Shell("ls /var/run/cdi"),),
             summary="a pod asks for a device of the class that only operators use, and no specification offers it",

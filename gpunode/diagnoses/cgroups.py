@@ -9,9 +9,9 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Rule
+from gpunode.diagnoses.model import Citation, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.facts.patterns import Pattern
 
@@ -29,14 +29,14 @@ def _in_containers(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
 
 _UNKNOWN: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
 _FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
-_LOST: Final = fact(lambda snapshot: _in_containers(snapshot, _UNKNOWN))
+_LOST: Final = custom_sign(lambda snapshot: _in_containers(snapshot, _UNKNOWN))
 _RELOADED: Final = any_of(
-    line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
-    asked(r"daemon-reload"),
+    message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
+    command_run(r"daemon-reload"),
 )
 # The device is known and may not be opened: the list of cgroup v1 without read and write.
-_CUT_OFF: Final = anywhere(r"^[ \t]*c 195:\* m\s*$")
-_BY_SYSTEMD: Final = line(
+_CUT_OFF: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
+_BY_SYSTEMD: Final = message_line(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
 )
 
@@ -57,7 +57,7 @@ _RESTART: Final = always(
 
 # Links in /dev/char.
 
-_NO_LINKS: Final = line(
+_NO_LINKS: Final = message_line(
     r"error creating (?:symlink creator|symlinks)|Failed to create symlinks under /dev/char"
     r"|failed to create NVIDIA device nodes|create-dev-char-symlinks[^\n]{0,80}(?:no NVIDIA devices found|failed)"
     r"|Couldn't stat device /dev/char/(?:195|23\d|50\d|51\d):\d+|/dev/char/195:\d+: No such file"
@@ -66,13 +66,13 @@ _NO_LINKS: Final = line(
 
 # SELinux.
 
-_PERMISSIVE: Final = line(
+_PERMISSIVE: Final = message_line(
     r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
     *("text", "application"),
     flags=re.IGNORECASE,
 )
 _DENIED: Final = unless(
-    line(
+    message_line(
         r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")"
         r"(?=[^\n]*(?:context=\S{0,200}:(?:container|svirt|spc)\w*_t\b|xserver_misc_device_t|nvidia_device_t|:device_t))"
         r"(?![^\n]*permissive=1)"
@@ -80,21 +80,21 @@ _DENIED: Final = unless(
     ),
     _PERMISSIVE,
 )
-_ENFORCING: Final = line(
+_ENFORCING: Final = message_line(
     r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
 )
 _REFUSED: Final = unless(
-    fact(
+    custom_sign(
         lambda snapshot: (
             one for one in _in_containers(snapshot, _FORBIDDEN) if not re.search("label[=:]disable", one.source)
         )
     ),
     symptoms.NO_DRIVER,
     _PERMISSIVE,
-    line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
+    message_line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
 )
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "cgroups",
     "device cgroups and labels",
     (
@@ -116,10 +116,14 @@ FAMILY: Final = Family(
             ),
             decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD), symptoms.DRIVER_WORKS),
             typical=any_of(
-                unless(_LOST, line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+                unless(_LOST, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
                 _CUT_OFF,
-                all_of(line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, asked(r"/dev/char|journalctl")),
-                all_of(_BY_SYSTEMD, symptoms.DRIVER_WORKS, asked(r"grep\b.*\bcgroup")),
+                all_of(
+                    message_line(r"systemd\[1\]: Reloading"),
+                    symptoms.DRIVER_WORKS,
+                    command_run(r"/dev/char|journalctl"),
+                ),
+                all_of(_BY_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
             ),
             symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
             context=any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD),
@@ -182,7 +186,7 @@ FAMILY: Final = Family(
                 "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html#nvml-insufficient-permissions-and-selinux",
             ),
             decisive=_DENIED,
-            typical=any_of(_REFUSED, all_of(asked(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
+            typical=any_of(_REFUSED, all_of(command_run(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
             symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
             context=_ENFORCING,
             look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Doubt
+from gpunode.diagnoses.model import Citation, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -27,7 +27,7 @@ _OF_GPUS: Final = Pattern(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", r
 _CITED: Final = 3
 
 
-def unexplained(snapshot: Snapshot) -> Doubt | None:
+def unexplained(snapshot: Snapshot) -> OpenQuestion | None:
     """What a program or command says about GPUs when it fails; None where none does."""
     lines = tuple(_lines(snapshot))[:_CITED]
     if not lines:
@@ -38,7 +38,7 @@ def unexplained(snapshot: Snapshot) -> Doubt | None:
         Shell("nvidia-smi -q"),
         Shell("sudo dmesg | grep -i nvrm"),
     )
-    return Doubt(question, look_at, lines)
+    return OpenQuestion(question, look_at, lines)
 
 
 def _lines(snapshot: Snapshot) -> Iterator[Citation]:

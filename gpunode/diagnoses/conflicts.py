@@ -10,9 +10,9 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DPKG, DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, packages
 from gpunode.diagnoses.views.history import is_drivers
@@ -23,12 +23,12 @@ _DRIVERS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
 _OF_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
 _ARCH: Final = r"\.(?:x86_64|aarch64|noarch)\b"
 _SAME_FILE: Final = any_of(
-    line(
+    message_line(
         rf"{_OF_DRIVER}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
         r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
     ),
     # rpm names the file and both packages, in whatever language.
-    line(rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_ARCH}[^\n]{{1,120}}{_ARCH}"),
+    message_line(rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_ARCH}[^\n]{{1,120}}{_ARCH}"),
 )
 _BROKEN: Final = Pattern(
     r"held broken packages|[Uu]nmet dependencies|requested an impossible situation"
@@ -39,7 +39,7 @@ _BROKEN: Final = Pattern(
 )
 # RPM Fusion calls the driver otherwise than NVIDIA and negativo17 do.
 _FUSIONS: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
-_TWO_SOURCES: Final = line(
+_TWO_SOURCES: Final = message_line(
     r"Depends: (?:lib)?(?:nvidia|cuda)\S* \([<>=]+ [^)\n]+\) but \d\S+ is (?:to be )?installed"
     # A driver built for a release that has a newer C library than this one.
     r"|Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)\n]+\) but (?:\S+ is to be inst|it is not install)"
@@ -76,15 +76,19 @@ def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
 _NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
-_UNMET: Final = fact(_unmet)
-_HELD: Final = fact(lambda snapshot: _holds(snapshot).values())
-_MIXED: Final = fact(_mixed)
-_BETWEEN: Final = all_of(fact(lambda snapshot: (one.citation for one in _of_two(snapshot))), _SAME_FILE)
-_LEFT_HALF: Final = fact(
+_UNMET: Final = custom_sign(_unmet)
+_HELD: Final = custom_sign(lambda snapshot: _holds(snapshot).values())
+_MIXED: Final = custom_sign(_mixed)
+_BETWEEN: Final = all_of(custom_sign(lambda snapshot: (one.citation for one in _of_two(snapshot))), _SAME_FILE)
+_LEFT_HALF: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(packages.packages).values() if one.is_half_done)
 )
 # apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
-_OTHERS: Final = (_SAME_FILE, _LEFT_HALF, fact(lambda snapshot: (one.citation for one in driver.strayed(snapshot))))
+_OTHERS: Final = (
+    _SAME_FILE,
+    _LEFT_HALF,
+    custom_sign(lambda snapshot: (one.citation for one in driver.strayed(snapshot))),
+)
 _TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHERS)
 
 
@@ -133,7 +137,7 @@ def _overwrite(snapshot: Snapshot) -> Iterable[Fix]:
         yield by_hand("configure", text)
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "conflicts",
     "packages that do not go together",
     (
@@ -146,7 +150,7 @@ FAMILY: Final = Family(
             decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
             typical=any_of(
                 unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
-                unless(all_of(asked(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
+                unless(all_of(command_run(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
             ),
             symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
             context=_HELD,
@@ -171,7 +175,7 @@ FAMILY: Final = Family(
             share=1.2,
             decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
             symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
-            later=unless(symptoms.DRIVER_WORKS, _UNMET),
+            latent=unless(symptoms.DRIVER_WORKS, _UNMET),
             summary="packages of one driver come from two repositories in different versions, and neither set is whole",
             look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
             story=(

@@ -12,17 +12,27 @@ from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.crio_files import DEAD_FOLDER
 
-_EXAMINED: Final = holds(is_examined, "gpunode looked at the node itself")
-_RANCHER: Final = fact(
+_EXAMINED: Final = predicate(is_examined, "gpunode looked at the node itself")
+_RANCHER: Final = custom_sign(
     lambda snapshot: containerd.product_citation(snapshot) if containerd.product(snapshot) in {"k3s", "rke2"} else ()
 )
 
@@ -31,13 +41,13 @@ _RANCHER: Final = fact(
 _NOT_SERVED: Final = (
     r"unknown service runtime\.v1(?:alpha2)?\.(?:Runtime|Image)Service|CRI v1 \w+ API is not implemented"
 )
-_UNIMPLEMENTED: Final = any_of(line(_NOT_SERVED), line(_NOT_SERVED, "containerd-config"))
-_SWITCHED_OFF: Final = anywhere(
+_UNIMPLEMENTED: Final = any_of(message_line(_NOT_SERVED), message_line(_NOT_SERVED, "containerd-config"))
+_SWITCHED_OFF: Final = any_line(
     r"^[^#\n]*disabled_plugins\s*=\s*\[[^\]\n]*[\"'](?:cri|io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime))[\"']"
 )
 # The package of docker's has it switched off, since docker has no use for it.
-_DOCKERS: Final = line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
-_OTHER_RUNTIME: Final = line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
+_DOCKERS: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
+_OTHER_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
 def _uses_containerd(snapshot: Snapshot) -> bool:
@@ -49,15 +59,15 @@ def _uses_containerd(snapshot: Snapshot) -> bool:
     return bool(pods) and containerd.product(snapshot) == "containerd"
 
 
-_KUBELET: Final = unless(holds(_uses_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
+_KUBELET: Final = unless(predicate(_uses_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
 
-_NO_RUNTIME: Final = line(
+_NO_RUNTIME: Final = message_line(
     r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
 )
-_NO_HANDLER: Final = line(r"failed to find runtime handler [\\\"']*nvidia")
-_NO_DEFAULT: Final = line(
+_NO_HANDLER: Final = message_line(r"failed to find runtime handler [\\\"']*nvidia")
+_NO_DEFAULT: Final = message_line(
     r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
     r"`?default_runtime_name ?= ?[\\\"']*nvidia"
 )
@@ -73,7 +83,9 @@ def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
 def _in_config(pattern: str) -> Sign:
     """What containerd's configuration says, in TOML of every schema or crictl's JSON."""
     compiled = Pattern(pattern, re.MULTILINE)
-    return fact(lambda node: (one for item in node.view(containerd.config) for one in lines_with(item, compiled)))
+    return custom_sign(
+        lambda node: (one for item in node.view(containerd.config) for one in lines_with(item, compiled))
+    )
 
 
 _ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
@@ -82,22 +94,23 @@ _NVIDIAS: Final = (
 )
 _SHOWN: Final = _in_config(_ANY_HANDLER)
 _DESCRIBED: Final = _in_config(_NVIDIAS)
-_RUNNING: Final = line(_NVIDIAS, "containerd-config")
-_WHOLE: Final = fact(containerd.whole)
+_RUNNING: Final = message_line(_NVIDIAS, "containerd-config")
+_WHOLE: Final = custom_sign(containerd.whole)
 # A default runtime of NVIDIA's that nothing describes.
 _DEFAULT: Final = _in_config(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
 _DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
 _UNDESCRIBED: Final = any_of(
-    unless(_WHOLE, _DESCRIBED), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
+    unless(_WHOLE, _DESCRIBED),
+    command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
-_NAMED: Final = anywhere(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^(nvidia\S*)\s+\1\s+\d")
+_NAMED: Final = any_line(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^(nvidia\S*)\s+\1\s+\d")
 _PLUGIN_LACKS: Final = unless(
-    line(
+    message_line(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",
         *("kubernetes-log", "text", "application"),
     ),
-    fact(lambda snapshot: (line for state, line in snapshot.view(driver.smi) if state != "works")),
+    custom_sign(lambda snapshot: (line for state, line in snapshot.view(driver.smi) if state != "works")),
 )
 
 
@@ -125,8 +138,8 @@ _FOR_CRIO: Final = run(
 def _kubelets(driver: str) -> Sign:
     """That the kubelet manages cgroups by ``driver``."""
     return any_of(
-        anywhere(rf"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?{driver}|--cgroup-driver[= ]{driver}"),
-        holds(lambda node: _typed(node) == driver, f"the kubelet's cgroup driver is {driver}"),
+        any_line(rf"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?{driver}|--cgroup-driver[= ]{driver}"),
+        predicate(lambda node: _typed(node) == driver, f"the kubelet's cgroup driver is {driver}"),
     )
 
 
@@ -147,9 +160,15 @@ _NVIDIA_BY_CGROUPFS: Final = any_of(
 _BY_SYSTEMD: Final = _kubelets("systemd")
 _BY_CGROUPFS: Final = _kubelets("cgroupfs")
 _DIFFER: Final = any_of(all_of(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _BY_CGROUPFS))
-_DOCKERS_DIFFER: Final = line(r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver")
-_COME_AND_GO: Final = line(r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container")
-_SYSTEMS_OWN: Final = line(r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff")
+_DOCKERS_DIFFER: Final = message_line(
+    r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver"
+)
+_COME_AND_GO: Final = message_line(
+    r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
+)
+_SYSTEMS_OWN: Final = message_line(
+    r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff"
+)
 # Either half of it, beside pods of the system's own that come and go.
 _HALF: Final = any_of(
     unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS),
@@ -175,11 +194,11 @@ def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
 _THEIRS: Final = r"/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml(?![\w.])"
 _EDITED: Final = any_of(
     file_line("/etc/containerd/config.toml", r"^[^#\n]*nvidia"),
-    line(rf"(?:Wrote updated config to|Loading config from) (?:/etc/containerd/config\.toml|{_THEIRS})"),
-    anywhere(rf"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{{0,200}}|tee(?:[ \t]+-a)?)[ \t]+{_THEIRS}"),
-    anywhere(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia"),
+    message_line(rf"(?:Wrote updated config to|Loading config from) (?:/etc/containerd/config\.toml|{_THEIRS})"),
+    any_line(rf"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{{0,200}}|tee(?:[ \t]+-a)?)[ \t]+{_THEIRS}"),
+    any_line(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia"),
     # The operator's toolkit is told so in its environment, in the operator's values or on helm's command line.
-    unless(anywhere(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_THEIRS}"), _DESCRIBED),
+    unless(any_line(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_THEIRS}"), _DESCRIBED),
 )
 
 
@@ -208,16 +227,16 @@ def _in_dead_folder(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _DROPPED: Final = any_of(
-    fact(_in_dead_folder),
-    line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{DEAD_FOLDER}/|^{DEAD_FOLDER}/[\w-]*nvidia\S*$"),
+    custom_sign(_in_dead_folder),
+    message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{DEAD_FOLDER}/|^{DEAD_FOLDER}/[\w-]*nvidia\S*$"),
 )
 _ALIVE: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
-_MISLED: Final = fact(
+_MISLED: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if (1, 18) <= one.numbers < (1, 19, 1))
 )
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "containerd",
     "containerd and CRI-O",
     (
@@ -270,7 +289,7 @@ FAMILY: Final = Family(
                 unless(_NO_RUNTIME, _RUNNING, _RANCHER),
                 _NO_HANDLER,
                 all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
-                fact(_unserved),
+                custom_sign(_unserved),
             ),
             symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
             context=_UNDESCRIBED,
@@ -296,7 +315,7 @@ FAMILY: Final = Family(
             ),
             decisive=any_of(
                 _DOCKERS_DIFFER,
-                line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
+                message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
                 _DIFFER,
             ),
             typical=all_of(_HALF, _SYSTEMS_OWN),
@@ -322,7 +341,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/406", "https://docs.k3s.io/advanced#nvidia-container-runtime"),
             decisive=all_of(_RANCHER, _EDITED),
-            typical=all_of(anywhere(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
+            typical=all_of(any_line(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
             context=_RANCHER,
             may_be_normal=True,

@@ -9,16 +9,16 @@ from typing import Final
 from gpunode.diagnoses import chains, remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command, edited_where, joined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, drain, reboot, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_NOT_LOADED: Final = holds(lambda snapshot: driver.is_loaded(snapshot) is False, "NVIDIA's module is not loaded")
-_FROM_ELSEWHERE: Final = holds(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
+_NOT_LOADED: Final = predicate(lambda snapshot: driver.is_loaded(snapshot) is False, "NVIDIA's module is not loaded")
+_FROM_ELSEWHERE: Final = predicate(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
 
 # Device nodes and the daemon that holds them open.
 
@@ -48,26 +48,26 @@ def _is_active(snapshot: Snapshot) -> bool:
     return isinstance(unit, Known) and unit.value.state.active
 
 
-_MISSING: Final = fact(_missing_nodes)
-_PRESENT: Final = line(
+_MISSING: Final = custom_sign(_missing_nodes)
+_PRESENT: Final = message_line(
     r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", "listing", "text", on_host=True
 )
-_NO_FILES: Final = line(
+_NO_FILES: Final = message_line(
     r"Failed to query NVIDIA devices|ensure that the NVIDIA device files"
     r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: "
     r"(?:lstat \S+ )?no such file"
 )
-_UNMET: Final = line(r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check")
+_UNMET: Final = message_line(r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check")
 _DAEMON_FAILED: Final = any_of(
-    fact(_unit_failed),
-    line(
+    custom_sign(_unit_failed),
+    message_line(
         r"nvidia-persistenced failed to initialize|Failed to query NVIDIA devices"
         r"|Failed to start [^\n]{0,50}Persistence Daemon|ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met"
         r"|[Pp]ersistence Daemon[^\n]{0,40}(?:skipped|because of an? (?:unmet|failed) condition)"
         r"|nvidia-persistenced\.service: (?:Failed with result|Main process exited|Control process exited)"
     ),
 )
-_DAEMON_ELSE: Final = line(
+_DAEMON_ELSE: Final = message_line(
     r"persistenced[^\n]{0,200}(?:already running|Failed to (?:create|open) (?:PID|lock|directory|/var/run)|no such user"
     r"|Failed to find user|Failed to determine user credentials|unable to look up user|Permission denied"
     r"|(?:API|[Vv]ersion) mismatch)"
@@ -77,14 +77,16 @@ _LOADING: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
 
 def _loaded_after(snapshot: Snapshot) -> Iterator[Citation]:
     """The line in which the module says that it was loaded, behind the daemon's failure in the same log."""
-    numbers = {one.key: one.number for one in snapshot.view(_DAEMON_FAILED) if one.number}
+    numbers = {one.key: one.line_number for one in snapshot.view(_DAEMON_FAILED) if one.line_number}
     logs = (item for item in snapshot.of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
-    return (one for item in logs for one in lines_with(item, _LOADING) if (one.number or 0) > (numbers[one.key] or 0))
+    return (
+        one for item in logs for one in lines_with(item, _LOADING) if (one.line_number or 0) > (numbers[one.key] or 0)
+    )
 
 
-_LATE: Final = fact(_loaded_after)
-_ACTIVE: Final = holds(_is_active, "nvidia-persistenced runs")
-_NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
+_LATE: Final = custom_sign(_loaded_after)
+_ACTIVE: Final = predicate(_is_active, "nvidia-persistenced runs")
+_NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
 
 def _order(_: Snapshot) -> Iterable[Fix]:
@@ -119,11 +121,11 @@ def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
     return () if is_shown else modules.lsmod_line(snapshot, "nvidia_uvm")
 
 
-_UVM_LOOKED_AT: Final = asked(r"nvidia[-_]uvm")
-_UVM_LOADED: Final = holds(lambda snapshot: modules.loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded")
-_NO_UVM_FILE: Final = fact(_absent_uvm)
-_NO_UVM: Final = fact(_table_without_uvm)
-_UVM_WANTED: Final = line(
+_UVM_LOOKED_AT: Final = command_run(r"nvidia[-_]uvm")
+_UVM_LOADED: Final = predicate(lambda snapshot: modules.loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded")
+_NO_UVM_FILE: Final = custom_sign(_absent_uvm)
+_NO_UVM: Final = custom_sign(_table_without_uvm)
+_UVM_WANTED: Final = message_line(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
     r"|(?:open|stat failed:|stat CDI host device|access|device) [\\'\"]*/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file"
     r"|nvidia[-_]uvm (?:module )?(?:is )?not (?:loaded|found)"
@@ -133,13 +135,13 @@ _UVM_WANTED: Final = line(
 _CUDA_FAILS: Final = any_of(
     symptoms.CUDA_UNKNOWN, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_UNAVAILABLE
 )
-_UNKNOWN: Final = line(
+_UNKNOWN: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|(?:CUDA|cuda|cuInit)[^\n]{0,80}unknown(?: error|$)"
     r"|unknown error[^\n]{0,40}cuda|(?:CUDA|cuda|cuInit|driver library)[^\n]{0,80}\b999\b|error code 999"
     r"|cudaGetDeviceCount returned 30\b|UNKNOWN_ERROR\(99",
     on_host=True,
 )
-_SUSPENDED: Final = line(
+_SUSPENDED: Final = message_line(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
     r"|Entering sleep state|System returned from sleep"
     r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
@@ -178,27 +180,27 @@ _FILE: Final = r"nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)\s*$"
 # The owner may not both read and write, or a bit is set that no device file has. A mode is octal: as a number without a
 # leading zero, 666 and the like are other bits.
 _ODD: Final = any_of(
-    line(
+    message_line(
         rf"^c(?!rw-[r-][w-]-[r-][w-]-)[rwxstST-]{{9}}[.+@]?\s.*{_FILE}|^(?!0?6[0246]{{2}}\s)[0-7]{{3,4}}\s.*/dev/{_FILE}",
         *("listing", "text"),
         on_host=True,
     ),
-    anywhere(r"^[^#\n]*DeviceFileMode(?:=|:\s*)(?:6[0-6][0-6]|777)\b"),
+    any_line(r"^[^#\n]*DeviceFileMode(?:=|:\s*)(?:6[0-6][0-6]|777)\b"),
 )
-_CLOSED_FILES: Final = line(
+_CLOSED_FILES: Final = message_line(
     rf"^crw-[r-][w-]-[r-]--[.+@]?\s.*{_FILE}|^0?6[0246][0-4]\s.*/dev/{_FILE}", "listing", "text", on_host=True
 )
 _CLOSED: Final = any_of(
-    _CLOSED_FILES, anywhere(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
+    _CLOSED_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
 )
 # Who asks, by id.
-_OUTSIDE: Final = line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
+_OUTSIDE: Final = message_line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
 
-_INSIDE: Final = line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
-_NOT_PERMITTED: Final = line(r"NVML: Insufficient Permissions", on_host=True)
+_INSIDE: Final = message_line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
+_NOT_PERMITTED: Final = message_line(r"NVML: Insufficient Permissions", on_host=True)
 # SELinux is asked when the permissions have let the program through.
-_SELINUX: Final = line(
+_SELINUX: Final = message_line(
     r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
 )
 
@@ -219,7 +221,7 @@ def _open_up(snapshot: Snapshot) -> Iterator[Fix]:
 
 # cuInit on a node where everything else works.
 
-_CODE_3: Final = line(
+_CODE_3: Final = message_line(
     r"CUDA_ERROR_NOT_INITIALIZED|cuInit[^\n]{0,60}(?:returned|failed|error|->)[^\n]{0,20}\b3\b"
     r"|driver library init failure: 3|cudaErrorInitializationError|CUDA driver initialization failed"
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
@@ -233,10 +235,10 @@ def _is_on_cards(snapshot: Snapshot) -> bool:
 
 
 _SWITCHES: Final = any_of(
-    fact(lambda snapshot: (one.citation for one in snapshot.view(pci.switches))),
-    anywhere(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
+    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(pci.switches))),
+    any_line(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
 )
-_CONFIDENTIAL: Final = anywhere(
+_CONFIDENTIAL: Final = any_line(
     r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
 )
 
@@ -252,7 +254,7 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
 
 _NODES_PAGE: Final = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/"
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "devices",
     "device files, nvidia_uvm and CUDA's start",
     (
@@ -414,14 +416,14 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
             layer="driver",
-            in_stack="kernel",
+            shows_in="kernel",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
             share=1.5,
             typical=any_of(
-                all_of(_NOT_READY, holds(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
+                all_of(_NOT_READY, predicate(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
                 _CODE_3,
-                asked(r"uvm_disable_hmm=1|\bnokaslr\b"),
+                command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
             ),
             symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
             context=_UVM_LOOKED_AT,

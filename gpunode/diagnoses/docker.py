@@ -11,9 +11,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, by_hand, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import docker, system, toolkit
 from gpunode.facts.model import Known
@@ -32,26 +32,26 @@ _START: Final = run(
 _RESTART: Final = restart("docker.service", "restart docker; its containers stop unless live-restore is on")
 # The file, and what else the daemon is started with.
 
-_INVALID: Final = line(
+_INVALID: Final = message_line(
     r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? [^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
     flags=re.IGNORECASE,
 )
-_RUNS: Final = line(
+_RUNS: Final = message_line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",
     *("unit-status", "unit-show", "docker-info", "docker-version", "container-run"),
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
 _FAULTY: Final = unless(
-    fact(lambda node: (place for _, place in docker.faults(node))),
-    unless(_RUNS, holds(is_examined, "gpunode looked at the node itself")),
+    custom_sign(lambda node: (place for _, place in docker.faults(node))),
+    unless(_RUNS, predicate(is_examined, "gpunode looked at the node itself")),
 )
 _FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
 
 def _as_flag(names: str) -> Sign:
-    return line(rf"\bdockerd\b.* (?:{names})[ =]", "unit-file", "unit-status", "text", "file")
+    return message_line(rf"\bdockerd\b.* (?:{names})[ =]", "unit-file", "unit-status", "text", "file")
 
 
 _HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
@@ -68,30 +68,32 @@ def _fault(snapshot: Snapshot) -> str:
 
 # Another docker than the one that was set up.
 
-_NO_LIBRARY: Final = line(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
+_NO_LIBRARY: Final = message_line(
+    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
+)
 _SNAP: Final = unless(
     any_of(
-        line(
+        message_line(
             r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
             r"|^docker\s+\d\S*\s+\d+\s",
         ),
         file_line("/var/snap/docker/*", r"\S"),
-        asked(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)"),
+        command_run(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)"),
     ),
-    line(r"Docker Root Dir:\s*/var/lib/docker\b"),
+    message_line(r"Docker Root Dir:\s*/var/lib/docker\b"),
 )
 
 
 # That of Windows has GPUs, and is left out.
 _DESKTOP: Final = unless(
-    line(
+    message_line(
         r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^Docker Desktop \d|^ *Context:\s*desktop-linux"
         r"|^desktop-linux\s*(?:\*|$)|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b"
         r"|Kernel Version:\s*\S*linuxkit|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/"
         r"|Current context is now \"desktop-linux\"",
     ),
-    holds(system.is_wsl, "this is WSL2"),
-    line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
+    predicate(system.is_wsl, "this is WSL2"),
+    message_line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
 )
 
 
@@ -119,20 +121,20 @@ def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
 # A docker of a user's own.
 
 ROOTLESS: Final = any_of(
-    line(
+    message_line(
         r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
         r"|rootlesskit --|\((?:Rootless|rootless)\)\s*$|/run/user/\d+/docker\.sock"
     ),
-    asked(
+    command_run(
         r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|/run/user/\d+/docker\.sock|\brootless docker\b"
         r"|--context[= ]rootless"
     ),
 )
-_NOT_PERMITTED: Final = line(
+_NOT_PERMITTED: Final = message_line(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
-_UNKNOWN: Final = line(
+_UNKNOWN: Final = message_line(
     r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
     r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)",
     flags=re.IGNORECASE,
@@ -148,7 +150,7 @@ def _as_root_alone(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _IN_USERS_FILE: Final = file_line("*/.config/docker/daemon.json", r"\"nvidia\"")
-_CGROUPS: Final = line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
+_CGROUPS: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
 
 
 _NO_CGROUPS: Final = always(
@@ -170,16 +172,16 @@ _NO_CGROUPS: Final = always(
 # The right docker, which does not know of the runtime.
 
 _RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
-_HAS_IT: Final = line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
-_LACKS_IT: Final = unless(line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_IT)
-_TAKES_ANOTHER: Final = line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
+_HAS_IT: Final = message_line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
+_LACKS_IT: Final = unless(message_line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_IT)
+_TAKES_ANOTHER: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
 _NVIDIA: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
 _IN_A_FILE: Final = file_line("*daemon.json", _NVIDIA)
 _REGISTERED: Final = any_of(file_line("*etc/docker/daemon.json", _NVIDIA), file_line("daemon.json", _NVIDIA))
 _DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
 _DANGLING: Final = unless(_DEFAULT, _IN_A_FILE, _as_flag("--add-runtime"))
 _NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_A_FILE, _FAULTY)
-_COMPARES: Final = asked(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
+_COMPARES: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
 def _started_after(snapshot: Snapshot) -> Iterator[Citation]:
@@ -200,7 +202,7 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
         yield replace(_RESTART, when="gpunode did not, for the containers that run, and they may stop")
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "docker",
     "Docker",
     (
@@ -252,7 +254,7 @@ FAMILY: Final = Family(
                 "https://github.com/moby/moby/issues/34104",
                 "https://docs.docker.com/engine/daemon/troubleshoot/#conflicts-between-the-daemonjson-and-startup-scripts",
             ),
-            decisive=line(r"directives are specified (?:both )?as a flag and in the config"),
+            decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
             typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
             symptoms=(symptoms.DAEMON_DOWN,),
             context=any_of(_HOSTS, _as_flag("-H|--host|--add-runtime")),
@@ -296,7 +298,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap-or-desktop-vm",
             layer="toolkit",
-            in_stack="runtime",
+            shows_in="runtime",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
             story=(
@@ -339,8 +341,8 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
             decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
             typical=any_of(
-                fact(_as_root_alone),
-                unless(_NOT_PERMITTED, line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+                custom_sign(_as_root_alone),
+                unless(_NOT_PERMITTED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
                 all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
             ),
             symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
@@ -367,7 +369,7 @@ FAMILY: Final = Family(
             ),
             typical=any_of(
                 unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
-                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present), fact(_started_after)),
+                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present), custom_sign(_started_after)),
                 unless(all_of(_COMPARES, toolkit.present), _NOT_IN_FILE, _UNKNOWN),
             ),
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
@@ -389,7 +391,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1795", f"{TOOLKIT_GUIDE}#configuring-docker"),
             decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
-            typical=any_of(_UNKNOWN, all_of(asked(r"runtimes?\b"), _LACKS_IT)),
+            typical=any_of(_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_IT)),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
             context=any_of(_LACKS_IT, _NOT_IN_FILE),
             against=(_HAS_IT, _REGISTERED, toolkit.absent),

@@ -1,6 +1,6 @@
-"""A remedy fitted to what was found: its commands speak of the GPUs that are concerned, and of no other.
+"""Fit a remedy to a finding: name the affected GPUs in its commands.
 
-What a rule has to be done is the same on every node; on which GPU it is to be done, only its finding knows.
+A rule's remedy is the same on every node; only the finding knows the GPUs.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action, recovered
 
-_WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
+_ADDRESS_HINT: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
 
-def fitted(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
-    """What is to be done on those GPUs; where none is known, the reader is told to put in which it is."""
-    return tuple(_fitted(fix, gpus) for fix in fixes)
+def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
+    """Fill the GPUs into the commands; if none is known, tell the reader to."""
+    return tuple(_fit_fix(fix, gpus) for fix in fixes)
 
 
-def _fitted(fix: Fix, gpus: tuple[str, ...]) -> Fix:
+def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
     commands = tuple(dict.fromkeys(one for typed in fix.commands for one in on_gpus(typed, gpus)))
     if any(isinstance(one, OfGpu) and ADDRESS in one for one in commands):
-        return replace(fix, text=f"{fix.text} ({_WHICH})", commands=commands)
+        return replace(fix, text=f"{fix.text} ({_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
 
 
-# What a reboot does as well.
-_BY_BOOT: Final = frozenset({"drain", "load", "restart", "reboot"})
+# Steps that a reboot replaces.
+_DONE_BY_REBOOT: Final = frozenset({"drain", "load", "restart", "reboot"})
 
 
-def settled_together(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """The findings; one that a reboot settles needs nothing of its own where the first has the node started again."""
+def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Replace the remedies that a reboot covers if the first finding reboots the node anyway."""
     first = next(iter(findings), None)
     if first is None or not any(fix.kind == "reboot" and not fix.when for fix in first.remedy):
         return findings
-    with_it = (Fix("reboot", f"nothing more: starting the node again, as for {first.cause}, settles this too"),)
+    done_by_first = (Fix("reboot", f"nothing more: starting the node again, as for {first.cause}, settles this too"),)
     return tuple(
-        replace(one, remedy=with_it) if one is not first and "reboot" in (kinds := _kinds(one)) and kinds <= _BY_BOOT
-        else one for one in findings
-    )  # fmt: skip
+        replace(one, remedy=done_by_first)
+        if one is not first and "reboot" in (kinds := _fix_kinds(one)) and kinds <= _DONE_BY_REBOOT
+        else one
+        for one in findings
+    )
 
 
-def _kinds(finding: Finding) -> frozenset[FixKind]:
+def _fix_kinds(finding: Finding) -> frozenset[FixKind]:
     return frozenset(fix.kind for fix in finding.remedy)
 
 
-def disturbing(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:
-    """What is disturbed at the least: nobody takes packages away without a service that stops."""
+def minimum_disruption(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:
+    """Return ``disruption``, but at least a service restart where a fix removes packages."""
     removes = any(removes_packages(fix) for fix in fixes if not fix.when)
     return max(disruption, "restart-service", key=DISRUPTIONS.index) if removes else disruption
 
 
-def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The GPUs that a finding is about, else the only one of the node.
+def affected_gpus(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the GPUs of a finding, else the node's only one.
 
-    An index may be another GPU's by now, where one was lost: then nobody knows which it is.
+    Indices shift when a GPU is lost, so they are dropped then.
     """
     only = "" if gpus else snapshot.view(boards.only)
     if any(map(str.isdigit, gpus)) and snapshot.view(symptoms.GPU_LOST):
@@ -69,20 +71,22 @@ def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
     return (only,) if only else gpus
 
 
-_BY_REBOOT: Final = (
+_REBOOT_TEXT: Final = (
     "move the work away from this node, then reboot it: the driver asks for that (Xid 154), and a reset of the GPU is "
     "not enough"
 )
 
 
-def obeyed(fixes: tuple[Fix, ...], disruption: Disruption, action: Action) -> tuple[tuple[Fix, ...], Disruption]:
-    """What is to be done, and what it disturbs, where the driver asks for more than a reset of the GPU."""
+def apply_driver_recovery(
+    fixes: tuple[Fix, ...], disruption: Disruption, action: Action
+) -> tuple[tuple[Fix, ...], Disruption]:
+    """Return remedy and disruption, raised to a reboot if the driver asks for more than a reset."""
     if action != "reboot" or not any(fix.kind == "reset" for fix in fixes):
         return fixes, disruption
     when = {fix.when for fix in fixes if fix.kind == "reset"} if disruption == "RMA" else {""}
     first = next(number for number, fix in enumerate(fixes) if fix.kind == "reset")
     others = (fix for fix in fixes[first:] if fix.kind != "reset" and "sudo systemctl reboot" not in fix.commands[:1])
-    done = (*fixes[:first], reboot(_BY_REBOOT, when.pop()), *others)
+    done = (*fixes[:first], reboot(_REBOOT_TEXT, when.pop()), *others)
     return done, max(disruption, "reboot", key=DISRUPTIONS.index)
 
 
@@ -93,8 +97,8 @@ _NOT_BY_DRIVER: Final = frozenset(
 _LOOK: Final = run("inspect", "see that it stays so", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid"))
 
 
-def since_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
-    """The proof as that of something past, where the driver asks for no recovery of that GPU any more."""
+def mark_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
+    """Return the proof as info if the driver no longer asks to recover that GPU."""
     asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_BY_DRIVER
     if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered):
         return proof
@@ -102,22 +106,22 @@ def since_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
     return replace(proof, summary=summary, severity="info", disruption="none", remedy=(_LOOK,))
 
 
-def merged(proofs: Iterable[Proof]) -> tuple[Fix, ...]:
-    """The remedy of the first proof, with the commands of all those that ask for the same things to be done."""
-    given = [proof.remedy for proof in proofs]
-    alike = [fixes for fixes in given if _steps(fixes) == _steps(given[0])]
+def merge_remedies(proofs: Iterable[Proof]) -> tuple[Fix, ...]:
+    """Return the first proof's remedy with the commands of every proof that needs the same steps."""
+    remedies = [proof.remedy for proof in proofs]
+    equal_steps = [fixes for fixes in remedies if _step_texts(fixes) == _step_texts(remedies[0])]
     return tuple(
         replace(same[0], commands=tuple(dict.fromkeys(typed for fix in same for typed in fix.commands)))
-        for same in zip(*alike, strict=True)
+        for same in zip(*equal_steps, strict=True)
     )
 
 
-def _steps(fixes: tuple[Fix, ...]) -> list[tuple[str, str, str]]:
+def _step_texts(fixes: tuple[Fix, ...]) -> list[tuple[str, str, str]]:
     return [(fix.kind, fix.text, fix.when) for fix in fixes]
 
 
-def of_all(first: Proof, gpus: tuple[str, ...]) -> str:
-    """The summary, with the other GPUs that it holds for as well."""
+def summarize_gpus(first: Proof, gpus: tuple[str, ...]) -> str:
+    """Return the first proof's summary, extended by the other affected GPUs."""
     others = [gpu for gpu in gpus if gpu != first.gpu and gpu not in first.summary]
     if not first.gpu or not others:
         return first.summary

@@ -8,9 +8,9 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
@@ -27,25 +27,25 @@ def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
             yield cuda.dotted(version), citation
 
 
-_INSUFFICIENT: Final = line(cuda.INSUFFICIENT.pattern)
-_NEWER_CALL: Final = line(cuda.NEWER_CALL.pattern)
-_BANNER: Final = line(
+_INSUFFICIENT: Final = message_line(cuda.INSUFFICIENT.pattern)
+_NEWER_CALL: Final = message_line(cuda.NEWER_CALL.pattern)
+_BANNER: Final = message_line(
     r"built for NVIDIA Driver Release [\d.]+ or later, but\s+version [\d.]+ was detected"
     r"\s+and compatibility mode is UNAVAILABLE"
 )
 _DRIVER_TOO_OLD: Final = any_of(
-    line(_REQUIRES.pattern),
-    line(_FIRST_DOCKER.pattern),
-    line(cuda.TOO_OLD.pattern),
-    unless(_BANNER, line(cuda.NOT_ON_THIS_GPU.pattern)),
+    message_line(_REQUIRES.pattern),
+    message_line(_FIRST_DOCKER.pattern),
+    message_line(cuda.TOO_OLD.pattern),
+    unless(_BANNER, message_line(cuda.NOT_ON_THIS_GPU.pattern)),
 )
-_BUILT: Final = fact(lambda snapshot: (citation for _, citation in snapshot.view(cuda.runtimes)))
-_FITS: Final = holds(
+_BUILT: Final = custom_sign(lambda snapshot: (citation for _, citation in snapshot.view(cuda.runtimes)))
+_FITS: Final = predicate(
     lambda node: bool(cuda.supported(node) and node.view(cuda.runtimes)) and not any(_of_built(node)),
     "the driver supports the CUDA of all that is named",
 )
-_TOO_NEW: Final = fact(lambda snapshot: (place for _, place in _of_built(snapshot)))
-_AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
+_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _of_built(snapshot)))
+_AT_TWO_VERSIONS: Final = predicate(driver.at_two_versions, "the node's own driver is at two versions")
 
 
 # Without a driver CUDA says the same.
@@ -75,7 +75,7 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", f"or use an image{_up_to(snapshot)}")
 
 
-_NO_KERNEL: Final = line(
+_NO_KERNEL: Final = message_line(
     r"no kernel image is available for execution|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"
     r"|is not compatible with the current PyTorch installation|no longer supported by (?:the current )?PyTorch"
     r"|PyTorch no longer supports this GPU|has no device code compatible with CUDA arch"
@@ -84,7 +84,7 @@ _NO_KERNEL: Final = line(
     r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
     r"|kernel for this GPU architecture was not (?:built|found)"
 )
-_CPU_ONLY: Final = line(
+_CPU_ONLY: Final = message_line(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
     r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
     r"|was not compiled with CUDA support|compiled without (?:CUDA|GPU) support"
@@ -95,15 +95,15 @@ _CPU_ONLY: Final = line(
     r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
-_TORCH_NONE: Final = line(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
-_PROVIDERS: Final = line(
+_TORCH_NONE: Final = message_line(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
+_PROVIDERS: Final = message_line(
     r"CUDAExecutionProvider' is not in available provider|Available providers: "
     r"\[?'?(?!.{0,200}CUDAExecution).{0,80}CPUExecutionProvider"
 )
 
 
 _CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
-_NO_DRIVER: Final = holds(
+_NO_DRIVER: Final = predicate(
     lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
     "the node has no working driver",
 )
@@ -123,27 +123,27 @@ def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{_up_to(snapshot)}")
 
 
-_SHM_FULL: Final = line(
+_SHM_FULL: Final = message_line(
     r"unable to (?:write to|allocate shared memory\(shm\) for) file </torch_[^\n]{0,80}(?:No space left|\(28\))"
     r"|failed to extend /dev/shm/nccl-|shared memory segment \S*nccl-[^\n]{0,60}No space left"
     r"|shm\.h:\d+ NCCL WARN Call to posix_fallocate failed ?: No space left"
 )
-_SHM_SHORT: Final = line(
+_SHM_SHORT: Final = message_line(
     r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
     r"|DataLoader worker .{0,30}by signal: Bus error"
 )
-_SHM_DEFAULT: Final = line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
+_SHM_DEFAULT: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
 _TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "frameworks",
     "programs and frameworks",
     (
         Rule(
             cause="driver-too-old-for-image",
             layer="toolkit",
-            in_stack="driver",
+            shows_in="driver",
             disruption="reboot",
             title="the driver is older than the program's CUDA needs",
             share=4,
@@ -173,7 +173,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-without-this-architecture",
             layer="userspace",
-            in_stack="programs",
+            shows_in="programs",
             disruption="none",
             title="the program has no code for this GPU's architecture",
             share=1.5,
@@ -200,7 +200,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-cpu-only",
             layer="userspace",
-            in_stack="programs",
+            shows_in="programs",
             disruption="none",
             title="the framework was built without CUDA",
             share=1.5,

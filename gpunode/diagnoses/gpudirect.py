@@ -9,22 +9,31 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, install, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_of,
+    command_run,
+    custom_sign,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import modules, system
 
 # ---- peermem
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_DISAGREES: Final = line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
-_UNKNOWN: Final = line(rf"\b{_PEERMEM}: Unknown symbol \w+")
-_REFUSED: Final = line(
+_DISAGREES: Final = message_line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
+_UNKNOWN: Final = message_line(rf"\b{_PEERMEM}: Unknown symbol \w+")
+_REFUSED: Final = message_line(
     rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM}\S*: (?:Invalid|Unknown)|failed to load {_PEERMEM} module"
 )
-_NOT_BUILT: Final = line(rf"Module {_PEERMEM} not found in directory")
-_SIGNATURE: Final = line(
+_NOT_BUILT: Final = message_line(rf"Module {_PEERMEM} not found in directory")
+_SIGNATURE: Final = message_line(
     rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
 )
 
@@ -40,20 +49,20 @@ def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- GPUDirect Storage
 
-_FS_MISSING: Final = line(
+_FS_MISSING: Final = message_line(
     r"nvidia-fs(?:\.ko)? driver (?:is )?not (?:loaded|installed|initialized)|NVFS driver initialization error"
     r"|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)|nvidia_fs version: +\?\?"
 )
-_FS_REFUSED: Final = line(
+_FS_REFUSED: Final = message_line(
     r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)"
     r"|could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia[-_]fs not found"
 )
-_GPL_ONLY: Final = line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
-_FS_LOADED: Final = holds(lambda snapshot: modules.loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
-_FS_SPEAKS: Final = any_of(_FS_LOADED, line(r"nvidia_fs version:\s*\d"))
-_UNREGISTERED: Final = line(r"NVMe Driver not registered with nvidia-fs")
-_NVME_ROW: Final = line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
-_P2PDMA: Final = line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect", "text", "application")
+_GPL_ONLY: Final = message_line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
+_FS_LOADED: Final = predicate(lambda snapshot: modules.loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
+_FS_SPEAKS: Final = any_of(_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
+_UNREGISTERED: Final = message_line(r"NVMe Driver not registered with nvidia-fs")
+_NVME_ROW: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
+_P2PDMA: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect", "text", "application")
 
 
 def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -62,7 +71,7 @@ def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(cite(item) for item in found if item.outcome == "absent" and item.where == "host")
 
 
-_NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, fact(_no_statistics))
+_NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, custom_sign(_no_statistics))
 
 
 def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
@@ -88,17 +97,17 @@ _NVME_STACK: Final = always(
 # ---- RDMA
 
 # FastSocket goes over TCP: there is no RDMA to be had.
-_RDMA_OFF: Final = line(
+_RDMA_OFF: Final = message_line(
     r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected"
     r"|GPUDirect RDMA is (?:disabled|not supported)"
 )
-_RDMA_ON: Final = line(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
-_PEER_LOADED: Final = holds(
+_RDMA_ON: Final = message_line(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
+_PEER_LOADED: Final = predicate(
     lambda node: modules.loaded(node, "nvidia_peermem") or modules.loaded(node, "nv_peer_mem"), "peermem is loaded"
 )
 _NO_PEER: Final = any_of(
-    holds(lambda node: modules.loaded(node, "nvidia_peermem") is False, "nvidia_peermem is not loaded"),
-    line(r"memory_peers'?: No such file", "listing", "text", "file"),
+    predicate(lambda node: modules.loaded(node, "nvidia_peermem") is False, "nvidia_peermem is not loaded"),
+    message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
 )
 
 
@@ -119,17 +128,17 @@ _DMA_BUF: Final = by_hand("configure", "or use DMA-BUF: the open kernel modules 
 # ---- locked memory
 
 _VERB: Final = r"\b(?:ibv|mlx5dv)_(?:reg_mr|create_(?:cq|qp))\w*(?:\([^)\n]{0,40}\))? failed(?![^\n]{0,20}Bad address)"
-_NOT_PINNED: Final = line(rf"{_VERB}(?: with error|:) Cannot allocate memory")
-_LOW_LIMIT: Final = line(
+_NOT_PINNED: Final = message_line(rf"{_VERB}(?: with error|:) Cannot allocate memory")
+_LOW_LIMIT: Final = message_line(
     r"max locked memory\s+\(kbytes, -l\)\s+\d{1,5}$"
     r"|set max locked memory \(ulimit -l\) to 'unlimited' \(current: \d+ kbytes"
 )
-_UNLIMITED: Final = line(r"(?:-l\)\s+|^)unlimited$")
+_UNLIMITED: Final = message_line(r"(?:-l\)\s+|^)unlimited$")
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
 _rule = partial(Rule, layer="driver")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "gpudirect",
     "GPUDirect RDMA and Storage",
     (
@@ -150,7 +159,7 @@ FAMILY: Final = Family(
             typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
             against=(_SIGNATURE,),
             summary="nvidia_peermem does not load: it was built for another RDMA stack than the one that runs",
-            context=asked(r"modprobe.*peer_?mem"),
+            context=command_run(r"modprobe.*peer_?mem"),
             remedy=_fit_peermem,
             explains=frozenset({"gpudirect-rdma-disabled"}),
         ),
@@ -169,8 +178,8 @@ FAMILY: Final = Family(
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
             decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
-            typical=line(r"memory_peers'?: No such file", "listing", "text", "file"),
-            context=asked(r"peer_?mem"),
+            typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
+            context=command_run(r"peer_?mem"),
             summary="the network card cannot reach GPU memory, so NCCL copies through the processor's memory",
             remedy=_register,
         ),
@@ -187,8 +196,8 @@ FAMILY: Final = Family(
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
             decisive=_NO_FS,
-            typical=asked(r"grep\b.*nvidia[-_]fs", empty=True),
-            context=asked(r"nvidia[-_]fs|gdscheck"),
+            typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
+            context=command_run(r"nvidia[-_]fs|gdscheck"),
             against=(_FS_LOADED,),
             summary="nvidia_fs is not loaded, so cuFile copies through the processor's memory",
             remedy=_bring_fs,
@@ -209,23 +218,23 @@ FAMILY: Final = Family(
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/31"),
             decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_SPEAKS), _P2PDMA)),
             typical=any_of(
-                unless(_NVME_ROW, _P2PDMA, _NO_FS), line(r"GPUDirect Storage not supported on current file")
+                unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
             ),
-            context=asked(r"nvidia[-_]fs|gds"),
+            context=command_run(r"nvidia[-_]fs|gds"),
             summary="GPUDirect Storage does not support the NVMe driver that runs: it is the kernel's own, without GDS",
             remedy=_NVME_STACK,
         ),
         Rule(
             cause="memlock-limit-too-low",
             layer="config",
-            in_stack="programs",
+            shows_in="programs",
             disruption="restart-service",
             title="the program may not lock the memory that RDMA needs",
-            decisive=all_of(line(_VERB), _LOW_LIMIT),
+            decisive=all_of(message_line(_VERB), _LOW_LIMIT),
             typical=_NOT_PINNED,
             symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
             against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
-            context=asked(r"ulimit -l|memlock"),
+            context=command_run(r"ulimit -l|memlock"),
             look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
             summary="the network card may not be given memory: the limit of locked memory is too low",
             story=(

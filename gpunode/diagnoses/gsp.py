@@ -11,9 +11,19 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import Shell, edited_where
-from gpunode.diagnoses.model import Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, guests, pci
 from gpunode.diagnoses.views.system import distro, package_manager
@@ -48,10 +58,12 @@ _UNSUPPORTED: Final = kernel_line(
     r"|not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_GRAVE: Final = fact(faults.grave)
+_GRAVE: Final = custom_sign(faults.grave)
 # nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
 _SLOW_ANSWER: Final = all_of(
-    asked(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"), line(r"^real\s+[1-9]\d*m"), symptoms.GPU_LOST
+    command_run(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"),
+    message_line(r"^real\s+[1-9]\d*m"),
+    symptoms.GPU_LOST,
 )
 
 
@@ -62,7 +74,7 @@ def _crashes(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 _FIRMWARE: Final = r"/lib/firmware/nvidia\b"
-_ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), line(_NO_FILE, "text", flags=re.IGNORECASE))
+_ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), message_line(_NO_FILE, "text", flags=re.IGNORECASE))
 
 
 def _version(snapshot: Snapshot) -> str:
@@ -83,9 +95,9 @@ def _is_proprietary(snapshot: Snapshot) -> bool:
 
 
 _SWITCHED_OFF: Final = r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b|^[ \t]*EnableGpuFirmware:\s*0\s*$"
-_OFF: Final = anywhere(_SWITCHED_OFF)
-_OPEN: Final = anywhere(r"NVIDIA UNIX Open Kernel Module|license:\s+Dual MIT/GPL|\bnvidia\S{0,30}-open\b")
-_NEEDED: Final = any_of(_OPEN, holds(_needs_open, "this GPU needs the open modules"))
+_OFF: Final = any_line(_SWITCHED_OFF)
+_OPEN: Final = any_line(r"NVIDIA UNIX Open Kernel Module|license:\s+Dual MIT/GPL|\bnvidia\S{0,30}-open\b")
+_NEEDED: Final = any_of(_OPEN, predicate(_needs_open, "this GPU needs the open modules"))
 
 
 def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
@@ -147,7 +159,7 @@ _NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
 _LOG: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
 _rule = partial(Rule, layer="driver", look_at=_LOG)
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "gsp",
     "the GPU System Processor",
     (
@@ -259,7 +271,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/433", _README),
             decisive=_ABSENT,
-            context=any_of(_INIT, asked(_FIRMWARE)),
+            context=any_of(_INIT, command_run(_FIRMWARE)),
             against=(symptoms.DRIVER_WORKS,),
             summary="The GSP's firmware, of the driver's very version, is not on disk",
             remedy=_bring_file,
@@ -268,7 +280,7 @@ FAMILY: Final = Family(
         _rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
-            in_stack="driver",
+            shows_in="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -283,10 +295,12 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/820", _README),
             decisive=all_of(_OFF, _NEEDED),
-            typical=any_of(_OFF, line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")),
+            typical=any_of(
+                _OFF, message_line(r"\bGSP\b[^\n]{0,40}\b(?:stays on|still (?:on|shown|enabled|loaded|running))")
+            ),
             may_be_normal=True,
-            context=asked(r"\bgsp\b|EnableGpuFirmware"),
-            against=(holds(_is_proprietary, "the proprietary modules are loaded"), _GFW),
+            context=command_run(r"\bgsp\b|EnableGpuFirmware"),
+            against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW),
             summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot do without the GSP",
             remedy=_take_back,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
@@ -305,7 +319,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
-            context=any_of(_INIT, line(r"\baarch64\b|Raspberry Pi")),
+            context=any_of(_INIT, message_line(r"\baarch64\b|Raspberry Pi")),
             summary="The GSP cannot be started on this GPU in this machine",
             remedy=_platform,
             explains=_UNUSABLE,

@@ -11,9 +11,9 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import install, run, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
 from gpunode.diagnoses.views.system import has_driver_from_elsewhere, is_debians, package_manager
@@ -135,12 +135,12 @@ def _is_passed_through(snapshot: Snapshot) -> bool:
 
 
 _NO_LIBCUDA: Final = any_of(
-    line(
+    message_line(
         r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found",
         "application", "text", "nvidia-container-cli", "unit-log",
     ),
     # The engine's hook looks on the node; what a program in the container misses may be the image's own fault.
-    line(r"load library failed: libcuda\.so\.1: cannot open shared object", "container-run"),
+    message_line(r"load library failed: libcuda\.so\.1: cannot open shared object", "container-run"),
 )  # fmt: skip
 _NVML_FOUND: Final = Pattern(r"/libnvidia-ml\.so\.\d")
 
@@ -170,21 +170,21 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
     return any(_OTHER_SYSTEM.search(item.text) or _OTHER_SYSTEM.search(item.written) for item in asked)
 
 
-_MISSING: Final = fact(_missing)
-_ABSENT: Final = fact(_absent)
-_KERNEL_SIDE: Final = fact(_kernel_side)
-_LIBRARIES: Final = holds(_has_libraries, "the driver's libraries are on the node")
-_SMI_ALONE: Final = line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
+_MISSING: Final = custom_sign(_missing)
+_ABSENT: Final = custom_sign(_absent)
+_KERNEL_SIDE: Final = custom_sign(_kernel_side)
+_LIBRARIES: Final = predicate(_has_libraries, "the driver's libraries are on the node")
+_SMI_ALONE: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
 _WITHOUT_LIBCUDA: Final = any_of(
-    line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
-    fact(_listed_without_libcuda),
-    all_of(_NO_LIBCUDA, fact(_looked_for_libcuda)),
+    message_line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
+    custom_sign(_listed_without_libcuda),
+    all_of(_NO_LIBCUDA, custom_sign(_looked_for_libcuda)),
 )
-_ELSEWHERE: Final = holds(
+_ELSEWHERE: Final = predicate(
     lambda snapshot: has_driver_from_elsewhere(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
-_PASSED_THROUGH: Final = holds(_is_passed_through, "every GPU is kept for virtual machines")
-_NO_GPU: Final = holds(
+_PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
+_NO_GPU: Final = predicate(
     lambda snapshot: pci.is_listed(snapshot) and not snapshot.view(pci.gpus), "there is no GPU on the bus"
 )
 
@@ -234,14 +234,14 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.driver(snapshot, "or let gpunode make the driver whole")
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "installation",
     "the driver's installation",
     (
         Rule(
             cause="driver-not-installed",
             layer="toolkit",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="no NVIDIA driver is installed",
             share=3,
@@ -253,7 +253,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=all_of(_MISSING, _ABSENT),
-            typical=any_of(fact(_absent_twice), fact(_missing_twice)),
+            typical=any_of(custom_sign(_absent_twice), custom_sign(_missing_twice)),
             against=(
                 *(
                     symptoms.DRIVER_WORKS,
@@ -264,8 +264,8 @@ FAMILY: Final = Family(
                     _PASSED_THROUGH,
                     _NO_GPU,
                 ),
-                holds(_is_here, "a driver is installed"),
-                holds(_is_by_operator, "the operator brings the driver"),
+                predicate(_is_here, "a driver is installed"),
+                predicate(_is_by_operator, "the operator brings the driver"),
             ),
             look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
             summary="no NVIDIA driver is installed on this node: neither its module nor its libraries are there",
@@ -281,7 +281,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-userspace-incomplete",
             layer="toolkit",
-            in_stack="libraries",
+            shows_in="libraries",
             disruption="none",
             title="the driver's libraries and programs are not installed",
             share=0.8,

@@ -9,25 +9,25 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Command, Shell, edited, is_place
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import cuda, driver, loader
 from gpunode.facts.patterns import Pattern
 
-_STUB_SAID: Final = line(
+_STUB_SAID: Final = message_line(
     r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
     r"|CUDA error: error code 34|Linked to libnvidia-ml library at wrong path"
     r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
-_NOT_HERE: Final = line(cuda.NOT_ON_THIS_GPU.pattern)
+_NOT_HERE: Final = message_line(cuda.NOT_ON_THIS_GPU.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
 _WRONG: Final = any_of(
     symptoms.CUDA_UNFIT,
     symptoms.MISMATCH,
-    line(rf"{cuda.INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
+    message_line(rf"{cuda.INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
 )
 _VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
@@ -79,14 +79,14 @@ def _compat(snapshot: Snapshot) -> Iterator[Citation]:
                     yield cite(item, item.number_at(match.start()))
 
 
-_STUBS: Final = fact(_stubs)
-_COMPAT: Final = fact(_compat)
+_STUBS: Final = custom_sign(_stubs)
+_COMPAT: Final = custom_sign(_compat)
 _FOREIGN: Final = any_of(
-    all_of(_WRONG, fact(_of_another_driver)),
-    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(fact(_of_no_known_version), _COMPAT)),
+    all_of(_WRONG, custom_sign(_of_another_driver)),
+    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_of_no_known_version), _COMPAT)),
 )
-_SHADOWED: Final = any_of(_STUB_SAID, fact(_stubs_opened), _FOREIGN)
-_AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
+_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_stubs_opened), _FOREIGN)
+_AT_TWO_VERSIONS: Final = predicate(driver.at_two_versions, "the node's own driver is at two versions")
 
 
 def _of_shadow(snapshot: Snapshot) -> str:
@@ -141,11 +141,11 @@ def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
-_FIRST: Final = fact(lambda node: (one.citation for one in node.view(loader.loaded) if one.sort == "compat"))
-_GEFORCE: Final = line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
+_FIRST: Final = custom_sign(lambda node: (one.citation for one in node.view(loader.loaded) if one.sort == "compat"))
+_GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "libcuda",
     "the libcuda that is loaded",
     (

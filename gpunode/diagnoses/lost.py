@@ -11,9 +11,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Proof, Rule
+from gpunode.diagnoses.model import Citation, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import undriven
 from gpunode.diagnoses.views import boards, faults, kernel, pci
@@ -43,28 +43,30 @@ def _odd_number(snapshot: Snapshot) -> Iterator[Citation]:
     return (one.citation for one in snapshot.view(boards.inventories) if one.count in {3, 5, 6, 7})
 
 
-_BASEBOARD: Final = holds(
+_BASEBOARD: Final = predicate(
     lambda snapshot: "baseboard" in snapshot.view(boards.carriers), "baseboards carry 4 or 8 GPUs"
 )
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
 # names of processes are left away, which anybody chooses.
-_LOST: Final = line(
+_LOST: Final = message_line(
     r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
     flags=re.IGNORECASE,
 )
 # Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
 _ALL_ONES: Final = unless(
-    line(r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"),
-    line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
+    message_line(
+        r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"
+    ),
+    message_line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
 )
-_ASLEEP: Final = line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
+_ASLEEP: Final = message_line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
 _REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
 # In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
 _NO_HANDLE: Final = unless(
-    line(r"Unable to determine the device handle for GPU", flags=re.IGNORECASE),
-    anywhere(r"\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b", re.IGNORECASE),
+    message_line(r"Unable to determine the device handle for GPU", flags=re.IGNORECASE),
+    any_line(r"\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b", re.IGNORECASE),
     symptoms.SMI_HANGS,
 )
 
@@ -80,10 +82,10 @@ _CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
 _WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
-_GRAVE: Final = fact(faults.grave)
+_GRAVE: Final = custom_sign(faults.grave)
 _rule = partial(Rule, layer="hardware")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "lost",
     "GPUs that are lost",
     (
@@ -104,8 +106,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/2511",
             ),
             check=_missing,
-            typical=unless(all_of(fact(_odd_number), _BASEBOARD), holds(pci.is_listed, "the bus was listed")),
-            context=fact(_odd_number),
+            typical=unless(
+                all_of(custom_sign(_odd_number), _BASEBOARD), predicate(pci.is_listed, "the bus was listed")
+            ),
+            context=custom_sign(_odd_number),
             remedy=always(
                 run("inspect", "read what the kernel says of it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")),
                 drain(),
@@ -141,7 +145,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/issues/155"),
             check=faults.began(79, 167),
-            against=(unless(fact(_cut_off), _WENT_DOWN),),
+            against=(unless(custom_sign(_cut_off), _WENT_DOWN),),
             decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
             typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
             remedy=always(
@@ -172,8 +176,8 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c"),
             check=faults.began(54),
-            context=line(r"Power Brake Slowdown\s*: Active"),
-            decisive=line(
+            context=message_line(r"Power Brake Slowdown\s*: Active"),
+            decisive=message_line(
                 r"does not have the necessary power cables connected"
                 r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
                 r"|connect the PCIe? (?:auxiliary )?power cable",

@@ -14,9 +14,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Check, Citation, Family, Proof, Rule, Sign
+from gpunode.diagnoses.model import Check, Citation, Proof, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import boards, faults, kernel, resolved, smi_query
 from gpunode.diagnoses.views.smi_query import Row
@@ -40,14 +40,14 @@ _PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
 _ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
 _FIELD_DIAGNOSTIC: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
-_MEMORY_FAILED: Final = line(
+_MEMORY_FAILED: Final = message_line(
     r"\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
     r"|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
     *("text", "application"),
     flags=re.IGNORECASE,
 )
 _DIAGNOSED: Final = any_of(
-    line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), asked(_FIELD_DIAGNOSTIC)
+    message_line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), command_run(_FIELD_DIAGNOSTIC)
 )
 
 
@@ -263,7 +263,7 @@ def _counted(where: str) -> Sign:
         found = (one for memory in snapshot.view(_memories) for one in _volatile(memory))
         return (one for one in found if where in one.line)
 
-    return fact(lines)
+    return custom_sign(lines)
 
 
 _UNCORRECTED: Final = _counted("")
@@ -304,7 +304,7 @@ _WORN: Final = _MARKED | {"row-remap-pending", "page-retirement-pending-handles-
 _PROGRAM_HIT: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
 _rule = partial(Rule, layer="hardware", look_at=_LOOK_AT)
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "memory",
     "GPU memory and InfoROM",
     (
@@ -325,12 +325,14 @@ FAMILY: Final = Family(
             check=_until_reset(_uncorrectable),
             typical=any_of(
                 # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
-                line(
+                message_line(
                     r"uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr",
                     flags=re.IGNORECASE,
                 ),
-                line(r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"),
-                line(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", flags=re.IGNORECASE),
+                message_line(
+                    r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"
+                ),
+                message_line(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", flags=re.IGNORECASE),
             ),
             share=1.5,
             remedy=_RESET,
@@ -351,7 +353,7 @@ FAMILY: Final = Family(
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
             check=_each(_remap_pending),
             share=0.8,
-            typical=line(r"memory errors and row remappings", flags=re.IGNORECASE),
+            typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
             remedy=always(
                 drain("move the work away from this GPU, and stop DCGM, the fabric manager and all that holds it"),
                 reset_gpu(),
@@ -373,7 +375,7 @@ FAMILY: Final = Family(
             ),
             sources=(_POLICY, "https://github.com/awslabs/awsome-distributed-ai/pull/1190"),
             check=_each(_remap_failed),
-            typical=line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
+            typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
             remedy=_RETURN_IT,
             explains=_WORN | {"hbm-failing-rma"},
         ),
@@ -392,7 +394,7 @@ FAMILY: Final = Family(
             check=_each(_failing),
             typical=any_of(
                 all_of(_MEMORY_FAILED, _DIAGNOSED),
-                line(
+                message_line(
                     r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
                     flags=re.IGNORECASE,
                 ),
@@ -415,8 +417,10 @@ FAMILY: Final = Family(
             ),
             sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
             check=_each(_pages_pending),
-            typical=line(r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE),
-            context=asked(r"(?:lsof|fuser)\b.*/dev/nvidia"),
+            typical=message_line(
+                r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE
+            ),
+            context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
             remedy=_LET_GO,
             explains=_MARKED,
         ),
@@ -433,9 +437,9 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG,),
             check=faults.began(92),
-            typical=fact(_corrected),
+            typical=custom_sign(_corrected),
             may_be_normal=True,
-            context=asked(r"ECC|PAGE_RETIREMENT|ecc_errors"),
+            context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
             remedy=always(*_WATCH),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
@@ -507,17 +511,19 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
             check=faults.began(125),
-            decisive=line(
+            decisive=message_line(
                 r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
                 r"|InfoROM (?:validation|checksum) fail",
                 flags=re.IGNORECASE,
             ),
             # nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM.
             typical=any_of(
-                fact(lambda snapshot: (cite(one, 1) for one in snapshot.of("exit-status") if one.text.strip() == "14")),
-                all_of(line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), asked(r"\bnvidia-smi\b")),
+                custom_sign(
+                    lambda snapshot: (cite(one, 1) for one in snapshot.of("exit-status") if one.text.strip() == "14")
+                ),
+                all_of(message_line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), command_run(r"\bnvidia-smi\b")),
             ),
-            context=asked(r"inforom"),
+            context=command_run(r"inforom"),
             remedy=always(
                 reset_gpu("reset the GPU: the driver then repairs what it can"),
                 reboot(when="the reset is refused"),

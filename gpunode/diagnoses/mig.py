@@ -12,9 +12,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import ADDRESS, Command, Shell, of_gpu
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Sign
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, reset_gpu, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.model import Known
@@ -24,23 +24,23 @@ from gpunode.facts.sources import Kind
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
 _SMI: Final[tuple[Kind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
 _ANNOUNCED: Final = any_of(
-    line(
+    message_line(
         r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
         r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
         r"|Mode change pending: true"
     ),
     all_of(
-        line(r"The following GPUs could not be reset"),
-        any_of(asked(r"\bmig\b|mig-"), line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
+        message_line(r"The following GPUs could not be reset"),
+        any_of(command_run(r"\bmig\b|mig-"), message_line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
     ),
 )
-_NO_INSTANCES: Final = line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI)
+_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI)
 # The device plugin and GPU feature discovery, of a GPU whose mode is on.
-_PLUGIN_FINDS_NONE: Final = line(
+_PLUGIN_FINDS_NONE: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly"
 )
-_INSTANCE: Final = line(
+_INSTANCE: Final = message_line(
     # Among the profiles, which are offers, a row counts what is free of how many.
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
@@ -83,8 +83,8 @@ def _modes(snapshot: Snapshot) -> Iterator[_Mode]:
 
 def _mode(holds: Callable[[_Mode], bool], in_table: str) -> Sign:
     """The GPUs of whose mode this holds; in nvidia-smi's table it is the last cell of a GPU's rows."""
-    by_query = fact(lambda snapshot: (mode.citation for mode in _modes(snapshot) if holds(mode)))
-    return any_of(by_query, line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
+    by_query = custom_sign(lambda snapshot: (mode.citation for mode in _modes(snapshot) if holds(mode)))
+    return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
 
 
 # A star says that the other mode is pending.
@@ -114,8 +114,8 @@ def _caps(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
         yield stated("/proc/driver/nvidia/capabilities", "the compute instances that are there", layout.probe)
 
 
-_EMPTY: Final = all_of(_ENABLED, any_of(_NO_INSTANCES, fact(lambda node: _caps(node, are_there=False))))
-_INSTANCES: Final = any_of(_INSTANCE, fact(lambda node: _caps(node, are_there=True)))
+_EMPTY: Final = all_of(_ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _caps(node, are_there=False))))
+_INSTANCES: Final = any_of(_INSTANCE, custom_sign(lambda node: _caps(node, are_there=True)))
 
 
 def _without_instances(snapshot: Snapshot) -> Iterator[Proof]:
@@ -141,12 +141,12 @@ _CREATE: Final = always(
 )
 
 
-_DENIED: Final = line(
+_DENIED: Final = message_line(
     r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
 )
 _SHARED: Final = any_of(
-    asked(r"\bmig\b"),
-    line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
+    command_run(r"\bmig\b"),
+    message_line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
     _MODES, _INSTANCE
 )  # fmt: skip
 
@@ -164,13 +164,13 @@ def _permit(snapshot: Snapshot) -> Iterable[Fix]:
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _rule = partial(Rule, layer="config")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "mig",
     "MIG",
     (
         _rule(
             cause="mig-mode-pending-reset",
-            in_stack="gpu",
+            shows_in="gpu",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
             check=_waiting,
@@ -186,7 +186,7 @@ FAMILY: Final = Family(
                 "still the old one."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
-            context=asked(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
+            context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
             remedy=always(
                 drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
                 reset_gpu("reset the GPU; the mode takes effect with it"),
@@ -196,7 +196,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="mig-enabled-no-instances",
-            in_stack="gpu",
+            shows_in="gpu",
             disruption="none",
             title="MIG is enabled and no instances were created",
             check=_without_instances,
@@ -219,7 +219,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="mig-capabilities-permission",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="MIG's instances are out of this program's reach",
             share=1,
@@ -234,12 +234,12 @@ FAMILY: Final = Family(
             sources=("https://github.com/Project-HAMi/HAMi/issues/1044", f"{DEVICE_PLUGIN}/issues/399", _GUIDE),
             decisive=all_of(_DENIED, _SHARED),
             summary="the program may not see or change MIG instances, or MIG is off on the GPU",
-            typical=line(
+            typical=message_line(
                 r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
                 r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
                 r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
             ),
-            context=any_of(asked(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
+            context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
             remedy=_permit,
             explains=NO_CLUSTER_GPU,
         ),

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: what is there to see, what was concluded from it, and what is to be done."""
+"""Define the parts of a diagnosis: evidence, rules, findings and remedies."""
 
 from __future__ import annotations
 
@@ -90,34 +90,34 @@ FixKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line that proves something, or in parentheses what the evidence comes to without one line that says so.
+    """A line of the evidence, or in parentheses a conclusion for which no single line stands.
 
     Attributes:
-        source: where it stands, as it was written there.
-        line: the line, whole; of one that is very long the part that proves it.
-        number: counted from 1 within that piece of evidence; None where the words are gpunode's own.
+        source: the file or command, as the evidence names it.
+        line: the whole line, or the relevant part of a very long one.
+        line_number: counted from 1 within the source; None for gpunode's own words.
         key: of the evidence; not shown.
     """
 
     source: str
     line: str
-    number: int | None = None
+    line_number: int | None = None
     key: str = ""
 
     @property
-    def words(self) -> str:
-        """Source and line: of what has no line, a file that is there or a command that was run, the one names it."""
+    def text(self) -> str:
+        """Source and line; the same file or command may be cited without a line."""
         return f"{self.source}\n{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One thing to be done.
+    """One step of a remedy.
 
     Attributes:
-        text: in words, an imperative sentence without a full stop.
-        commands: as they are typed on the node, as root where they say sudo; none where a person's hand is needed.
-        when: the condition under which it is done; empty where it always is.
+        text: an imperative sentence without a full stop.
+        commands: to type on the node; empty where the step is manual.
+        when: the condition under which the step applies; empty if it always does.
     """
 
     kind: FixKind
@@ -128,15 +128,14 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a rule says when its cause is there.
+    """A match of a rule: its cause is present on this node.
 
     Attributes:
         summary: one sentence, with the names and versions of this node.
-        gpu: PCI address, else UUID or the index that somebody asked by, where one GPU is concerned; empty where
-            nothing tells which.
-        at: seconds on the evidence's own clock, where the time is known: of two faults the earlier may be the root.
-        remedy: where it hangs on what was found; empty takes the rule's.
-        disruption: where it hangs on what was found; None takes the rule's.
+        gpu: PCI address, else UUID or index, if one GPU is affected; empty if unknown.
+        at: onset in seconds, on the clock of the log; of two faults the earlier may be the root.
+        remedy: overrides the rule's remedy unless empty.
+        disruption: overrides the rule's disruption unless None.
     """
 
     summary: str
@@ -150,12 +149,12 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
-    """What could not be told, and no cause is suspected of.
+class OpenQuestion:
+    """A question that the evidence leaves open, without a suspected cause.
 
     Attributes:
         question: one sentence.
-        look_at: the command or file that would tell.
+        look_at: the commands that would answer it.
     """
 
     question: str
@@ -165,42 +164,42 @@ class Doubt:
 
 Check: TypeAlias = "Callable[[Snapshot], Iterable[Proof]]"
 Remedy: TypeAlias = "Callable[[Snapshot], Iterable[Fix]]"
-# The lines in which something stands that speaks for a cause or against it; see ``signs``.
+# Returns the lines that speak for or against a cause; see ``signs``.
 Sign: TypeAlias = "Callable[[Snapshot], tuple[Citation, ...]]"
 
 
-def never(_: Snapshot) -> tuple[Citation, ...]:
-    """A sign that is never seen."""
+def never_seen(_: Snapshot) -> tuple[Citation, ...]:
+    """Return no lines: the sign that no node shows."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause: how it is found, what it breaks, what is to be done.
+    """A cause: how to detect it, what it breaks and how to fix it.
 
     A cause is declared by its signs, or found by a function where numbers, versions or times have to be weighed.
-    ``decisive`` and a symptom make it certain. ``decisive`` alone makes it likely, since of all that a node has
-    somebody chose to show this; so does what is ``typical``. A symptom alone makes it a suspect.
+    ``decisive`` with a symptom makes it certain. ``decisive`` alone, or ``typical``, makes it likely. A symptom alone
+    makes it a suspect.
 
     Attributes:
         cause: its id.
         title: what is wrong, a few words.
-        story: what happens, why, and how it looks from above; paragraphs of plain text.
-        sources: addresses of the public texts that the facts come from.
-        explains: causes that are this one's consequences when both are found.
-        layer: what sort of thing is wrong.
-        in_stack: where in the stack it shows, where that is not where its layer lies.
-        check: the function, of a cause that is not declared; where it finds nothing, the signs are looked for.
-        decisive: what no other cause shows.
-        typical: what this cause shows far more often than any other.
-        symptoms: what several causes show; none where ``decisive`` needs none to be certain.
-        against: what rules the cause out.
-        context: what goes with the cause, and makes it a likelier suspect; of itself it shows no fault.
-        rivals: causes that show the same; while one of them is found as well, none is certain.
-        may_be_normal: whether a healthy node may show it, too; where gpunode itself looked, it then needs a symptom.
-        later: what shows that the node works until its next boot or upgrade: then it is a warning.
-        look_at: what shows whether it is this.
-        share: of the reports that people write, how many in a hundred are of it, roughly; it orders suspects alone.
+        story: what happens, why, and what users see; paragraphs of plain text.
+        sources: URLs of the public documents behind the facts.
+        explains: causes that are consequences of this one when both are found.
+        layer: the kind of component that is wrong.
+        shows_in: the stack layer that shows the fault, if not that of ``layer``.
+        check: a function that detects the cause; the signs are tried if it finds nothing.
+        decisive: evidence that no other cause shows.
+        typical: evidence that this cause shows far more often than any other.
+        symptoms: evidence shared with other causes; empty if ``decisive`` is certain by itself.
+        against: evidence that rules the cause out.
+        context: evidence that makes the cause a likelier suspect without showing a fault.
+        rivals: causes with the same evidence; none is certain while another of them is found.
+        may_be_normal: a healthy node may show it too, so a full examination must find a symptom as well.
+        latent: evidence that the node works until its next boot or upgrade; the severity is then a warning.
+        look_at: commands that confirm the cause.
+        share: rough percentage of public reports with this cause; only orders suspects.
         summary: one sentence about this node; empty takes the title.
     """
 
@@ -214,28 +213,28 @@ class Rule:
     severity: Severity = "error"
     check: Check | None = None
     explains: frozenset[str] = frozenset()
-    decisive: Sign = never
-    typical: Sign = never
+    decisive: Sign = never_seen
+    typical: Sign = never_seen
     symptoms: tuple[Sign, ...] = ()
     against: tuple[Sign, ...] = ()
-    context: Sign = never
+    context: Sign = never_seen
     rivals: frozenset[str] = frozenset()
     may_be_normal: bool = False
-    later: Sign = never
+    latent: Sign = never_seen
     look_at: tuple[Command, ...] = ()
     share: float = 0.5
     summary: str | Callable[[Snapshot], str] = ""
-    in_stack: StackLayer | None = None
+    shows_in: StackLayer | None = None
 
     @property
     def stack_layer(self) -> StackLayer:
-        """Where in the stack it lies."""
-        return self.in_stack or _IN_STACK[self.layer]
+        """The layer of the stack that shows the fault."""
+        return self.shows_in or _IN_STACK[self.layer]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """The rules of one file, with the name under which the documentation has them."""
+class RuleFamily:
+    """The rules of one module, with its id and title in the documentation."""
 
     id: str
     title: str
@@ -243,13 +242,13 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """When a fault began on a GPU.
+class FaultOnset:
+    """The time at which a fault began on a GPU.
 
     Attributes:
-        gpu: PCI address; empty where it is not told.
+        gpu: PCI address; empty if unknown.
         at: seconds on ``clock``.
-        clock: times of equal clocks compare, no others do; empty for a clock of which nothing is known.
+        clock: only times of equal clocks compare; empty if unknown.
     """
 
     gpu: str
@@ -259,16 +258,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause that was found.
+    """A detected cause.
 
     Attributes:
-        ruled_out: of a root, other causes of the same symptoms, each with what speaks against it.
-        explained_by: the cause whose consequence this is; empty for a root.
-        gpus: those concerned, where it concerns some only and anything tells which: as ``Proof.gpu``.
-        at: seconds, when it began first.
-        events: when it began on each GPU, where the time is known.
-        is_past: whether a boot before the running one showed it, and this one does not.
-        heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
+        ruled_out: of a root cause, the other causes of its symptoms with the evidence against each.
+        explained_by: the cause of which this is a consequence; empty for a root cause.
+        gpus: the affected GPUs, named as in ``Proof.gpu``; empty if all or unknown.
+        at: earliest onset in seconds.
+        onsets: onset on each GPU, where known.
+        is_past: only an earlier boot showed it.
+        heard_from: the container log that alone reports it on an examined node; else empty.
     """
 
     cause: str
@@ -286,18 +285,18 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
-    events: tuple[Event, ...] = ()
+    onsets: tuple[FaultOnset, ...] = ()
     is_past: bool = False
     heard_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A cause that what was seen fits, and that nothing seen decides.
+    """A cause that fits the evidence, which does not decide for it.
 
     Attributes:
         citations: the symptoms.
-        look_at: what would decide.
+        look_at: commands that would decide.
     """
 
     cause: str
@@ -308,28 +307,28 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, the root cause first, and what could not be told.
+    """The findings, the root cause first, and the questions left open.
 
     Attributes:
-        suspects: the likeliest causes of what no finding explains, the likeliest first.
-        bugs: tracebacks of rules that failed by a bug of their own; each is a doubt, too.
+        suspects: the likeliest causes of unexplained symptoms, most likely first.
+        bugs: tracebacks of rules that crashed; each is an open question as well.
     """
 
     findings: tuple[Finding, ...]
-    unknown: tuple[Doubt, ...]
+    open_questions: tuple[OpenQuestion, ...]
     bugs: tuple[str, ...] = ()
     suspects: tuple[Suspect, ...] = ()
 
     @property
     def roots(self) -> tuple[Finding, ...]:
-        """The findings that nothing else explains."""
+        """The findings that no other finding explains."""
         return tuple(finding for finding in self.findings if not finding.explained_by)
 
-    def below(self, root: Finding) -> tuple[Finding, ...]:
-        """The consequences of that root."""
+    def consequences_of(self, root: Finding) -> tuple[Finding, ...]:
+        """Return the findings that ``root`` explains."""
         return tuple(finding for finding in self.findings if finding.explained_by == root.cause)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is wrong, as far as could be seen."""
+        """True if no finding is a fault."""
         return all(finding.severity == "info" for finding in self.findings)

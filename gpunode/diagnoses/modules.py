@@ -10,7 +10,7 @@ from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import Command, Shell, command, edited_where, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     by_hand,
     install,
@@ -22,7 +22,18 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
     without_kernel_argument,
 )
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
 from gpunode.facts.model import Known
@@ -46,24 +57,24 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 # The machine signed the module itself; then the kernel may refuse it.
-_OWN_KEY: Final = line(r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo")
-_ELSEWHERE: Final = holds(_is_elsewhere, "this machine has no NVIDIA module of its own to be loaded")
-_BUILT: Final = holds(
+_OWN_KEY: Final = message_line(r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo")
+_ELSEWHERE: Final = predicate(_is_elsewhere, "this machine has no NVIDIA module of its own to be loaded")
+_BUILT: Final = predicate(
     lambda snapshot: modules.built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
-_PACKAGED: Final = fact(lambda snapshot: (one.citation for one in driver.packaged(snapshot)[:3]))
-_NOT_FOUND: Final = fact(modules.not_found)
+_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.packaged(snapshot)[:3]))
+_NOT_FOUND: Final = custom_sign(modules.not_found)
 _ALONE_AT_BOOT: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
 _ENTRY: Final = r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
 _BLACKLIST: Final = any_of(
     # What modprobe makes of "alias nvidia off".
-    line(r"could not insert 'off'|module by name='off'"),
+    message_line(r"could not insert 'off'|module by name='off'"),
     file_line("*modprobe.d/*", _ENTRY),
-    line(_ENTRY, "listing", "text"),
-    anywhere(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
+    message_line(_ENTRY, "listing", "text"),
+    any_line(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
 )
 # cuFile says the like of nvidia-fs.
-_NOT_LOADED: Final = line(
+_NOT_LOADED: Final = message_line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
 )
@@ -104,7 +115,9 @@ _REFUSED: Final = any_of(
         r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be"
         r"|disagrees about version of symbol)|\bnvidia: Unknown symbol \w+ \(err"
     ),
-    line(r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"),
+    message_line(
+        r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
+    ),
 )
 
 
@@ -122,7 +135,7 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in driver.packaged(snapshot)[:3] if one.is_installed) if gone else ()
 
 
-_OTHERS: Final = unless(fact(_elsewhere), symptoms.MODULE_LOADED)
+_OTHERS: Final = unless(custom_sign(_elsewhere), symptoms.MODULE_LOADED)
 
 
 def _for_which(snapshot: Snapshot) -> str:
@@ -189,9 +202,9 @@ def _is_gone(snapshot: Snapshot, running: str) -> bool:
 
 
 # modprobe reads the indexes, and never searches folders.
-_INCOMPLETE: Final = line(r"could not open modules\.(?:order|builtin)")
-_EMPTY: Final = line(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text")
-_BROKEN: Final = line(
+_INCOMPLETE: Final = message_line(r"could not open modules\.(?:order|builtin)")
+_EMPTY: Final = message_line(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text")
+_BROKEN: Final = message_line(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
     r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
     r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
@@ -204,7 +217,7 @@ def _own_files(snapshot: Snapshot) -> Iterator[Citation]:
     running = modules.kernel_of_search(snapshot)
     files = (one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    return (one.citation for one in files if not _RENAMED.search(one.citation.words))
+    return (one.citation for one in files if not _RENAMED.search(one.citation.text))
 
 
 _RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
@@ -220,7 +233,7 @@ def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
             yield from () if wanted.intersection(item.lines) else (cite(item),)
 
 
-_FILES: Final = fact(_own_files)
+_FILES: Final = custom_sign(_own_files)
 
 
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
@@ -263,8 +276,8 @@ def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (here.citation, there.citation)
 
 
-_TWICE: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(_copies).values()))
-_DIFFER: Final = any_of(fact(_older_loaded), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
+_TWICE: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_copies).values()))
+_DIFFER: Final = any_of(custom_sign(_older_loaded), message_line(r"nvidia-modeset: Version mismatch"), _REFUSED)
 
 
 def _where_twice(snapshot: Snapshot) -> str:
@@ -298,17 +311,18 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_OLDER: Final = fact(_older_loaded)
-_IN_IMAGE: Final = fact(initramfs.holds)
+_OLDER: Final = custom_sign(_older_loaded)
+_IN_IMAGE: Final = custom_sign(initramfs.holds)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
 _OLD_IMAGE: Final = any_of(
-    line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"), asked(r"switching root|switch_root")
+    message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
+    command_run(r"switching root|switch_root"),
 )
 
 
 _MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "modules",
     "NVIDIA's kernel modules on disk and in the kernel",
     (
@@ -319,14 +333,14 @@ FAMILY: Final = Family(
             title="NVIDIA's kernel module is not loaded",
             share=4,
             decisive=any_of(
-                all_of(fact(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
+                all_of(custom_sign(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
             ),
             typical=unless(
                 any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)
             ),
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
-            context=any_of(fact(_absent), _BUILT),
+            context=any_of(custom_sign(_absent), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
             summary=_why_not_loaded,
             look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
@@ -344,7 +358,7 @@ FAMILY: Final = Family(
         Rule(
             cause="module-built-for-other-kernel",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="none",
             title="the module was built for another kernel",
             share=4,
@@ -375,7 +389,7 @@ FAMILY: Final = Family(
             layer="kernel",
             disruption="none",
             title="the kernel's module index does not know the module",
-            decisive=any_of(_BROKEN, _EMPTY, fact(_without_index), all_of(_NOT_FOUND, _FILES)),
+            decisive=any_of(_BROKEN, _EMPTY, custom_sign(_without_index), all_of(_NOT_FOUND, _FILES)),
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _BROKEN),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
             summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
@@ -397,7 +411,7 @@ FAMILY: Final = Family(
         Rule(
             cause="duplicate-module-files",
             layer="kernel",
-            in_stack="driver",
+            shows_in="driver",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
             decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),

@@ -9,9 +9,20 @@ from gpunode.catalog import branches
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.commands import Shell, command, joined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, rebuilt_initramfs, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import initramfs, modules, pci
 from gpunode.facts.patterns import Pattern
@@ -46,17 +57,17 @@ def _in_image(snapshot: Snapshot) -> Iterator[Citation]:
     return (line for item in initramfs.of_running(snapshot) for line in lines_with(item, _IN_IMAGE))
 
 
-_NO_MODESET: Final = anywhere(r"nouveau\.modeset=0")
+_NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
 _OWNS: Final = any_of(
-    fact(_bound),
+    custom_sign(_bound),
     kernel_line(r"is already bound to (?:nouveau|nova)"),
-    anywhere(
+    any_line(
         r"[Nn]ouveau kernel driver is currently in use|driver[=:] ?(?:nouveau|nova[_-]core)\b|Could not unload nouveau"
         r"|Kernel driver in use: (?:nouveau|NovaCore|nova[_-]core)|drivers/(?:nouveau|NovaCore|nova[_-]core)/?$"
         r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/[0-9a-f]{4}:|^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:",
         on_host=True,
     ),
-    unless(fact(_loaded), _NO_MODESET),
+    unless(custom_sign(_loaded), _NO_MODESET),
     unless(
         kernel_line(
             r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
@@ -68,16 +79,16 @@ _OWNS: Final = any_of(
 _BLACKLIST: Final = any_of(
     file_line("*modprobe.d/*", r"^[ \t]*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)"
               r"|alias\s+nouveau\s+off)\b"),
-    line(r"modprobe\.d/[\w.-]+:\s*blacklist\s+nouveau\b|^\s*blacklist\s+nouveau\b", "listing", "text", "file"),
-    anywhere(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
+    message_line(r"modprobe\.d/[\w.-]+:\s*blacklist\s+nouveau\b|^\s*blacklist\s+nouveau\b", "listing", "text", "file"),
+    any_line(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
 )  # fmt: skip
-_IMAGE: Final = fact(_in_image)
-_LEGACY: Final = holds(_is_all_there_is, "no driver of NVIDIA's that is maintained drives these GPUs")
-_LOOKED_INTO_INITRAMFS: Final = holds(
+_IMAGE: Final = custom_sign(_in_image)
+_LEGACY: Final = predicate(_is_all_there_is, "no driver of NVIDIA's that is maintained drives these GPUs")
+_LOOKED_INTO_INITRAMFS: Final = predicate(
     lambda snapshot: any(item.outcome == "ok" for item in initramfs.of_running(snapshot)), "the initramfs was listed"
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
-_SHOWN: Final = all_of(asked(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
+_SHOWN: Final = all_of(command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
@@ -96,7 +107,7 @@ def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "nouveau",
     "nouveau in the way",
     (

@@ -12,7 +12,7 @@ from gpunode.diagnoses import recovering, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell, joined
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Sign
+from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, RuleFamily, Severity, Sign
 from gpunode.diagnoses.remedies import (
     MANAGER_OF_IT,
     always,
@@ -25,7 +25,7 @@ from gpunode.diagnoses.remedies import (
     reset_all_gpus,
     run,
 )
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
 from gpunode.facts import xid
@@ -41,19 +41,21 @@ def _state(*states: fabric.UnitState) -> Sign:
         state, found = snapshot.view(fabric.manager)
         return found if state in states else ()
 
-    return fact(lines)
+    return custom_sign(lines)
 
 
 _MISSING: Final = _state("missing")
 _MASKED: Final = _state("masked")
 _DOWN: Final = _state("failed", "inactive", "masked")
-_VERSIONS_DIFFER: Final = fact(fabric.mismatch)
-_NOTHING: Final = line(r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch")
-_SWITCHES: Final = fact(fabric.switches)
-_BASEBOARD: Final = holds(lambda node: "baseboard" in node.view(boards.carriers), "the GPUs are on a baseboard")
-_IN_PROGRESS: Final = fact(fabric.in_progress)
+_VERSIONS_DIFFER: Final = custom_sign(fabric.mismatch)
+_NOTHING: Final = message_line(
+    r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch"
+)
+_SWITCHES: Final = custom_sign(fabric.switches)
+_BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.carriers), "the GPUs are on a baseboard")
+_IN_PROGRESS: Final = custom_sign(fabric.in_progress)
 _NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
-_NOT_NEEDED: Final = holds(
+_NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not joined by NVSwitches"
 )
 _NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED)
@@ -95,17 +97,17 @@ def _refused(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.lower() not in fine)
 
 
-_CARDS: Final = holds(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
-_UP: Final = holds(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.nvlinks)), "NVLinks are up")
-_DARK: Final = fact(lambda node: (one.citation for one in node.view(nvlinks.nvlinks) if not one.up))
+_CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
+_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.nvlinks)), "NVLinks are up")
+_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(nvlinks.nvlinks) if not one.up))
 # Every monitor has its own words for it.
-_COMPLAINTS: Final = line(
+_COMPLAINTS: Final = message_line(
     r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
     r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?(?:/ ?\d|of|active|up)|[=:] ?0\b"
     r"|CRITICAL|\bFAIL|bandwidth 0\b|not (?:active|present|detected|found|up))",
     flags=re.IGNORECASE,
 )
-_MEANT: Final = any_of(asked(r"\bnvlink\b"), _COMPLAINTS)
+_MEANT: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
 
 
 def _all_down(snapshot: Snapshot) -> Iterator[Proof]:
@@ -137,8 +139,10 @@ def _some_down(snapshot: Snapshot) -> Iterator[Proof]:
 
 # ---- faults by message
 
-_UNCORRECTABLE: Final = line(r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE")
-_FIFTH: Final = holds(boards.is_fifth_generation, "the GPUs have NVLink 5")
+_UNCORRECTABLE: Final = message_line(
+    r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
+)
+_FIFTH: Final = predicate(boards.is_fifth_generation, "the GPUs have NVLink 5")
 
 
 def _fifth(snapshot: Snapshot) -> Iterator[Proof]:
@@ -208,7 +212,7 @@ _WITHOUT_FABRIC: Final = (
 _NVLINK_XIDS: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
 _rule = partial(Rule, layer="nvlink")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "nvlink",
     "NVLink, NVSwitch and the fabric manager",
     (
@@ -249,7 +253,7 @@ FAMILY: Final = Family(
             sources=(_GUIDE, "https://github.com/pytorch/pytorch/issues/35710"),
             decisive=all_of(_MISSING, _NEEDED),
             typical=any_of(
-                *(_MISSING, asked(r"\bgrep\b.*\bfabric", empty=True)),
+                *(_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
                 unless(
                     all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
                     *(_DOWN, _state("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
@@ -278,12 +282,14 @@ FAMILY: Final = Family(
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2781"),
             decisive=unless(all_of(any_of(_state("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
             typical=unless(
-                any_of(_DOWN, _IN_PROGRESS, line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")),
+                any_of(
+                    _DOWN, _IN_PROGRESS, message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")
+                ),
                 *(_MISSING, _state("active"), _NO_SWITCH_ANYWHERE),
             ),
             against=(_NOT_NEEDED,),
             may_be_normal=True,
-            context=asked(r"fabric-?manager"),
+            context=command_run(r"fabric-?manager"),
             summary="the GPUs of this node wait for the fabric manager, which does not run",
             remedy=_start_manager,
             explains=_WITHOUT_FABRIC,
@@ -323,7 +329,7 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
             check=_switched,
-            context=fact(lambda node: (row.citation for _, row in smi_query.rows(node, "Fabric", "State"))),
+            context=custom_sign(lambda node: (row.citation for _, row in smi_query.rows(node, "Fabric", "State"))),
             remedy=_RESET_FABRIC,
             explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
         ),
@@ -379,8 +385,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
             check=_all_down,
-            typical=unless(fact(_refused), _DOWN),
-            context=any_of(asked(r"\bnvlink\b"), _state("active")),
+            typical=unless(custom_sign(_refused), _DOWN),
+            context=any_of(command_run(r"\bnvlink\b"), _state("active")),
             remedy=always(
                 run(
                     "inspect",
@@ -408,7 +414,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
             check=_some_down,
-            context=asked(r"\bnvlink\b|topo -m"),
+            context=command_run(r"\bnvlink\b|topo -m"),
             remedy=always(
                 reboot("reboot the node: links are trained anew"),
                 by_hand("hardware", "seat the module or the NVLink bridge again", "the same links stay down"),
@@ -431,7 +437,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
             decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
             typical=unless(
-                all_of(_MEANT, any_of(_CARDS, line(r"No NvSwitches found"))),
+                all_of(_MEANT, any_of(_CARDS, message_line(r"No NvSwitches found"))),
                 *(_UP, _SWITCHES, _BASEBOARD),
             ),
             context=_MEANT,

@@ -10,10 +10,10 @@ from typing import Final
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.cluster import node_word
 from gpunode.diagnoses.commands import Shell, beside, command, joined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, history, modules
 
@@ -21,11 +21,11 @@ _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
 
 # NVIDIA/gpu-driver-container, nvidia-driver's _unload_driver; NVIDIA/k8s-driver-manager.
 _STUCK: Final = any_of(
-    line(
+    message_line(
         r"Could not unload NVIDIA driver kernel modules|[Ff]ailed to (?:unload|uninstall) (?:the )?(?:nvidia )?driver"
         r"|nvidia driver module is already loaded with refcount"
     ),
-    line(
+    message_line(
         r"driver is (?:currently )?in use|Module nvidia\w* is in use|appears to (?:be )?already (?:be )?loaded"
         r"|nvidia(?:\.ko)?['’]? (?:kernel )?module is already loaded(?! with refcount)",
         "kubernetes-log",
@@ -33,7 +33,7 @@ _STUCK: Final = any_of(
 )
 # That it was the operator's own: its driver manager, which takes it away, and why it could not.
 _MANAGED: Final = any_of(
-    line(
+    message_line(
         r"k8s-driver-manager|Shutting down all GPU clients"
         r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
         r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state"
@@ -42,16 +42,18 @@ _MANAGED: Final = any_of(
         r"|GPU pods? (?:still )?(?:running|found)|timed out waiting for .{0,60}(?:drain|evict|terminat)",
         flags=re.IGNORECASE,
     ),
-    fact(lambda node: (cite(item) for item in node.items if "k8s-driver-manager" in item.written)),
+    custom_sign(lambda node: (cite(item) for item in node.items if "k8s-driver-manager" in item.written)),
 )
 
 
-_FAILING: Final = line(
+_FAILING: Final = message_line(
     r"^[ \t]*(?:\S+\s+)?(?:pod/)?(?:\S*driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+\S*(?:CrashLoop|Error)"
     r"|driver-daemonset\S* [^\n]{0,60}(?:CrashLoop|Init:C)"
 )
 # The init container, which takes the driver away that is there.
-_CANNOT_BEGIN: Final = line(r"(?:driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+Init:(?:CrashLoop|Error)")
+_CANNOT_BEGIN: Final = message_line(
+    r"(?:driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+Init:(?:CrashLoop|Error)"
+)
 
 
 def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
@@ -64,19 +66,22 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _HOST_DRIVER: Final = any_of(
-    fact(_host_driver), line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing")
+    custom_sign(_host_driver),
+    message_line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing"),
 )
 # Somebody looked for the host's driver and found none, or found the tree of a driver pod.
 _OF_POD: Final = any_of(
-    unless(asked(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _HOST_DRIVER),
-    line(r"/run/nvidia/driver/\S*(?:nvidia-smi|libnvidia|usr)", "listing"),
+    unless(command_run(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _HOST_DRIVER),
+    message_line(r"/run/nvidia/driver/\S*(?:nvidia-smi|libnvidia|usr)", "listing"),
 )
 # The programs that use a GPU, as nvidia-smi, fuser and lsof have them; a module of another's that uses NVIDIA's; pods
 # that were to end and have not.
 _CLIENTS: Final = any_of(
-    line(r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+"),
-    line(r"^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia|^gdrdrv\s", "listing", "text", "lsmod"),
-    line(r"^(?!.*\b(?:nvidia-|gpu-(?:operator|feature)|node-feature)).*\d/\d+\s+Terminating\b"),
+    message_line(r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+"),
+    message_line(
+        r"^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia|^gdrdrv\s", "listing", "text", "lsmod"
+    ),
+    message_line(r"^(?!.*\b(?:nvidia-|gpu-(?:operator|feature)|node-feature)).*\d/\d+\s+Terminating\b"),
 )
 # The operator's release, whatever it is called; its version and its other values stay.
 _WITHOUT_DRIVER: Final = Shell(
@@ -117,18 +122,20 @@ _NO_ACCESS: Final = (
     r"unauthori[sz]ed|\b40[13]\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
     r"|toomanyrequests|\b429\b|no space left|deadline exceeded"
 )
-_NO_IMAGE: Final = line(
+_NO_IMAGE: Final = message_line(
     rf"^(?![^\n]*(?:{_NO_ACCESS}))[^\n]*{_DRIVER_IMAGE}(?::[\w.+-]+)?[\"'\\]*[ :]"
     r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest"
     r"|no match(?:ing manifest)? for)"
 )
-_UNPULLED: Final = line(r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull")
+_UNPULLED: Final = message_line(
+    r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull"
+)
 _NO_KERNEL: Final = any_of(
-    line(
+    message_line(
         r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
         r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
     ),
-    line(
+    message_line(
         r"Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
         r"|No match for argument: kernel-(?:devel|headers|core)|No package kernel-(?:headers|devel|core)\S* available"
         r"|unsupported (?:OS|operating system|kernel)"
@@ -146,7 +153,7 @@ def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("configure", "or name a driver version for which an image of this system exists (driver.version)")
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "operator",
     "GPU Operator and products",
     (
@@ -201,7 +208,7 @@ FAMILY: Final = Family(
                 any_of(
                     all_of(any_of(_STUCK, _FAILING), any_of(_MANAGED, _CLIENTS)),
                     all_of(_MANAGED, _CLIENTS),
-                    line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
+                    message_line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
                 ),
                 _HOST_DRIVER,
             ),
@@ -234,7 +241,7 @@ FAMILY: Final = Family(
             decisive=_NO_IMAGE,
             typical=any_of(
                 _NO_KERNEL,
-                unless(all_of(line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), line(_NO_ACCESS)),
+                unless(all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), message_line(_NO_ACCESS)),
             ),
             symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
             look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),

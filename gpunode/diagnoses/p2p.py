@@ -11,24 +11,24 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, kernel, links, passthrough, pci
 from gpunode.facts.patterns import Pattern
 
 # ---- access control
 
-_HANGS: Final = line(
+_HANGS: Final = message_line(
     r"NCCL_P2P_(?:DISABLE|LEVEL)|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock|stuck)"
     r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported"
     r"|\bvia P2P/[^\n]*\n[^\n]*\bhang",
     flags=re.IGNORECASE,
 )
-_ASKED: Final = asked(r"acs(?:ctl)?\b|Access Control")
-_REDIRECTS: Final = line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
-_VALIDATES: Final = line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
+_ASKED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
+_REDIRECTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
+_VALIDATES: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
 _NO_ACS: Final = Shell(
     "for bridge in $(lspci -d '*:*:0604' | cut -d' ' -f1); do "
     'sudo setpci -s "$bridge" ECAP_ACS+6.w=0000 2>/dev/null || true; done'
@@ -54,11 +54,12 @@ _PAGE_FAULT: Final = Pattern(
     r"|\barm-smmu\S* .{0,40}\bevent 0x10\b"
 )
 _TRANSLATES: Final = unless(
-    line(
+    message_line(
         r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0",
         "file", "kernel-log", "text",
     ),
-    line(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1", "file", "kernel-log", "text"),
+    message_line(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1",
+                 "file", "kernel-log", "text"),
 )  # fmt: skip
 
 
@@ -99,14 +100,14 @@ def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- what both do: peers are slow
 
 # p2pBandwidthLatencyTest: a peer is reached at less than 2 GB/s.
-_SLOW: Final = line(
+_SLOW: Final = message_line(
     r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
     "application", "text",
 )  # fmt: skip
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "p2p",
     "peer-to-peer transfers between GPUs",
     (
@@ -123,9 +124,10 @@ FAMILY: Final = Family(
                 "devices are let through."
             ),
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
-            decisive=fact(_of_gpus),
+            decisive=custom_sign(_of_gpus),
             typical=unless(
-                any_of(fact(_of_any), _SLOW, unless(all_of(_TRANSLATES, _HANGS), fact(faults.grave))), _REDIRECTS
+                any_of(custom_sign(_of_any), _SLOW, unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.grave))),
+                _REDIRECTS,
             ),
             context=_TRANSLATES,
             summary="the IOMMU translates what GPUs send to each other, and peer-to-peer transfers crawl or hang",

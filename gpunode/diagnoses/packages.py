@@ -10,9 +10,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, reinstall, run
-from gpunode.diagnoses.signs import any_of, fact, holds, line, unless
+from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import packages
 from gpunode.diagnoses.views.system import package_manager
@@ -20,7 +20,7 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _LOCKED: Final = unless(
-    line(
+    message_line(
         r"Could not get lock /\S+(?!.{0,40}Permission denied)|Unable to acquire the dpkg (?:frontend|database) lock"
         r"|dpkg (?:frontend|database) lock (?:was|is) locked by another process|Waiting for cache lock"
         r"|Unable to lock (?:the administration )?directory|Failed to lock apt for exclusive operation"
@@ -28,7 +28,7 @@ _LOCKED: Final = unless(
         r"|Waiting for process with pid \d+ to finish|System management is locked by the application with pid \d+"
         r"|unable to lock database|another process is using the (?:dpkg|package) (?:database|manager)"
     ),
-    line(r"are you root\?|13: Permission denied|requires root|superuser privilege"),
+    message_line(r"are you root\?|13: Permission denied|requires root|superuser privilege"),
 )
 _HOLDER: Final = Pattern(r"(?:held by process|(?:with|as) pid:?) *(?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?")
 
@@ -64,7 +64,7 @@ def _wait(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("wait", text, Shell("sudo systemctl start --wait apt-daily-upgrade.service"), when="it is the first boot")
 
 
-_SAID: Final = line(
+_SAID: Final = message_line(
     r"dpkg was interrupted, you must manually run|dpkg --configure -a|unpacked but not yet configured"
     r"|are only half (?:configured|installed)|^[ \t]*[1-9]\d* not fully installed or removed"
 )
@@ -80,12 +80,12 @@ def _noted(snapshot: Snapshot) -> bool:
 
 
 _HALF: Final = any_of(
-    fact(lambda snapshot: (one.citation for one in _half_done(snapshot))),
+    custom_sign(lambda snapshot: (one.citation for one in _half_done(snapshot))),
     _SAID,
-    holds(_noted, "/var/lib/dpkg/updates has notes of an interrupted run"),
+    predicate(_noted, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
 # What the package manager says that it could not finish.
-_LEFT: Final = line(
+_LEFT: Final = message_line(
     r"(?:error processing package|prevent configuration of|Errors were encountered while processing:)\s+"
     r"(?:lib)?(?:nvidia-(?!peer|fs|gds)|cuda-drivers)"
 )
@@ -98,8 +98,10 @@ def _which(snapshot: Snapshot) -> str:
 
 
 _BUILD: Final = any_of(
-    line(r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"),
-    fact(lambda snapshot: (one.citation for one in _half_done(snapshot) if "dkms" in one.name)),
+    message_line(
+        r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"
+    ),
+    custom_sign(lambda snapshot: (one.citation for one in _half_done(snapshot) if "dkms" in one.name)),
 )
 
 
@@ -115,7 +117,7 @@ def _finish(snapshot: Snapshot) -> Iterable[Fix]:
         yield reinstall(snapshot, "neither of them completes a package that has lost files: install it anew", *broken)
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "packages",
     "the package manager",
     (

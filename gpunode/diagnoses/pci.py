@@ -11,9 +11,20 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell, edited_where
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, links, passthrough, pci, system
 from gpunode.facts.patterns import Pattern
@@ -21,11 +32,11 @@ from gpunode.facts.patterns import Pattern
 # ---- is there a GPU at all
 
 _SHOWN: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
-_NO_SUCH_DEVICE: Final = line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
+_NO_SUCH_DEVICE: Final = message_line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
 _NONE_SAID: Final = any_of(
     kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
     _NO_SUCH_DEVICE,
-    line(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", flags=re.IGNORECASE),
+    message_line(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", flags=re.IGNORECASE),
 )
 # Words of the driver about a GPU that it saw, whatever it then did with it.
 _SPOKEN_OF: Final = kernel_line(
@@ -49,8 +60,8 @@ def _refused(snapshot: Snapshot) -> Iterator[Citation]:
     return (place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
 
 
-_GPU_SEEN: Final = holds(_sees_gpu, "a GPU is on the bus")
-_FROM_ELSEWHERE: Final = holds(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
+_GPU_SEEN: Final = predicate(_sees_gpu, "a GPU is on the bus")
+_FROM_ELSEWHERE: Final = predicate(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
 
 
 def _attach(snapshot: Snapshot) -> Iterable[Fix]:
@@ -87,9 +98,9 @@ def _by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
             yield one
 
 
-_LENT: Final = fact(lambda snapshot: (gpu.citation for gpu in passthrough.lent(snapshot)))
-_OWNED: Final = any_of(_TAKEN, fact(_by_sysfs), _LENT)
-_MAY_BE_MEANT: Final = holds(
+_LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in passthrough.lent(snapshot)))
+_OWNED: Final = any_of(_TAKEN, custom_sign(_by_sysfs), _LENT)
+_MAY_BE_MEANT: Final = predicate(
     lambda node: passthrough.is_hypervisor(node) and not any(passthrough.guest_lists(node)),
     "the host is there for its guests",
 )
@@ -144,18 +155,18 @@ def _silent(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _AWAKE: Final = Shell('for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done')
-_ALL_ONES: Final = line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
-_IN_D3COLD: Final = anywhere(r"^(?:\S*power_state:)?D3cold$")
+_ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
+_IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "pci",
     "the PCI bus",
     (
         _rule(
             cause="no-gpu-present",
             layer="hardware",
-            in_stack="pci",
+            shows_in="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
@@ -167,15 +178,15 @@ FAMILY: Final = Family(
                 "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, fact(_refused), fact(_installed))),
+            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_refused), custom_sign(_installed))),
             typical=_NONE_SAID,
-            context=all_of(symptoms.NO_GPU, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+            context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
             against=(
                 _GPU_SEEN,
                 _SPOKEN_OF,
-                anywhere(r"^(?:nouveau|nova[_-]drm) dev="),
+                any_line(r"^(?:nouveau|nova[_-]drm) dev="),
                 _FROM_ELSEWHERE,
-                unless(fact(_by_sysfs), symptoms.NO_GPU),
+                unless(custom_sign(_by_sysfs), symptoms.NO_GPU),
             ),
             may_be_normal=True,
             summary="no NVIDIA GPU is on this machine's PCI bus, and a driver for one is here",
@@ -200,7 +211,8 @@ FAMILY: Final = Family(
             ),
             check=_meant,
             decisive=any_of(
-                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, fact(_refused)), _MAY_BE_MEANT)
+                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
+                unless(all_of(_OWNED, custom_sign(_refused)), _MAY_BE_MEANT),
             ),
             typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_MEANT, symptoms.DRIVER_WORKS),
             may_be_normal=True,
@@ -225,7 +237,7 @@ FAMILY: Final = Family(
                 "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
                 "https://docs.kernel.org/power/pci.html",
             ),
-            decisive=fact(_silent),
+            decisive=custom_sign(_silent),
             typical=all_of(_ALL_ONES, _IN_D3COLD),
             context=any_of(_ALL_ONES, _IN_D3COLD),
             summary="the GPU does not come back from its deepest sleep (D3cold): its configuration space is silent",

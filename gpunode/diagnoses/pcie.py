@@ -11,9 +11,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Confidence, Family, Proof, Rule, Severity
+from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import fact, kernel_line, line
+from gpunode.diagnoses.signs import custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, links, pci
 from gpunode.facts.patterns import Pattern
@@ -164,7 +164,7 @@ _RESEAT: Final = (
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 _rule = partial(Rule, layer="pci")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "pcie",
     "PCIe links",
     (
@@ -182,7 +182,7 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
             check=_uncorrected,
-            typical=line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
+            typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
             may_be_normal=True,
             remedy=always(*_RESEAT),
             explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
@@ -202,7 +202,9 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_storm,
-            typical=line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
+            typical=message_line(
+                r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"
+            ),
             may_be_normal=True,
             remedy=always(*_RESEAT),
             explains=frozenset({"pcie-link-degraded"}),
@@ -225,7 +227,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/NVSentinel/issues/890",
             ),
             check=_degraded,
-            typical=fact(_narrow_at_boot),
+            typical=custom_sign(_narrow_at_boot),
             may_be_normal=True,
             remedy=always(*_RESEAT),
         ),

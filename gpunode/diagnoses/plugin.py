@@ -10,24 +10,24 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_runtime_class
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import containerd, driver, kube
 
-_LACKING: Final = line(
+_LACKING: Final = message_line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not",
     *("kubernetes-log", "kubernetes-pod"),
 )
-_OF_PLUGIN: Final = anywhere(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
-_ASKS: Final = line(
+_OF_PLUGIN: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
+_ASKS: Final = message_line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
 )
-_WELL: Final = holds(kube.offers_all, "the node offers all of its GPUs")
+_WELL: Final = predicate(kube.offers_all, "the node offers all of its GPUs")
 _STILL_ASKS: Final = unless(_ASKS, _WELL)
 _COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
@@ -48,30 +48,33 @@ def _classless(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CLASSLESS: Final = any_of(
-    fact(_classless), line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file")
+    custom_sign(_classless), message_line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file")
 )
 _DEFAULT: Final = (
     r"(?:default_runtime(?:_name)?\s*=|\"default-runtime\"\s*:|Default Runtime:|\"defaultRuntimeName\"\s*:)\s*[\"']?"
 )
-_IS_DEFAULT: Final = anywhere(rf"{_DEFAULT}nvidia")
+_IS_DEFAULT: Final = any_line(rf"{_DEFAULT}nvidia")
 _UNDER: Final = unless(
-    any_of(line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"), _IS_DEFAULT), _CLASSLESS
+    any_of(message_line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"), _IS_DEFAULT),
+    _CLASSLESS,
 )
 _HANDLER: Final = any_of(
     # In a configuration, and as a runtime class.
-    line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
-    anywhere(
+    message_line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
+    any_line(
         r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{\s*\"nvidia"
         r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
 )
-_PLAIN: Final = unless(anywhere(rf"{_DEFAULT}(?!nvidia)\w"), _IS_DEFAULT)
-_REGISTERED: Final = any_of(line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), asked(r"\bruntime configure\b"))
-_ODD_SYSTEM: Final = anywhere(
+_PLAIN: Final = unless(any_line(rf"{_DEFAULT}(?!nvidia)\w"), _IS_DEFAULT)
+_REGISTERED: Final = any_of(
+    message_line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), command_run(r"\bruntime configure\b")
+)
+_ODD_SYSTEM: Final = any_line(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
 # That of a system image is not on the host's path.
-_NO_DRIVER: Final = unless(holds(driver.fails, "the node itself has no working driver"), _ODD_SYSTEM)
+_NO_DRIVER: Final = unless(predicate(driver.fails, "the node itself has no working driver"), _ODD_SYSTEM)
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
@@ -83,7 +86,7 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
 
-_SET_ROOT: Final = line(
+_SET_ROOT: Final = message_line(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
 )
 _PLACES: Final = (
@@ -91,7 +94,7 @@ _PLACES: Final = (
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
 _ELSEWHERE: Final = any_of(
-    anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _SET_ROOT
+    any_line(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), command_run(_PLACES), _ODD_SYSTEM, _SET_ROOT
 )
 _FIND_LIBRARY: Final = always(
     by_hand(
@@ -111,18 +114,19 @@ _FIND_LIBRARY: Final = always(
 
 # Health.
 
-_MARKED_UNHEALTHY: Final = line(
+_MARKED_UNHEALTHY: Final = message_line(
     r"^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))[^\n]*"
     r"(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError)",
     flags=re.IGNORECASE,
 )
 UNHEALTHY: Final = any_of(
-    unless(_MARKED_UNHEALTHY, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
+    unless(_MARKED_UNHEALTHY, _WELL),
+    custom_sign(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both)),
 )
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "plugin",
     "the device plugin",
     (
@@ -146,7 +150,7 @@ FAMILY: Final = Family(
             ),
             typical=any_of(
                 unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
-                line(r"NVIDIA_DRIVER_ROOT\W+(?:value: )?/(?!run/nvidia/driver)\w"),
+                message_line(r"NVIDIA_DRIVER_ROOT\W+(?:value: )?/(?!run/nvidia/driver)\w"),
             ),
             symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
             context=any_of(_UNDER, _ELSEWHERE),

@@ -9,9 +9,9 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, at, of_gpu
-from gpunode.diagnoses.model import Citation, Confidence, Family, Proof, Rule, Severity
+from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
-from gpunode.diagnoses.signs import any_of, asked, fact, line
+from gpunode.diagnoses.signs import any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
 
@@ -61,9 +61,9 @@ def _hot(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (row.citation for row in gpu.every("GPU Current Temp"))
 
 
-_SLOWED: Final = line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
-_CAPPED: Final = fact(lambda snapshot: (place for _, place in _active(snapshot, *_CAP)))
-_LIMITS_ASKED: Final = asked(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
+_SLOWED: Final = message_line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
+_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _active(snapshot, *_CAP)))
+_LIMITS_ASKED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
 _SHARE: Final = 0.95
 
@@ -91,7 +91,7 @@ _FIND: Final = run(
 _REASONS: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 _rule = partial(Rule, layer="power-thermal")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "power",
     "power and heat",
     (
@@ -110,7 +110,7 @@ FAMILY: Final = Family(
             ),
             sources=(_REASONS, "https://github.com/intel/thermal_daemon/issues/300"),
             check=_heated,
-            typical=any_of(fact(_hot), line(r"clocks? \w+ due to thermal violation")),
+            typical=any_of(custom_sign(_hot), message_line(r"clocks? \w+ due to thermal violation")),
             may_be_normal=True,
             context=_SLOWED,
             remedy=always(
@@ -134,7 +134,7 @@ FAMILY: Final = Family(
             ),
             sources=(_REASONS, "https://github.com/NVIDIA/NVSentinel/issues/1666"),
             check=_braked,
-            typical=line(
+            typical=message_line(
                 r"\bPSU?\d* Status\s+Fail"
                 r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
                 flags=re.IGNORECASE,
@@ -149,7 +149,7 @@ FAMILY: Final = Family(
         _rule(
             cause="power-limit-set-low",
             layer="config",
-            in_stack="gpu",
+            shows_in="gpu",
             severity="warning",
             disruption="none",
             title="the GPU's power limit is below its default",

@@ -1,4 +1,4 @@
-"""What the driver asks to be done about a GPU, where no error of the log is the reason: Xid 154, nvidia-smi's word."""
+"""Diagnose GPUs that the driver wants recovered for no logged reason: Xid 154, nvidia-smi's recovery action."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.diagnoses.views.recovery import Action
 from gpunode.diagnoses.views.smi_query import Row
 from gpunode.facts.patterns import Pattern
 
-# NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
+# As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
 _RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED"
     r"|requires a (?:reset|reboot) to recover from a fault"
@@ -24,7 +24,7 @@ _STATES: Final = ("GPU Recovery Action", "Reset Required", "Drain and Reset Reco
 LEAVE_PEERS: Final = by_hand(
     "drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked"
 )
-_DISTURBS: Final[Mapping[Action, Disruption]] = {
+_DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
     "none": "none",
     "drain-p2p": "restart-container",
     "reset": "reset-gpu",
@@ -33,26 +33,26 @@ _DISTURBS: Final[Mapping[Action, Disruption]] = {
 }
 
 
-def actions(snapshot: Snapshot) -> Iterator[Proof]:
-    """An action that the driver wants, where no error is there that it wants it for."""
-    yield from (_requested(incident) for incident in faults.of(snapshot, 154))
+def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the recovery actions that the driver requests without a logged error."""
+    yield from (_prove_xid_154(incident) for incident in faults.of(snapshot, 154))
     faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
     for gpu, row in (one for name in _STATES for one in smi_query.rows(snapshot, name)):
         is_explained = gpu.name in faulty if gpu.name else bool(faulty)
-        if _action(row) != "none" and not is_explained:
+        if _action_of_row(row) != "none" and not is_explained:
             summary = f"{faults.label(gpu.name)} waits to be recovered ({row.path[-1]}: {row.value}); no line says why"
-            yield _to_recover(_action(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
+            yield _with_recovery(_action_of_row(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
     if not faulty and (lines := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU must be reset before it can be used; no line says why", lines, "likely")
 
 
-def _action(row: Row) -> Action:
+def _action_of_row(row: Row) -> Action:
     is_named = row.path[-1] == _STATES[0]
     return recovery.by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
 
 
-def _requested(incident: faults.Incident) -> Proof:
-    """The last action counts: it is raised as more goes wrong, and taken back when it was done."""
+def _prove_xid_154(incident: faults.Incident) -> Proof:
+    """Return the proof for the last action: it is raised as more goes wrong, and cleared when done."""
     asking = [fault for fault in (incident.root, *incident.followed) if recovery.action_of(fault) is not None]
     last = asking[-1] if asking else incident.root
     action = recovery.action_of(last) or ""
@@ -60,17 +60,17 @@ def _requested(incident: faults.Incident) -> Proof:
     if action == "none":
         summary = f"{faults.label(incident.gpu)} was recovered: it asked for that and does so no more"
     lines = tuple(dict.fromkeys((*incident.citations, last.citation)))
-    return _to_recover(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
+    return _with_recovery(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
 
 
-def _to_recover(action: Action, proof: Proof) -> Proof:
-    """The proof with what the driver asks for, and no more."""
+def _with_recovery(action: Action, proof: Proof) -> Proof:
+    """Return the proof with the remedy for ``action``."""
     severity: Severity | None = "info" if action == "none" else None
-    return replace(proof, remedy=tuple(steps(action)), disruption=_DISTURBS.get(action), severity=severity)
+    return replace(proof, remedy=tuple(recovery_steps(action)), disruption=_DISRUPTIONS.get(action), severity=severity)
 
 
-def steps(action: Action) -> Iterator[Fix]:
-    """What is to be done for the action, and no more."""
+def recovery_steps(action: Action) -> Iterator[Fix]:
+    """Yield the steps for ``action``."""
     find = Shell("sudo dmesg --ctime | grep -i xid")
     yield run("inspect", "find the Xid before it on the same GPU: that is the cause", find)
     if action == "drain-p2p":

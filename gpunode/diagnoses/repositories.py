@@ -11,9 +11,9 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.commands import Shell, command, edited, joined
-from gpunode.diagnoses.model import Family, Fix, Rule
+from gpunode.diagnoses.model import Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
 from gpunode.diagnoses.views.system import distro, package_manager
@@ -26,23 +26,23 @@ _REFUSED: Final = (
 )
 # apt names the archive in the line or before it; between them stands no other archive.
 _THEN: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_REFUSED}"
-_CUDA_REFUSED: Final = line(
+_CUDA_REFUSED: Final = message_line(
     rf"(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
     rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_THEN}|Public key for (?:cuda|nvidia|libnv)\S+\.rpm is not installed"
     # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
     rf"|{_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
     flags=re.IGNORECASE,
 )
-_TOOLKIT_REFUSED: Final = line(
+_TOOLKIT_REFUSED: Final = message_line(
     rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_THEN}"
     rf"|{_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
     flags=re.IGNORECASE,
 )
 # The next update is going to refuse it: nothing fails yet that is installed.
-_CUDA_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "cuda"))
-_TOOLKIT_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "toolkit"))
+_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: archives.unkeyed(snapshot, "cuda"))
+_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: archives.unkeyed(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
-_HAS_ONE: Final = holds(
+_HAS_ONE: Final = predicate(
     lambda snapshot: driver.fails(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
 )
 
@@ -99,11 +99,15 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONFLICT: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
-_OLD_LIST: Final = line(
+_OLD_LIST: Final = message_line(
     r"(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|/cuda)\.list$|archive_uri-", "listing", "text"
 )
-_NEW_LIST: Final = line(r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text")
-_CLASHING: Final = fact(lambda snapshot: (one.citation for same in snapshot.view(archives.conflicts) for one in same))
+_NEW_LIST: Final = message_line(
+    r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text"
+)
+_CLASHING: Final = custom_sign(
+    lambda snapshot: (one.citation for same in snapshot.view(archives.conflicts) for one in same)
+)
 _SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
 
@@ -162,7 +166,7 @@ _TOOLKIT_TROUBLE: Final = (
     "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html"
 )
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "repositories",
     "package repositories",
     (
@@ -174,7 +178,7 @@ FAMILY: Final = Family(
             share=2.5,
             decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
-            later=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+            latent=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
             summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
@@ -196,7 +200,7 @@ FAMILY: Final = Family(
             share=1,
             decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
-            later=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
+            latent=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
             summary="the container toolkit's repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
@@ -215,7 +219,7 @@ FAMILY: Final = Family(
             disruption="none",
             title="two source entries name one repository with different keys",
             share=1.5,
-            decisive=any_of(line(_CONFLICT), _CLASHING),
+            decisive=any_of(message_line(_CONFLICT), _CLASHING),
             typical=all_of(_OLD_LIST, _NEW_LIST),
             symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
             summary=lambda node: f"two source entries name {_doubled(node) or 'an archive'} with different keys",

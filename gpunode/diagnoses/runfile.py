@@ -9,22 +9,23 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Family, Fix, Rule
+from gpunode.diagnoses.model import Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, guests, runfile
 from gpunode.diagnoses.views.packages import Package
 
-_PURGE: Final = line(
+_PURGE: Final = message_line(
     r"Preparing to unpack \S*nvidia"
     r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)",
     *("text", "package-output"),
 )
 _TRACE: Final = any_of(
-    fact(runfile.traces), line(r"driver installation has been altered since it was|nvidia-installer-cleanup")
+    custom_sign(runfile.traces),
+    message_line(r"driver installation has been altered since it was|nvidia-installer-cleanup"),
 )
-_UNOWNED: Final = line(
+_UNOWNED: Final = message_line(
     r"no path found matching pattern /\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)"
     r"|file /\S*lib(?:nvidia|cuda)\S* is not owned by any package|No package owns /\S*lib(?:nvidia|cuda)",
     *("package-owner", "package-output", "text"),
@@ -35,7 +36,7 @@ def _packaged(snapshot: Snapshot) -> list[Package]:
     return [one for one in driver.packaged(snapshot) if one.is_installed]
 
 
-_BESIDE: Final = fact(lambda snapshot: (one.citation for one in _packaged(snapshot)[:3]))
+_BESIDE: Final = custom_sign(lambda snapshot: (one.citation for one in _packaged(snapshot)[:3]))
 
 
 def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
@@ -58,14 +59,14 @@ def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "runfile",
     "NVIDIA's .run installer",
     (
         Rule(
             cause="runfile-leftover",
             layer="package",
-            in_stack="driver",
+            shows_in="driver",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",
             decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),

@@ -10,35 +10,36 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested
 
-_OFFERS: Final = fact(lambda node: (one.citation for each in node.view(kube.nodes) for one in each.offered.values()
-                                    if one.value))  # fmt: skip
-_NO_CAPACITY: Final = fact(lambda node: (each.citation for each in node.view(kube.nodes) if each.has_no_gpu))
+_OFFERS: Final = custom_sign(
+    lambda node: (one.citation for each in node.view(kube.nodes) for one in each.offered.values() if one.value)
+)
+_NO_CAPACITY: Final = custom_sign(lambda node: (each.citation for each in node.view(kube.nodes) if each.has_no_gpu))
 
 # Taints. Those of a node's state, and of the control plane, keep all pods away.
 
 _GPUS: Final = r"(?:nvidia|gpu|accelerat|cuda)"
-_REFUSED: Final = line(
+_REFUSED: Final = message_line(
     r"(?:untolerated taints?(?:\(s\))?:? ?|had taints? )\{(?!\s*(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/"
     r"|node\.c(?:ilium\.io|luster\.x-k8s)|CriticalAddonsOnly|ToBeDeletedBy|DeletionCandidate|karpenter\.sh/))"
     r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
-_REFUSED_BY_GPUS: Final = line(
+_REFUSED_BY_GPUS: Final = message_line(
     rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPUS}", flags=re.IGNORECASE
 )
 _GPU_TAINT: Final = any_of(
-    line(rf"^(?:Taints:)?\s+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
+    message_line(rf"^(?:Taints:)?\s+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
          rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPUS}"
          # As a list in YAML or JSON; a toleration has an operator, too.
          rf"|effect\W+No(?:Schedule|Execute)\W+key\W+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),
-    line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
+    message_line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
 )  # fmt: skip
-_TOLERATES: Final = line(
+_TOLERATES: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?\s+key: nvidia"
 )
 
@@ -69,22 +70,24 @@ def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
 
-_DISCOVERED: Final = anywhere(
+_DISCOVERED: Final = any_line(
     r"(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|(?:cuda|gfd)\.[\w.]+)"
     r"|cloud\.google\.com/gke-accelerator|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
     r"[\"']?(?:=|:\s+)[\"']?(?!0\b|false)\w"
 )
 # The labels, any of which leads the device plugin's daemon sets to a node; the operator looks for those of PCI, too.
 _MARKS: Final = r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
-_MARKED: Final = line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
-_LABELS: Final = line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
-_NO_MARK: Final = unless(_LABELS, anywhere(r"nvidia\.com/|accelerator"))
+_MARKED: Final = message_line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
+_LABELS: Final = message_line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
+_NO_MARK: Final = unless(_LABELS, any_line(r"nvidia\.com/|accelerator"))
 _LABELLED: Final = unless(all_of(_DISCOVERED, _NO_CAPACITY), _OFFERS)
-_UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
+_UNREGISTERED: Final = message_line(
+    r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed"
+)
 _DAEMONS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
-_IDLE: Final = line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
+_IDLE: Final = message_line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
                     r"|desiredNumberScheduled\W+0\b")  # fmt: skip
-_FINDS_NO_NODE: Final = line(
+_FINDS_NO_NODE: Final = message_line(
     r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
     r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
     r"|\bNFDLabelsMissing\b|No NFD labels found"
@@ -103,7 +106,7 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 _CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
 _NO_GPU_INSIDE: Final = any_of(
-    line(
+    message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
     ),
     *(symptoms.NO_DRIVER_INSIDE, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
@@ -131,7 +134,7 @@ _PASS_IN: Final = always(
 )
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "scheduling",
     "pods that get no GPU",
     (
@@ -147,8 +150,8 @@ FAMILY: Final = Family(
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
-            decisive=fact(_full),
-            typical=fact(_used),
+            decisive=custom_sign(_full),
+            typical=custom_sign(_used),
             symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
             look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             share=4,
@@ -175,10 +178,10 @@ FAMILY: Final = Family(
             typical=any_of(
                 _REFUSED,
                 unless(_GPU_TAINT, _OFFERS, _TOLERATES),
-                unless(all_of(_GPU_TAINT, line(r"^Status:\s+Pending")), _TOLERATES),
+                unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES),
             ),
             symptoms=(symptoms.POD_PENDING,),
-            context=any_of(_GPU_TAINT, asked(r"\btaints?\b")),
+            context=any_of(_GPU_TAINT, command_run(r"\btaints?\b")),
             look_at=(Shell("kubectl describe nodes | grep Taints"),),
             share=0.6,
             summary="the node with the GPU has a taint that the pod does not tolerate",
@@ -250,13 +253,13 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvkind/issues/20",
             ),
             decisive=all_of(_IDLE, _LABELS),
-            typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(asked(r"--show-labels|metadata\.labels"), _NO_MARK)),
+            typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(command_run(r"--show-labels|metadata\.labels"), _NO_MARK)),
             symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
             context=_NO_MARK,
             against=(
                 symptoms.NO_GPU,
                 _GPU_TAINT,
-                line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
+                message_line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
                 _MARKED,
             ),
             look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
@@ -281,7 +284,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvkind",
             ),
             decisive=all_of(nested.NODE, _NO_GPU_INSIDE),
-            typical=all_of(nested.NODE, any_of(asked(_CREATED), line(_CREATED))),
+            typical=all_of(nested.NODE, any_of(command_run(_CREATED), message_line(_CREATED))),
             against=(_OFFERS,),
             context=nested.NODE,
             symptoms=(

@@ -16,9 +16,19 @@ from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, reboot, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    file_line,
+    kernel_line,
+    message_line,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
@@ -48,18 +58,18 @@ def _only_others(snapshot: Snapshot) -> tuple[Citation, ...]:
     return said if False in is_nvidias and True not in is_nvidias else ()
 
 
-REFUSED: Final = unless(fact(_refused), fact(_only_others))
+REFUSED: Final = unless(custom_sign(_refused), custom_sign(_only_others))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
-_LOCKED: Final = line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
+_LOCKED: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _LOADED: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
 _IS_ON: Final = any_of(
-    anywhere(
+    any_line(
         r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
         r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)"
     ),
     file_line("*/sig_enforce", r"^\s*[Y1]\s*$"),
 )
-IS_OFF: Final = anywhere(
+IS_OFF: Final = any_line(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
@@ -70,7 +80,9 @@ _SIGNATURE: Final = Pattern(
     r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b",
     re.MULTILINE,
 )
-_SIGNED: Final = any_of(fact(lambda snapshot: snapshot.said(_SIGNATURE, "modinfo")), line(r"[^\n]signature appended~"))
+_SIGNED: Final = any_of(
+    custom_sign(lambda snapshot: snapshot.said(_SIGNATURE, "modinfo")), message_line(r"[^\n]signature appended~")
+)
 
 
 def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
@@ -81,15 +93,17 @@ def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _UNSIGNED: Final = any_of(
-    fact(_without_signature),
-    asked(r"\bmodinfo\b[^|]*nvidia[^|]*(?:\|.*sig|-F sig)|modinfo -F sig\w* nvidia", empty=True),
-    anywhere(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
+    custom_sign(_without_signature),
+    command_run(r"\bmodinfo\b[^|]*nvidia[^|]*(?:\|.*sig|-F sig)|modinfo -F sig\w* nvidia", empty=True),
+    any_line(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
 )
-_NOT_ENROLLED: Final = line(r"is not enrolled|MokListRT is empty")
+_NOT_ENROLLED: Final = message_line(r"is not enrolled|MokListRT is empty")
 # DKMS 3 writes "module/version", and signs what it builds with a key that it makes where there is none.
 _SIGNS: Final = any_of(
-    fact(lambda snapshot: (row.citation for row in snapshot.view(modules.driver_builds) if "/" in row.citation.line)),
-    anywhere(
+    custom_sign(
+        lambda snapshot: (row.citation for row in snapshot.view(modules.driver_builds) if "/" in row.citation.line)
+    ),
+    any_line(
         r"/var/lib/dkms/mok\.(?:pub|key)|/var/lib/shim-signed/mok/MOK\.|/etc/pki/akmods/|mok_signing_key"
         r"|mok_certificate|Signing module |Sign command: |Signing key: |Secure Boot Module Signature key"
     ),
@@ -151,17 +165,17 @@ _AGAINST: Final = (
     symptoms.DRIVER_WORKS,
     symptoms.MODULE_LOADED,
     _LOADED,
-    fact(_only_others),
+    custom_sign(_only_others),
     unless(IS_OFF, REFUSED),
 )
-_UNSIGNED_REJECTED: Final = line(
+_UNSIGNED_REJECTED: Final = message_line(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted"
 )
 _NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKED, _SIGNED, _SIGNS))
 _LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "secureboot",
     "Secure Boot",
     (
@@ -172,13 +186,13 @@ FAMILY: Final = Family(
             title="the key that signed the module is not enrolled",
             share=1.5,
             decisive=any_of(
-                line(
+                message_line(
                     r"Loading of module with un(?:available|known) (?:key|crypto) is rejected"
                     r"|signed kernel module failed to load|does not trust any key which is capable"
                 ),
                 all_of(
                     any_of(REFUSED, _LOCKED),
-                    any_of(_SIGNED, line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
+                    any_of(_SIGNED, message_line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
                 ),
             ),
             typical=any_of(_NOT_ENROLLED, unless(REFUSED, _NO_SIGNATURE)),

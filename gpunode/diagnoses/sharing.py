@@ -10,9 +10,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, lines_with
 from gpunode.diagnoses.views import kube, smi_query, system
 from gpunode.facts.items import Item
@@ -22,7 +22,7 @@ from gpunode.facts.patterns import Pattern
 
 _MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
 _MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?:E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
-_IN_DEFAULT_MODE: Final = line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
+_IN_DEFAULT_MODE: Final = message_line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
@@ -59,7 +59,7 @@ _STATIC: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plug
 _OPTIONS: Final = (
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
 )
-_EMPTY: Final = anywhere(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
+_EMPTY: Final = any_line(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 
 
 def _configs(snapshot: Snapshot) -> Iterator[Item]:
@@ -79,18 +79,18 @@ def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
 
 
 _DESIRED: Final = any_of(
-    fact(lambda node: (one for item in _configs(node) for one in lines_with(item, _REPLICAS))),
-    asked(_OPTIONS),
-    line(_OPTIONS),
-    line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
+    custom_sign(lambda node: (one for item in _configs(node) for one in lines_with(item, _REPLICAS))),
+    command_run(_OPTIONS),
+    message_line(_OPTIONS),
+    message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
 _UNDIVIDED: Final = any_of(
-    fact(lambda node: _shares(node, is_divided=False)),
-    line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
+    custom_sign(lambda node: _shares(node, is_divided=False)),
+    message_line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_CUT_OUT: Final = unless(_EMPTY, line(r"Running with config"))
-_IS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
+_CUT_OUT: Final = unless(_EMPTY, message_line(r"Running with config"))
+_IS_STATIC: Final = any_of(command_run(_STATIC), message_line(_STATIC))
 
 
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
@@ -115,7 +115,7 @@ _OWN: Final = Pattern(
     rf"this process has {_SIZE}|{_SIZE} already allocated|{_SIZE} (?:reserved in total|cached)|{_SIZE} is allocated by"
 )
 _BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_NO_MEMORY: Final = line(
+_NO_MEMORY: Final = message_line(
     r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda_driver\.cc:\d+\] failed to allocate"
 )
 _USED: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
@@ -145,16 +145,16 @@ def _held(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
 
 
-_LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, holds(system.is_wsl, "WSL lists no process"))
+_LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "sharing",
     "the sharing of GPUs",
     (
         Rule(
             cause="compute-mode-exclusive",
             layer="config",
-            in_stack="gpu",
+            shows_in="gpu",
             disruption="none",
             title="the GPU's compute mode lets one process in, or none",
             symptoms=(symptoms.CUDA_BUSY,),
@@ -165,10 +165,10 @@ FAMILY: Final = Family(
                 "CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as healthy."
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
-            decisive=fact(lambda node: (place for _, place in node.view(_exclusive))),
+            decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive))),
             typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
             may_be_normal=True,
-            context=asked(r"-d COMPUTE|compute_mode"),
+            context=command_run(r"-d COMPUTE|compute_mode"),
             summary="the compute mode lets one process use the GPU, or none, so that a second gets none",
             remedy=_default_mode,
         ),
@@ -187,7 +187,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             decisive=all_of(_DESIRED, _EMPTY),
-            typical=any_of(unless(_DESIRED, fact(lambda node: _shares(node, is_divided=True))), _CUT_OUT),
+            typical=any_of(unless(_DESIRED, custom_sign(lambda node: _shares(node, is_divided=True))), _CUT_OUT),
             may_be_normal=True,
             context=any_of(_EMPTY, _UNDIVIDED),
             summary="sharing of GPUs is configured, and the running device plugin has not got that configuration",
@@ -196,16 +196,16 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-memory-taken",
             layer="userspace",
-            in_stack="programs",
+            shows_in="programs",
             disruption="none",
             title="another process holds the GPU's memory",
             typical=any_of(
-                fact(lambda node: _told(node, is_others=True)),
-                unless(all_of(_NO_MEMORY, fact(_held)), _LISTS_NONE),
+                custom_sign(lambda node: _told(node, is_others=True)),
+                unless(all_of(_NO_MEMORY, custom_sign(_held)), _LISTS_NONE),
             ),
             symptoms=(_NO_MEMORY,),
-            against=(fact(lambda node: _told(node, is_others=False)),),
-            context=asked(r"fuser|lsof|query-compute-apps"),
+            against=(custom_sign(lambda node: _told(node, is_others=False)),),
+            context=command_run(r"fuser|lsof|query-compute-apps"),
             look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
             summary="the program found no memory on the GPU, most of which is in use and not by the program",
             story=(

@@ -1,8 +1,7 @@
-"""Signs: what in a node's evidence speaks for a cause, or against it. Pure.
+"""Build signs: evidence for or against a cause. Pure.
 
-A sign returns the lines in which it stands, and nothing where it was not seen. Signs are made of each other, and two
-causes that share one name it once, in ``symptoms``: a snapshot looks for it once, and how many causes share it tells
-how much it says.
+A sign returns the lines that show it, or nothing. Signs combine, and a sign that several causes share is named once,
+in ``symptoms``: a snapshot evaluates it once, and the number of causes that share it sets its weight.
 """
 
 from __future__ import annotations
@@ -20,129 +19,131 @@ from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
-# Tables of names and states: no message stands there, and their words are everywhere.
+# Tables of names and states contain no messages, and their words occur everywhere.
 _TABLES: frozenset[Kind] = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
 
-Read: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
+CitationReader: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """A sign that ``read`` finds with ``given``; of equal ones a snapshot looks for one."""
+    """A reader with its arguments; a snapshot evaluates equal signs once."""
 
     read: Callable[..., Iterable[Citation]]
-    given: tuple[object, ...]
+    arguments: tuple[object, ...]
 
     def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The lines."""
-        return tuple(self.read(snapshot, *self.given))
+        """Return the lines that show the sign."""
+        return tuple(self.read(snapshot, *self.arguments))
 
 
-def line(pattern: str, *kinds: Kind, flags: int = 0, on_host: bool = False) -> Sign:
-    """A message that ``pattern`` matches within a line, wherever messages stand; of ``kinds``, files and tables too."""
-    return _Sign(_lines, (Pattern(pattern, flags | re.MULTILINE), kinds, on_host))
+def message_line(pattern: str, *kinds: Kind, flags: int = 0, on_host: bool = False) -> Sign:
+    """Return the sign of a line in messages, or in items of ``kinds``, that ``pattern`` matches."""
+    return _Sign(_find_message_lines, (Pattern(pattern, flags | re.MULTILINE), kinds, on_host))
 
 
-def _lines(snapshot: Snapshot, pattern: Pattern, kinds: tuple[Kind, ...], on_host: bool) -> Iterable[Citation]:
-    found = snapshot.said(pattern, *kinds)
-    if not (found and on_host):
-        return found
-    inside = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
-    return (one for one in found if one.key not in inside)
+def _find_message_lines(
+    snapshot: Snapshot, pattern: Pattern, kinds: tuple[Kind, ...], on_host: bool
+) -> Iterable[Citation]:
+    lines = snapshot.said(pattern, *kinds)
+    if not (lines and on_host):
+        return lines
+    in_containers = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
+    return (one for one in lines if one.key not in in_containers)
 
 
 def kernel_line(pattern: str, flags: int = 0) -> Sign:
-    """A message of the kernel that ``pattern`` matches, in whatever log; without ``NVRM:`` before it."""
-    return _Sign(_kernel_lines, (Pattern(pattern, flags),))
+    """Return the sign of a kernel message in any log that ``pattern`` matches, without its ``NVRM:``."""
+    return _Sign(_find_kernel_lines, (Pattern(pattern, flags),))
 
 
-def _kernel_lines(snapshot: Snapshot, pattern: Pattern) -> Iterable[Citation]:
+def _find_kernel_lines(snapshot: Snapshot, pattern: Pattern) -> Iterable[Citation]:
     return (message.citation for message in kernel.said(snapshot, pattern))
 
 
 def file_line(path: str, pattern: str, flags: int = 0) -> Sign:
-    """A line that ``pattern`` matches in a file whose path matches ``path``; ``*`` matches slashes too."""
-    return _Sign(_file_lines, (path, Pattern(pattern, flags | re.MULTILINE)))
+    """Return the sign of a line that ``pattern`` matches in files at ``path``, where ``*`` also matches slashes."""
+    return _Sign(_find_file_lines, (path, Pattern(pattern, flags | re.MULTILINE)))
 
 
-def _file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterable[Citation]:
+def _find_file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterable[Citation]:
     return (line for item in snapshot.files(path) for line in lines_with(item, pattern))
 
 
-def anywhere(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
-    """A line that ``pattern`` matches in messages, files and listings; tables of packages and modules are none."""
-    return _Sign(_anywhere, (Pattern(pattern, flags | re.MULTILINE), on_host))
+def any_line(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
+    """Return the sign of a matching line in messages, files and listings, but not in tables."""
+    return _Sign(_find_any_lines, (Pattern(pattern, flags | re.MULTILINE), on_host))
 
 
-def _anywhere(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
-    if not pattern.may_match(snapshot.view(_all_text)):
+def _find_any_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
+    if not pattern.may_match(snapshot.view(_searchable_text)):
         return ()
-    items = (item for item in snapshot.view(_texts) if item.where == "host" or not on_host)
+    items = (item for item in snapshot.view(_text_items) if item.where == "host" or not on_host)
     return (line for item in items for line in lines_with(item, pattern))
 
 
-def _texts(snapshot: Snapshot) -> tuple[Item, ...]:
-    """Messages, files and listings."""
+def _text_items(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return messages, files and listings."""
     found = (item for item in snapshot.items if item.kind not in _TABLES and item.is_seen)
     return tuple(item for item in found if not item.is_register)
 
 
-def _all_text(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(folded) for item in snapshot.view(_texts))
+def _searchable_text(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(folded) for item in snapshot.view(_text_items))
 
 
-def fact(read: Read) -> Sign:
-    """The lines that ``read``, a function of the node, returns as proof."""
-    return _Sign(read, ())
+def custom_sign(reader: CitationReader) -> Sign:
+    """Return the sign of the lines that ``reader`` yields."""
+    return _Sign(reader, ())
 
 
-def asked(pattern: str, *, empty: bool = False) -> Sign:
-    """A command line that ``pattern`` matches; with ``empty`` one that printed nothing, as grep does without a hit.
+def command_run(pattern: str, *, empty: bool = False) -> Sign:
+    """Return the sign of a pasted command that ``pattern`` matches; with ``empty``, one that printed nothing.
 
-    Whoever chose to paste it suspects something there; what gpunode runs is no choice of anybody's.
+    The author of a report pastes what they suspect. Commands that gpunode ran itself do not count.
     """
-    return _Sign(_commands, (Pattern(pattern, re.IGNORECASE), empty))
+    return _Sign(_find_commands, (Pattern(pattern, re.IGNORECASE), empty))
 
 
-def _commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iterable[Citation]:
+def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iterable[Citation]:
     words = "that was run, and printed nothing" if is_empty else "that was run"
     items = () if is_examined(snapshot) else (item for item in snapshot.items if item.where == "host")
     found = (item for item in items if pattern.search(item.written) and not (is_empty and item.text.strip()))
     return (stated(item.written, words, item.key) for item in found)
 
 
-def holds(read: Callable[[Snapshot], bool | None], words: str) -> Sign:
-    """That ``read`` is true of the node, which ``words`` say; None and False are both not seen."""
-    return _Sign(_holds, (read, words))
+def predicate(is_true: Callable[[Snapshot], bool | None], description: str) -> Sign:
+    """Return the sign that ``is_true`` returns True for the node; None and False are equal."""
+    return _Sign(_find_true, (is_true, description))
 
 
-def _holds(snapshot: Snapshot, read: Callable[[Snapshot], bool | None], words: str) -> Iterable[Citation]:
-    return (stated("the node", words),) if read(snapshot) else ()
+def _find_true(snapshot: Snapshot, is_true: Callable[[Snapshot], bool | None], description: str) -> Iterable[Citation]:
+    return (stated("the node", description),) if is_true(snapshot) else ()
 
 
 def any_of(*signs: Sign) -> Sign:
-    """At least one of ``signs``."""
-    return _Sign(_any_of, signs)
+    """Return the sign that any of ``signs`` is seen."""
+    return _Sign(_find_any, signs)
 
 
-def _any_of(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
+def _find_any(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
     return dict.fromkeys(line for sign in signs for line in snapshot.view(sign))
 
 
 def all_of(*signs: Sign) -> Sign:
-    """All of ``signs``; the lines of the first are cited first."""
-    return _Sign(_all_of, signs)
+    """Return the sign that all of ``signs`` are seen, citing the lines of the first one first."""
+    return _Sign(_find_all, signs)
 
 
-def _all_of(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
+def _find_all(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
     found = [snapshot.view(sign) for sign in signs]
     return dict.fromkeys(line for lines in found for line in lines) if all(found) else ()
 
 
 def unless(sign: Sign, *others: Sign) -> Sign:
-    """``sign`` where none of ``others`` is seen."""
-    return _Sign(_unless, (sign, *others))
+    """Return ``sign`` if none of ``others`` is seen."""
+    return _Sign(_find_unless, (sign, *others))
 
 
-def _unless(snapshot: Snapshot, sign: Sign, *others: Sign) -> Iterable[Citation]:
+def _find_unless(snapshot: Snapshot, sign: Sign, *others: Sign) -> Iterable[Citation]:
     return () if any(snapshot.view(other) for other in others) else snapshot.view(sign)

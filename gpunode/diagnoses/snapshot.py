@@ -63,7 +63,7 @@ class Snapshot:
         """Whether the line is one of a boot before the running one."""
         items = self.items if self.now is None else self.now
         present = (item for item in items if (item.key, item.written) == (citation.key, citation.source))
-        at = (citation.number or 0) - 1
+        at = (citation.line_number or 0) - 1
         return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 
     def of(self, *kinds: Kind) -> tuple[Item, ...]:

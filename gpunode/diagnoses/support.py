@@ -16,9 +16,18 @@ from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import by_hand, fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_of,
+    command_run,
+    custom_sign,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages
 from gpunode.diagnoses.views.driver import VERSION
@@ -33,7 +42,7 @@ CLOSED: Final = "proprietary-module-on-blackwell"
 
 
 def _refusal(pattern: str) -> Sign:
-    return any_of(kernel_line(pattern), line(pattern))
+    return any_of(kernel_line(pattern), message_line(pattern))
 
 
 _IGNORED: Final = _refusal(
@@ -126,7 +135,7 @@ def _by_catalog(cause: str) -> Sign:
         misfits = [card.citation for card in _misfits(snapshot, cause)]
         return (*misfits, *snapshot.view(release).citations) if misfits else ()
 
-    return unless(fact(read), _REFUSED)
+    return unless(custom_sign(read), _REFUSED)
 
 
 def _named(cause: str, words: str) -> Callable[[Snapshot], str]:
@@ -218,7 +227,7 @@ def _in_the_place_of(old: str, *, keep: bool = False) -> Callable[[Snapshot], It
 
 
 def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
-    return holds(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
+    return predicate(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
 
 
 def _is_ended(model: GpuModel) -> bool:
@@ -226,24 +235,26 @@ def _is_ended(model: GpuModel) -> bool:
     return last is not None and not last.active
 
 
-_DROPPED: Final = fact(lambda snapshot: (card.citation for card in _misfits(snapshot, LEGACY)))
+_DROPPED: Final = custom_sign(lambda snapshot: (card.citation for card in _misfits(snapshot, LEGACY)))
 _OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
 _NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
 _WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
 _ENDED: Final = _any_model(_is_ended, "a GPU that no maintained branch drives")
-_VERSION: Final = holds(lambda snapshot: bool(snapshot.view(release).version), "the driver's version is known")
+_VERSION: Final = predicate(lambda snapshot: bool(snapshot.view(release).version), "the driver's version is known")
 _FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
-_OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed")
-_CLOSED_ON_DISK: Final = holds(
+_OPEN_ON_DISK: Final = predicate(
+    lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed"
+)
+_CLOSED_ON_DISK: Final = predicate(
     lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
 )
-_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, holds(_drives_others, "the driver drives another GPU"))
-_LICENCE_SHOWN: Final = all_of(asked(r"\bmodinfo\b"), line(r"^license:", "modinfo"))
-_AGAINST: Final = (holds(_shows_all, "nvidia-smi shows all GPUs"),)
+_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, predicate(_drives_others, "the driver drives another GPU"))
+_LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
+_AGAINST: Final = (predicate(_shows_all, "nvidia-smi shows all GPUs"),)
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "support",
     "which driver drives which GPU",
     (
@@ -268,7 +279,7 @@ FAMILY: Final = Family(
             ),
             decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
             typical=any_of(_by_catalog(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
-            later=_FOR_OTHERS,
+            latent=_FOR_OTHERS,
             summary=_named(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
             context=_OLD_GPU,
             against=_AGAINST,
@@ -296,7 +307,7 @@ FAMILY: Final = Family(
             ),
             decisive=unless(_UNKNOWN, _DROPPED),
             typical=_by_catalog(TOO_NEW),
-            later=_FOR_OTHERS,
+            latent=_FOR_OTHERS,
             summary=_named(TOO_NEW, "{driver} does not know {gpu}: it is older than that GPU"),
             context=_NEW_GPU,
             against=_AGAINST,
@@ -320,7 +331,7 @@ FAMILY: Final = Family(
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             decisive=_NO_GSP,
             typical=any_of(_by_catalog(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
-            later=_FOR_OTHERS,
+            latent=_FOR_OTHERS,
             summary=_named(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=_AGAINST,
@@ -349,7 +360,7 @@ FAMILY: Final = Family(
                 unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
                 all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
             ),
-            later=_FOR_OTHERS,
+            latent=_FOR_OTHERS,
             summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=_AGAINST,

@@ -11,16 +11,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, fact, holds, line
+from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.views import driver, in_container, pci
 
 # What nvidia-smi and NVML say.
 
-NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
-DRIVER_WORKS: Final = holds(driver.works, "nvidia-smi answers")
-MODULE_LOADED: Final = holds(driver.is_loaded, "NVIDIA's module is loaded")
-IN_CONTAINER: Final = fact(in_container.marks)
-NO_DRIVER: Final = line(
+NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
+DRIVER_WORKS: Final = predicate(driver.works, "nvidia-smi answers")
+MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
+IN_CONTAINER: Final = custom_sign(in_container.marks)
+NO_DRIVER: Final = message_line(
     r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?(?:loaded|found)|[Ff]ailed to load the NVIDIA kernel module"
@@ -32,66 +32,66 @@ NO_DRIVER: Final = line(
     r"|NVML doesn.t exist on this system|Unable to load info from any available system"
     r"|Failed to initialize the NVIDIA kernel module"
 )
-NO_MODULE: Final = line(
+NO_MODULE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia"
 )
-NO_DEVICES: Final = line(
+NO_DEVICES: Final = message_line(
     r"No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
     r"|No supported GPUs"
     # Slurm and nvidia-persistenced.
     r"|gres\.conf file /dev/+nvidia|Failed to query NVIDIA devices",
     flags=re.IGNORECASE,
 )
-NOT_STARTED: Final = line(
+NOT_STARTED: Final = message_line(
     r"RmInitAdapter failed|rm_init_adapter failed|probe of [0-9a-f:.]+ failed with error"
     r"|failed to (?:initialize|init) adapter"
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
-CLOSED_OR_BAR: Final = line(r"RmInitAdapter failed! \(0x22:0x56")
-MISMATCH: Final = line(
+CLOSED_OR_BAR: Final = message_line(r"RmInitAdapter failed! \(0x22:0x56")
+MISMATCH: Final = message_line(
     r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
     r"|nvidia-modeset: Version mismatch|does not match DSO version"
 )
-NO_NVML_LIBRARY: Final = line(
+NO_NVML_LIBRARY: Final = message_line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
     r"|couldn.t find libnvidia-ml|(?:load|find|open) (?:the )?NVML(?: [Ll]ibrary)?\b|NVML Shared Library Not Found"
     r"|nvidia-smi[\"'’: ]{0,3}\s*(?:command )?not found|exec: \"nvidia-smi\""
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )
-NVML_UNKNOWN: Final = line(
+NVML_UNKNOWN: Final = message_line(
     r"NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN", flags=re.IGNORECASE
 )
-GPU_LOST: Final = line(
+GPU_LOST: Final = message_line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
     r"|GPU has become inaccessible"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
 )
 SMI_HANGS: Final = any_of(
-    fact(driver.hangs),
-    line(
+    custom_sign(driver.hangs),
+    message_line(
         r"nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
         r"|^real\s+[1-9]\d*m",
         flags=re.IGNORECASE,
     ),
 )
-RESET_REFUSED: Final = line(
+RESET_REFUSED: Final = message_line(
     r"in use by another (?:client|process)|currently being used by one or more other processes"
     r"|Unable to reset (?:this )?GPU|could not be reset"
 )
-ANY_XID: Final = line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
+ANY_XID: Final = message_line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
 # What CUDA and what is built on it say.
 
-CUDA_NO_DEVICE: Final = line(
+CUDA_NO_DEVICE: Final = message_line(
     r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
     r"|No visible GPU devices|No NVENC capable devices|No GPU/TPU found"
     r"|cudaGetDeviceCount[^\n]{0,60}\b(?:100|38)\b|(?:error|code)[^\n]{0,8}\b100\b[^\n]{0,40}device",
     flags=re.IGNORECASE,
 )
-CUDA_UNAVAILABLE: Final = line(
+CUDA_UNAVAILABLE: Final = message_line(
     r"(?:cuda\.)?is_available\(\)[^\n]{0,40}False|CUDA (?:is )?not available|[Cc]ould not (?:find"
     r"|load) (?:the )?(?:cuda|CUDA)"
     r"|Torch not compiled with CUDA|list_physical_devices\('GPU'\)[^\n]{0,20}\[\]|GPU (?:will not be used"
@@ -105,26 +105,26 @@ CUDA_UNAVAILABLE: Final = line(
     r"|No CUDA runtime is found|unable to load (?:cudart|nvcuda|CUDA management)",
     flags=re.IGNORECASE,
 )
-CUDA_UNKNOWN: Final = line(
+CUDA_UNKNOWN: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit|cuda\w+)[^\n]{0,80}unknown error"
     r"|(?:CUDA|cuda|cuInit|driver library|error code|returned)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
 )
-CUDA_NOT_READY: Final = line(
+CUDA_NOT_READY: Final = message_line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
     r"|\bcode\b|Error)[^\n]{0,60}\b802\b|^802$"
 )
-CUDA_UNFIT: Final = line(
+CUDA_UNFIT: Final = message_line(
     r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
-CUDA_NOT_INITIALISED: Final = line(
+CUDA_NOT_INITIALISED: Final = message_line(
     r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
     r"|failed to initialize CUDA|cuInit[^\n]{0,60}(?:returned|failed|error|->)"
     r"|(?:driver library|cudart|nvcuda) init failure"
     r"|failed call to cuInit",
     flags=re.IGNORECASE,
 )
-CUDA_TOO_NEW: Final = line(
+CUDA_TOO_NEW: Final = message_line(
     r"CUDA driver version is insufficient|cudaErrorInsufficientDriver|driver on your system is too old|cuda>=\d"
     r"|unsatisfied condition"
     r"|requires (?:a )?(?:newer )?(?:NVIDIA )?driver|was compiled with (?:CUDA|a newer)"
@@ -133,28 +133,28 @@ CUDA_TOO_NEW: Final = line(
     # Ollama and FFmpeg.
     r"|(?:init failure|cudaSetDevice err): 35\b|minimum required N[Vv]idia driver for nvenc|required nvenc API version"
 )
-NO_KERNEL_IMAGE: Final = line(
+NO_KERNEL_IMAGE: Final = message_line(
     r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|cudaErrorNoKernelImageForDevice"
     r"|is not compatible with the current"
     r"|invalid device function|sm_\d+ is not (?:compatible|supported)|not compiled for (?:this|the) (?:GPU|arch)"
 )
-CUDA_BUSY: Final = line(
+CUDA_BUSY: Final = message_line(
     r"CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|cudaErrorDevicesUnavailable|all CUDA-capable devices are busy"
 )
-CUDA_FAULT: Final = line(
+CUDA_FAULT: Final = message_line(
     r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction|device-side assert"
     r"|launch timed out"
     r"|CUDA_ERROR_(?:ILLEGAL|LAUNCH|MISALIGNED|ECC)\w*|uncorrectable (?:ECC|NVLink) error|cudaError(?:Illegal"
     r"|Launch|ECC)\w*"
 )
-NCCL_FAILS: Final = line(
+NCCL_FAILS: Final = message_line(
     r"NCCL (?:WARN|error|failure)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclRemoteError"
     r"|unhandled (?:cuda|system) error|ncclInvalid(?:Usage|Argument)|DistBackendError"
     r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)",
     flags=re.IGNORECASE,
 )
-SLOW: Final = line(
+SLOW: Final = message_line(
     r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? out|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
     r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl",
     flags=re.IGNORECASE,
@@ -162,7 +162,7 @@ SLOW: Final = line(
 
 # What builds, package managers and the kernel say.
 
-BUILD_FAILED: Final = line(
+BUILD_FAILED: Final = message_line(
     r"[Bb]ad (?:return|exit) status for module build|Error! (?:Build|Bad)|[Ee]rror(?: while)? building"
     r"|Build of nvidia\S* failed"
     r"|make(?:\[\d\])?: \*\*\*|[Cc]onsult \S*make\.log|Failed to (?:build|compile)|dkms (?:build|install"
@@ -171,30 +171,30 @@ BUILD_FAILED: Final = line(
     r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"
     r"|has not compiled successfully|nvidia\.ko was not created"
 )
-PACKAGES_BROKEN: Final = line(
+PACKAGES_BROKEN: Final = message_line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
     r"|not (?:fully )?configured|Depends: "
     r"|Errors were encountered while processing|trying to overwrite|file conflicts?|conflicts with file"
     r"|nothing provides|Problem: "
     r"|dpkg was interrupted|Could not get lock|is locked by|Transaction (?:test|check) error"
 )
-REPOSITORY_REFUSED: Final = line(
+REPOSITORY_REFUSED: Final = message_line(
     r"NO_PUBKEY|is not signed|signatures? (?:couldn't|could not) be verified|GPG (?:error|check FAILED)|EXPKEYSIG"
     r"|Conflicting values set for option Signed-By"
     r"|repomd\.xml[^\n]{0,60}(?:signature|verification)|public key[^\n]{0,40}(?:not (?:installed|available)|missing)"
 )
-KEY_REJECTED: Final = line(
+KEY_REJECTED: Final = message_line(
     r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
     r"|Lockdown: [^\n]{0,40}module"
     r"|PKCS#7 signature not signed|signed kernel module failed to load"
     r"|Secure boot is enabled on this system, so|[Kk]ernel module(?: load error)?:? Operation not permitted"
     r"|could not insert \S*nvidia\S*: Operation not permitted"
 )
-BUS_ERRORS: Final = line(
+BUS_ERRORS: Final = message_line(
     r"AER: (?!enabled)|PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)"
     r"|PCI error|link (?:is )?down\b"
 )
-NO_ADDRESS: Final = line(
+NO_ADDRESS: Final = message_line(
     r"BAR ?\d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
     r"|I/O regions? [^\n]{0,30}invalid"
     r"|Region \d: Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
@@ -202,76 +202,76 @@ NO_ADDRESS: Final = line(
 
 # What container engines and the toolkit say.
 
-NO_DEVICE_DRIVER: Final = line(
+NO_DEVICE_DRIVER: Final = message_line(
     r"could not select device driver (?![\\\"'`]*cdi)"
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
-NO_DRIVER_INSIDE: Final = line(
+NO_DRIVER_INSIDE: Final = message_line(
     r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
     r"|no CUDA-capable device|driver volume is not mounted",
     flags=re.IGNORECASE,
 )
-NO_RUNTIME: Final = line(
+NO_RUNTIME: Final = message_line(
     r"[Uu]nknow\w* (?:or invalid )?runtime(?: name| specified)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
     r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
     r"|nvidia-container-runtime[^\n]{0,60}(?:not found|no such file)|RuntimeHandler [\"'\\]*nvidia"
     r"|runtime handler [\"'\\]*nvidia"
 )
-HOOK_FAILED: Final = line(
+HOOK_FAILED: Final = message_line(
     r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: "
     r"|libnvidia-container|error running (?:prestart|createRuntime)? ?hook|nvidia-ctk[^\n]{0,40}(?:error|fail)"
     r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
-CDI_UNRESOLVED: Final = line(
+CDI_UNRESOLVED: Final = message_line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
     r"|no such (?:CDI )?device|CDI (?:device|spec|kind)[^\n]{0,60}(?:not found|invalid|fail)"
     r"|setting up CDI|stat failed: |stat CDI host device"
 )
-CONTAINER_FAILED: Final = line(
+CONTAINER_FAILED: Final = message_line(
     r"OCI runtime (?:create|exec) failed|failed to create (?:containerd task|shim)|CreateContainerError"
     r"|RunContainerError|FailedCreatePodSandBox"
     r"|StartError|failed to start container|Error response from daemon|container creation failed"
     r"|pyxis: (?:container start failed|couldn't start)|\bcrun: |unable to start container"
 )
-DAEMON_DOWN: Final = line(
+DAEMON_DOWN: Final = message_line(
     r"unable to configure the Docker daemon|Cannot connect to the Docker daemon|docker\.service: (?:Failed"
     r"|Main process exited|Start request)"
     r"|failed to (?:start|load) (?:daemon|containerd|plugin)|containerd\.service: Failed|crio\.service: Failed"
     r"|Failed to start (?:Docker|containerd|docker)"
     r"|Job for docker\.service failed"
 )
-DENIED: Final = line(
+DENIED: Final = message_line(
     r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
 )
 
 # What Kubernetes shows.
 
-POD_PENDING: Final = line(
+POD_PENDING: Final = message_line(
     r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
     r"|untolerated taint|Status:\s+Pending|CardInsufficient|no available node, all node scores"
 )
-NOT_ENOUGH_GPUS: Final = line(r"Insufficient nvidia\.com/\S+|Insufficient \S*gpu")
-POD_REFUSED: Final = line(
+NOT_ENOUGH_GPUS: Final = message_line(r"Insufficient nvidia\.com/\S+|Insufficient \S*gpu")
+POD_REFUSED: Final = message_line(
     r"UnexpectedAdmissionError|Allocate failed|no healthy devices present|requested number of devices unavailable"
     r"|cannot allocate unhealthy devices|OutOfnvidia"
 )
 NO_CAPACITY: Final = any_of(
-    line(r"nvidia\.com/gpu[\"': ]+[\"']?0[\"']?\b"),
-    line(
+    message_line(r"nvidia\.com/gpu[\"': ]+[\"']?0[\"']?\b"),
+    message_line(
         r"No (?:NVIDIA )?devices found\. Waiting|Detected non-NVML platform|[Ii]ncompatible (?:strategy"
         r"|platform) detected"
         r"|could not detect NVIDIA"
     ),
 )
-PLUGIN_FAILS: Final = line(
+PLUGIN_FAILS: Final = message_line(
     r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
     r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|DCGM initialization error|Error: Failed to initialize NVML$"
     r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
 )
-OPERATOR_WAITS: Final = line(
+OPERATOR_WAITS: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"
     r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d)"
     r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"
@@ -279,12 +279,12 @@ OPERATOR_WAITS: Final = line(
 
 # What links and the fabric show.
 
-LINKS_DOWN: Final = line(
+LINKS_DOWN: Final = message_line(
     r"<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve|\bNS\b"
     r"|Link \d+: (?:Down|Off|<)",
     flags=re.IGNORECASE,
 )
-FABRIC_FAILS: Final = line(
+FABRIC_FAILS: Final = message_line(
     r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
     r"|^\s*State\s+: In Progress"

@@ -11,9 +11,9 @@ from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import register_runtime, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, install, restart, run, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import containerd, system, toolkit
 from gpunode.diagnoses.views.engine import engine
@@ -21,20 +21,20 @@ from gpunode.diagnoses.views.engine import engine
 # Whether it is there.
 
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
-_SEARCHED_IN_VAIN: Final = fact(
+_SEARCHED_IN_VAIN: Final = custom_sign(
     lambda snapshot: (one for one in snapshot.view(toolkit.absent) if "nvidia-c" in one.source)
 )
 _REGISTERED: Final = any_of(
     file_line("*daemon.json", r"\"path\"\s*:\s*\"(?:/usr/bin/)?nvidia-container-runtime\""),
     file_line("/etc/containerd/*.toml", r"BinaryName\s*=\s*\"/usr/bin/nvidia-container-runtime\""),
 )
-_PROGRAM_GONE: Final = line(
+_PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
 _GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS, _REGISTERED)
 # It brings a toolkit of its own, which no package of the node is.
-_OPERATOR: Final = line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
+_OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
 
 def _install(snapshot: Snapshot) -> Iterable[Fix]:
@@ -62,14 +62,20 @@ def _packages(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterab
 # Whether it knows the system's cgroups.
 
 
-_OLD: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if one.numbers < (1, 8)))
-_NEW: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if one.numbers >= (1, 8)))
-_CGROUP_V2: Final = any_of(
-    line(r"Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2"),
-    # What stat says.
-    line(r"^[ \t]*cgroup2fs\s*$", "listing", "text"),
+_OLD: Final = custom_sign(
+    lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if one.numbers < (1, 8))
 )
-_NO_CGROUP: Final = line(r"cgroup subsystem devices not found|/sys/fs/cgroup/devices\S*/devices\.allow: no such file")
+_NEW: Final = custom_sign(
+    lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if one.numbers >= (1, 8))
+)
+_CGROUP_V2: Final = any_of(
+    message_line(r"Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2"),
+    # What stat says.
+    message_line(r"^[ \t]*cgroup2fs\s*$", "listing", "text"),
+)
+_NO_CGROUP: Final = message_line(
+    r"cgroup subsystem devices not found|/sys/fs/cgroup/devices\S*/devices\.allow: no such file"
+)
 
 
 def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
@@ -94,18 +100,18 @@ def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-_OTHER_ROOT: Final = line(
+_OTHER_ROOT: Final = message_line(
     r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
-_NO_ROOT: Final = line(
+_NO_ROOT: Final = message_line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
 )
-_EMPTY_ROOT: Final = fact(_empty_root)
-_TOOLKIT_FAILS: Final = line(
+_EMPTY_ROOT: Final = custom_sign(_empty_root)
+_TOOLKIT_FAILS: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
 )
-_DRIVER_CONTAINER: Final = fact(
+_DRIVER_CONTAINER: Final = custom_sign(
     lambda node: (
         cite(item)
         for item in node.of("listing")
@@ -117,7 +123,7 @@ _DRIVER_CONTAINER: Final = fact(
 # Which ldconfig it runs.
 
 _REAL: Final = "/sbin/ldconfig.real"
-_NO_LDCONFIG: Final = line(
+_NO_LDCONFIG: Final = message_line(
     r"(?:ldcache error: open failed:|\b(?:open|stat|lstat|fork/exec|could not start)) "
     r"/(?!run/nvidia/driver)\S*ldconfig[^\s:]*:? ?[\w ]{0,40}:? ?no such file",
     flags=re.IGNORECASE,
@@ -134,12 +140,12 @@ def _lacks_real(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SET: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
-_SET_REAL: Final = any_of(file_line(_CONFIG, rf"{_SET}\.real"), line(rf"{_SET}\.real"))
-_NOT_UBUNTU: Final = holds(
+_SET_REAL: Final = any_of(file_line(_CONFIG, rf"{_SET}\.real"), message_line(rf"{_SET}\.real"))
+_NOT_UBUNTU: Final = predicate(
     lambda node: (known := system.distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
     "the system is not Ubuntu, which alone has it",
 )
-_WRAPPER: Final = line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
+_WRAPPER: Final = message_line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
 
 
 def _set(*entries: str) -> tuple[Command, ...]:
@@ -166,7 +172,7 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
 # Commands of old articles. Where APT could not read its archives, it knows no package of theirs, old or new.
 
 _OLD_PACKAGE: Final = unless(
-    line(
+    message_line(
         r"# ?Unsupported distribution!"
         r"|Type ['‘\"]?(?:<!doctype|<html|#)\S* is not known on line \d+ in source list \S*(?:nvidia-|libnvidia)"
         r"|(?:Unable to locate package|No match for argument:|No package|Package) ['‘\"]?"
@@ -175,7 +181,7 @@ _OLD_PACKAGE: Final = unless(
     ),
     symptoms.REPOSITORY_REFUSED,
 )
-_OLD_FORM: Final = line(
+_OLD_FORM: Final = message_line(
     r"(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
     r"|reading manifest \S+ in \S*nvidia/cuda: manifest unknown"
     r"|unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404"
@@ -193,7 +199,7 @@ def _today(snapshot: Snapshot) -> Iterable[Fix]:
         yield from _packages(snapshot, text, upgrade=True)
 
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "toolkit",
     "the container toolkit",
     (
@@ -240,8 +246,8 @@ FAMILY: Final = Family(
             ),
             decisive=all_of(_OLD, _NO_CGROUP),
             typical=any_of(
-                line(r"cgroup subsystem devices not found"),
-                all_of(_OLD, any_of(_CGROUP_V2, asked(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
+                message_line(r"cgroup subsystem devices not found"),
+                all_of(_OLD, any_of(_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
             ),
             symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
             context=any_of(_OLD, _CGROUP_V2),
@@ -255,7 +261,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-wrong-driver-root",
             layer="config",
-            in_stack="toolkit",
+            shows_in="toolkit",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
             story=(
@@ -283,7 +289,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ldconfig-path-wrong",
             layer="config",
-            in_stack="toolkit",
+            shows_in="toolkit",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
             story=(
@@ -295,10 +301,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-docker/issues/614",
                 "https://github.com/NVIDIA/nvidia-docker/issues/587",
             ),
-            decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, fact(_lacks_real))),
-            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), asked(r"ls\b.*/sbin/ldconfig\.real")),
-            symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, fact(_lacks_real)),
-            context=any_of(_SET_REAL, line(r"/sbin/ldconfig\.real\b", "listing")),
+            decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, custom_sign(_lacks_real))),
+            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")),
+            symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_lacks_real)),
+            context=any_of(_SET_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
             may_be_normal=True,
             look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
             summary="the toolkit is told to run an ldconfig that this system does not have",

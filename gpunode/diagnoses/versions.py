@@ -10,9 +10,9 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import just_booted, package_manager
@@ -27,9 +27,11 @@ MIXED: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER: Final = "container-driver-mismatch"
 
 _REBOOT_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
-_AUTOMATIC: Final = line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'")
+_AUTOMATIC: Final = message_line(
+    r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"
+)
 # A driver of a site's own, in no folder of the system, that a search path puts first.
-_OWN_TREE: Final = line(
+_OWN_TREE: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
     *("text", "environment", "which"),
 )
@@ -56,15 +58,17 @@ def _other_inside(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (own.citation, node.citation)
 
 
-_MISMATCH_INSIDE: Final = fact(versions.mismatches_inside)
+_MISMATCH_INSIDE: Final = custom_sign(versions.mismatches_inside)
 # Nobody wrote whether this was said in the container whose packages are shown.
-_MISMATCH_SOMEWHERE: Final = fact(lambda snapshot: snapshot.view(versions.of_node).mismatches)
-_SHIPPED: Final = fact(versions.shipped)
-_LOADED: Final = holds(lambda node: driver.loaded(node) is not None, "the driver's version is known")
-_DIFFERS_INSIDE: Final = fact(_other_inside)
-_NODE_APART: Final = unless(fact(_at_two_versions), symptoms.DRIVER_WORKS)
+_MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(versions.of_node).mismatches)
+_SHIPPED: Final = custom_sign(versions.shipped)
+_LOADED: Final = predicate(lambda node: driver.loaded(node) is not None, "the driver's version is known")
+_DIFFERS_INSIDE: Final = custom_sign(_other_inside)
+_NODE_APART: Final = unless(custom_sign(_at_two_versions), symptoms.DRIVER_WORKS)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = line(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
+_IN_THE_WAY: Final = message_line(
+    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
+)
 _IN_CONTAINER: Final = any_of(_IN_THE_WAY, all_of(_MISMATCH_INSIDE, any_of(_SHIPPED, _DIFFERS_INSIDE)))
 _LIKELY_IN_CONTAINER: Final = any_of(
     _MISMATCH_INSIDE,
@@ -240,7 +244,7 @@ _BOOTING_S: Final = 60.0
 
 
 _UNIT: Final = "nvidia-persistenced.service"
-_PERSISTENCED: Final = line(r"persistenced")
+_PERSISTENCED: Final = message_line(r"persistenced")
 
 
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
@@ -309,14 +313,14 @@ _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
     *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER),
 }
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "versions",
     "versions that do not match",
     (
         Rule(
             cause=UNATTENDED,
             layer="package",
-            in_stack="driver",
+            shows_in="driver",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
             story=(
@@ -397,7 +401,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
-            in_stack="programs",
+            shows_in="programs",
             disruption="restart-container",
             title="the container has driver libraries of another version",
             story=(

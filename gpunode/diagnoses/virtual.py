@@ -12,21 +12,31 @@ from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, by_hand, guest_driver, newer_driver, restart, run, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import (
+    all_of,
+    any_line,
+    any_of,
+    command_run,
+    custom_sign,
+    kernel_line,
+    message_line,
+    predicate,
+    unless,
+)
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, faults, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-_WINDOW_SET: Final = anywhere(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
+_WINDOW_SET: Final = any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
-_CODE_43: Final = line(r"\bcode 43\b", flags=re.IGNORECASE)
-_NO_HANDLE: Final = any_of(_CODE_43, line(r"Unable to determine the device handle for (?:GPU|gpu)"))
+_CODE_43: Final = message_line(r"\bcode 43\b", flags=re.IGNORECASE)
+_NO_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
 _NOT_STARTED: Final = any_of(_NO_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
-_HIDDEN: Final = line(
+_HIDDEN: Final = message_line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
 # From 465 on GeForce cards work in guests of any kind.
@@ -43,13 +53,13 @@ def _is_geforce(snapshot: Snapshot) -> bool | None:
     return any("GeForce" in name or "TITAN" in name for name in names) if names else None
 
 
-_GEFORCE: Final = holds(_is_geforce, "the GPU is a GeForce")
-_OTHER_GPU: Final = holds(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is no GeForce")
-_OLD: Final = holds(lambda snapshot: (_branch(snapshot) or _LAST_SHY) < _LAST_SHY, "the driver is older than 465")
-_NEW: Final = holds(lambda snapshot: (_branch(snapshot) or 0) >= _LAST_SHY, "the driver is 465 or newer")
-_IS_WSL: Final = holds(system.is_wsl, "this is WSL")
-_WSL: Final = any_of(_IS_WSL, asked(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
-_FAULTS: Final = fact(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.incidents)))
+_GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
+_OTHER_GPU: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is no GeForce")
+_OLD: Final = predicate(lambda snapshot: (_branch(snapshot) or _LAST_SHY) < _LAST_SHY, "the driver is older than 465")
+_NEW: Final = predicate(lambda snapshot: (_branch(snapshot) or 0) >= _LAST_SHY, "the driver is 465 or newer")
+_IS_WSL: Final = predicate(system.is_wsl, "this is WSL")
+_WSL: Final = any_of(_IS_WSL, command_run(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
+_FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.incidents)))
 
 
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
@@ -78,13 +88,13 @@ _OF_OTHERS: Final = Pattern(r"\b(?:other|another|healthy|good|working)\b.{0,20}\
 
 def _by_gridd(words: str) -> Sign:
     """These words of nvidia-gridd's, anywhere, or in its own log, of which `journalctl -o cat` leaves the head away."""
-    anyone = line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
-    alone = line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
-    own = any_of(anyone, fact(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
-    return fact(lambda node: (one for one in node.view(own) if not _OF_OTHERS.search(one.source)))
+    anyone = message_line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
+    alone = message_line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
+    own = any_of(anyone, custom_sign(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
+    return custom_sign(lambda node: (one for one in node.view(own) if not _OF_OTHERS.search(one.source)))
 
 
-_UNLICENSED: Final = line(
+_UNLICENSED: Final = message_line(
     r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
     flags=re.IGNORECASE,
@@ -100,7 +110,7 @@ _REFUSED: Final = _by_gridd(
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
 _ACQUIRED: Final = _by_gridd(r"License (?:acquired|renewed) successfully")
-_NO_GRIDD: Final = line(
+_NO_GRIDD: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
 
@@ -127,12 +137,12 @@ _SERVER: Final = always(
 )
 
 
-_START_FAILED: Final = line(
+_START_FAILED: Final = message_line(
     r"error: vmiop_log: (?:\(0x[0-9a-f]+\): )?(?:Incompatible Guest/Host drivers|init_device_instance failed|"
     r"Initialization: |vGPU is supported only on|Assertion Failed|NVOS status 0x(?!0\b))|"
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
 )
-_INCOMPATIBLE: Final = line(r"Incompatible Guest/Host drivers")
+_INCOMPATIBLE: Final = message_line(r"Incompatible Guest/Host drivers")
 
 
 # ---- WSL
@@ -152,9 +162,13 @@ def _tcc(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.strip().upper() == "TCC")
 
 
-_BLOCKED: Final = line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
-_IN_TCC: Final = any_of(fact(_tcc), line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q"))
-_LINUX_DRIVER_IN_WSL: Final = all_of(fact(lambda snapshot: (one.citation for one in _linux_driver(snapshot))), _WSL)
+_BLOCKED: Final = message_line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
+_IN_TCC: Final = any_of(
+    custom_sign(_tcc), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
+)
+_LINUX_DRIVER_IN_WSL: Final = all_of(
+    custom_sign(lambda snapshot: (one.citation for one in _linux_driver(snapshot))), _WSL
+)
 
 
 def _clean(snapshot: Snapshot) -> Iterable[Fix]:
@@ -174,13 +188,13 @@ _VGPU_GUIDE: Final = "https://docs.nvidia.com/vgpu/latest/grid-licensing-user-gu
 _WSL_GUIDE: Final = "https://docs.nvidia.com/cuda/wsl-user-guide/index.html"
 _rule = partial(Rule, layer="driver")
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "virtual",
     "virtual machines, vGPU and WSL",
     (
         _rule(
             cause="vm-passthrough-mmio-config",
-            in_stack="pci",
+            shows_in="pci",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
             decisive=all_of(ADDRESSLESS, GUEST),

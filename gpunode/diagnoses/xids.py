@@ -13,9 +13,9 @@ from gpunode.diagnoses import recovering, remedies, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, OpenQuestion, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, kernel_line, line
+from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults
 from gpunode.facts.patterns import Pattern
@@ -30,7 +30,7 @@ _HAVE_A_RULE: Final = frozenset({
 })  # fmt: skip
 
 # Whose page faults they are: a program's, or the driver's own.
-_PAGE_FAULTS: Final = fact(lambda snapshot: (one.root.citation for one in faults.of(snapshot, 31)))
+_PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.of(snapshot, 31)))
 _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
@@ -40,7 +40,7 @@ _OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNO
 _RELEASE: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
 _GOOD: Final = r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
 _BAD: Final = r"(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|fails|crash|hang|breaks|every)[^\n]{0,60}"
-_COMPARED: Final = line(
+_COMPARED: Final = message_line(
     r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|help|no more)"
     rf"|{_RELEASE}{_GOOD}[^\n]{{0,60}}{_RELEASE}{_BAD}|{_RELEASE}{_BAD}{_RELEASE}{_GOOD}",
@@ -49,8 +49,8 @@ _COMPARED: Final = line(
 )
 # A history of packages of which somebody chose an upgrade of the driver to show.
 _UPGRADED: Final = all_of(
-    asked(r"history|pacman|dpkg|dnf|yum|zypp"),
-    line(r"nvidia[\w.:-]* \(\S*\d{3}\.\d\S*(?:,| ->) \S*\d{3}\.\d", "package-history", "package-output"),
+    command_run(r"history|pacman|dpkg|dnf|yum|zypp"),
+    message_line(r"nvidia[\w.:-]* \(\S*\d{3}\.\d\S*(?:,| ->) \S*\d{3}\.\d", "package-history", "package-output"),
 )
 
 
@@ -68,7 +68,7 @@ def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
 _BY_DRIVER: Final = all_of(
     _PAGE_FAULTS,
     any_of(
-        fact(_one_address),
+        custom_sign(_one_address),
         kernel_line(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map"),
         _UPGRADED,
         _COMPARED,
@@ -76,7 +76,7 @@ _BY_DRIVER: Final = all_of(
 )
 
 
-def unexplained(snapshot: Snapshot) -> Iterator[Doubt]:
+def unexplained(snapshot: Snapshot) -> Iterator[OpenQuestion]:
     """The Xids that no cause is about, with the catalog's advice."""
     for incident in snapshot.view(faults.incidents):
         code = incident.root.code
@@ -85,7 +85,7 @@ def unexplained(snapshot: Snapshot) -> Iterator[Doubt]:
             meaning = entry.meaning if entry else "a code that neither NVIDIA's catalog nor the driver's headers have"
             advice = f"; NVIDIA's catalog says: {entry.advice}" if entry and entry.advice else ""
             question = f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
-            yield Doubt(question, (*_LOG, Shell("nvidia-smi -q")), incident.citations)
+            yield OpenQuestion(question, (*_LOG, Shell("nvidia-smi -q")), incident.citations)
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
@@ -118,13 +118,13 @@ _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactiv
 _HEADER: Final = f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"
 _rule = partial(Rule, layer="driver", look_at=_LOG)
 
-FAMILY: Final = Family(
+FAMILY: Final = RuleFamily(
     "xids",
     "Xid errors",
     (
         _rule(
             cause="xid-13-graphics-exception",
-            in_stack="programs",
+            shows_in="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -140,7 +140,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
             check=faults.began(13, 69, is_of_programs=True),
-            typical=line(
+            typical=message_line(
                 r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
                 r"|CUDA_EXCEPTION_\d"
             ),
@@ -153,7 +153,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-31-mmu-fault",
-            in_stack="programs",
+            shows_in="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -169,7 +169,7 @@ FAMILY: Final = Family(
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
             check=faults.began(31, is_of_programs=True, confidence="likely"),
             against=(_BY_DRIVER,),
-            typical=line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
+            typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
             remedy=always(
                 by_hand("application", "start the program again, and find its fault with compute-sanitizer"),
                 run("inspect", "test the GPU", _DIAGNOSE, when="many programs fault, and on this GPU only"),
@@ -199,7 +199,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-61-pmu-breakpoint",
-            in_stack="gpu",
+            shows_in="gpu",
             disruption="reboot",
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
@@ -212,13 +212,15 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(61),
-            context=any_of(anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), line(r"Performance State\s*: P8")),
+            context=any_of(
+                any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
+            ),
             remedy=_update_first,
             explains=_GPU_DOWN,
         ),
         _rule(
             cause="xid-62-pmu-halt",
-            in_stack="gpu",
+            shows_in="gpu",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
@@ -237,7 +239,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-109-ctx-switch-timeout",
-            in_stack="programs",
+            shows_in="programs",
             disruption="restart-container",
             title="a program does not let go of the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
@@ -271,7 +273,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(*_CHIP_LINK),
-            context=any_of(asked(r"\bc2c\b|nvbandwidth"), line(r"\bG[HB][23]00\b")),
+            context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
                 run("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
@@ -326,7 +328,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-154-recovery-action",
-            in_stack="gpu",
+            shows_in="gpu",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
@@ -337,8 +339,8 @@ FAMILY: Final = Family(
                 "the action is still to be taken, and the cause is still to be found."
             ),
             sources=("https://github.com/leptonai/gpud", XID_CATALOG),
-            check=recovering.actions,
-            remedy=always(*recovering.steps("")),
+            check=recovering.find_pending_actions,
+            remedy=always(*recovering.recovery_steps("")),
             explains=_GPU_DOWN,
         ),
     ),

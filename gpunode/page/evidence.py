@@ -65,7 +65,7 @@ def _figure(
     cited: Sequence[Citation], item: Item | None, wrapped: Mapping[tuple[str, int], int], detail: Detail
 ) -> Markup:
     lines = item.lines if item is not None else ()
-    begins = sorted({c.number for c in cited if c.number and _stands_there(c, lines)})
+    begins = sorted({c.line_number for c in cited if c.line_number and _stands_there(c, lines)})
     # A message that goes on over the next lines proves with all of them.
     ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.proofs])
     proving = {at for first, end in ends for at in range(first, end)}
@@ -84,7 +84,7 @@ def _figure(
 
 
 def _stands_there(citation: Citation, lines: Sequence[str]) -> bool:
-    number = citation.number or 0
+    number = citation.line_number or 0
     return 0 < number <= len(lines) and citation.line.strip() in lines[number - 1]
 
 

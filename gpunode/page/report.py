@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpunode.diagnoses import rules
-from gpunode.diagnoses.model import Doubt, Finding, Fix, Suspect
+from gpunode.diagnoses import rules_by_cause
+from gpunode.diagnoses.model import Finding, Fix, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import topology
 from gpunode.page import topology as wiring
@@ -43,7 +43,7 @@ def _all_in_all(examined: Examined) -> str:
     """The verdict where no fault was found."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return "What was seen fits several causes and decides none"
-    if examined.diagnosis.unknown:
+    if examined.diagnosis.open_questions:
         return "Something is wrong, and what was seen does not tell what"
     return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
 
@@ -57,7 +57,7 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
         "#verdict",
         _verdict(examined, faults),
         (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
-        _unknown(diagnosis.unknown, examined, detail),
+        _unknown(diagnosis.open_questions, examined, detail),
         _suspects(diagnosis.suspects, examined, detail),
         _denied(examined.denied),
         _wiring(examined),
@@ -69,7 +69,7 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
 
 def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
     if not faults:
-        tone = "unknown" if examined.diagnosis.unknown or not examined.works else "good"
+        tone = "unknown" if examined.diagnosis.open_questions or not examined.works else "good"
         label, title, told, remedy = "verdict", _all_in_all(examined), None, None
     else:
         root = faults[0]
@@ -134,7 +134,7 @@ def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Ma
     """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
     level = "h3" if number else "h2"
     beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
-    consequences = (_consequence(one, examined, detail) for one in examined.diagnosis.below(root))
+    consequences = (_consequence(one, examined, detail) for one in examined.diagnosis.consequences_of(root))
     parts = (
         ("What proves it", joined(shown(root.citations, examined.snapshot, detail))),
         ("What it is not", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
@@ -159,7 +159,7 @@ def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup
 
 
 def _story(level: str, finding: Finding) -> Markup | None:
-    rule = rules().get(finding.cause)
+    rule = rules_by_cause().get(finding.cause)
     if rule is None or len(rule.story) < 2:
         return None
     story = (tag("p", _prose(" ".join(part.split()))) for part in rule.story.split("\n\n"))
@@ -180,7 +180,7 @@ def _denied(sources: Iterable[str]) -> Markup | None:
     return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
 
 
-def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Markup | None:
+def _unknown(doubts: Sequence[OpenQuestion], examined: Examined, detail: Detail) -> Markup | None:
     if not doubts:
         return None
     rows = (

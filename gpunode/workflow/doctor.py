@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.complaints import unexplained
-from gpunode.diagnoses.model import Diagnosis, Doubt
+from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import LayerState, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
@@ -76,7 +76,7 @@ class Examined:
         """The node's state, in one word."""
         if not self.diagnosis.is_healthy:
             return "problem"
-        is_open = bool(self.diagnosis.unknown or self.diagnosis.suspects)
+        is_open = bool(self.diagnosis.open_questions or self.diagnosis.suspects)
         return "unknown" if is_open or not self.works else "healthy"
 
 
@@ -114,12 +114,12 @@ def _is_denied(capture: Capture) -> bool:
     )
 
 
-def _too_little(seen: Snapshot) -> Doubt:
+def _too_little(seen: Snapshot) -> OpenQuestion:
     """What to look at where no fault shows and nothing shows that the driver works."""
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
-        return Doubt("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
-    return Doubt(
+        return OpenQuestion("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
+    return OpenQuestion(
         "does the driver work? nothing in the evidence shows it",
         (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")),
     )
@@ -134,13 +134,13 @@ def diagnosed(evidence: Evidence) -> Examined:
     seen = snapshot(read)
     works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
-    if not (diagnosis.findings or diagnosis.unknown or any(one.citations for one in diagnosis.suspects)):
+    if not (diagnosis.findings or diagnosis.open_questions or any(one.citations for one in diagnosis.suspects)):
         doubt = unexplained(seen) or (None if works else _too_little(seen))
-        diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
+        diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
     if left_out:
-        rest = Doubt(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
-        diagnosis = replace(diagnosis, unknown=(*diagnosis.unknown, rest))
+        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
+        diagnosis = replace(diagnosis, open_questions=(*diagnosis.open_questions, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
     return Examined(seen, throughout(diagnosis), throughout(stack(seen, diagnosis)), works, kept)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses import rules
+from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.census import Census, Group, Place
 from gpunode.diagnoses.comparison import Difference, compare
 from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StackLayer
@@ -116,7 +116,7 @@ def rows(
         recipe: what the nodes should be like; None where nobody asked.
         processes: how many work side by side; 0 takes one for each core.
     """
-    rules()  # loaded once, here, not by every process
+    rules_by_cause()  # loaded once, here, not by every process
     readable = [one for one in found if not one.problem]
     outcomes = side_by_side.each(readable, partial(_looked_at, recipe), processes)
     for one in found:
@@ -141,7 +141,7 @@ def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None)
     seen = portrait(examined.snapshot, examined.stack)
     row = Row(
         one.name, one.path, examined.verdict, _node(examined),
-        unknown=tuple(doubt.question for doubt in examined.diagnosis.unknown),
+        unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
         stack={layer.id: layer.state for layer in examined.stack},
         model=throughout(seen.model).title,
         versions={axis: throughout(version) for axis, version in seen.versions.items()},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpunode.diagnoses import remedy_of, rules
+from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.model import STACK, Disruption, StackLayer
 from gpunode.diagnoses.portrait import AXES, Axis
 from gpunode.diagnoses.snapshot import snapshot
@@ -112,9 +112,9 @@ def tallies(rows: Iterable[Row]) -> tuple[Tally, ...]:
 
 
 def _tally(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> Tally:
-    rule = rules()[cause]
+    rule = rules_by_cause()[cause]
     # What names this node's GPU or package does not do for another.
-    advice, command = next(iter(steps)) if len(steps) == 1 else first_step(remedy_of(cause, snapshot({})))
+    advice, command = next(iter(steps)) if len(steps) == 1 else first_step(generic_remedy(cause, snapshot({})))
     return Tally(cause, rule.title, names, advice, command, rule.disruption)
 
 

@@ -22,17 +22,17 @@ def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
     """Every citation, with what it is to prove."""
     for finding in found.findings:
         yield from ((finding.cause, citation) for citation in finding.citations)
-    for doubt in found.unknown:
+    for doubt in found.open_questions:
         yield from ((doubt.question, citation) for citation in doubt.citations)
 
 
 def stands_there(node: Snapshot, citation: Citation) -> bool:
     """Whether the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
-    if citation.number is None:
+    if citation.line_number is None:
         return citation.line.startswith("(") and citation.line.endswith(")")
     every = (*node.items, *(node.with_history.items if node.with_history else ()))
     lines = (item.lines for item in every if item.key == citation.key and item.written == citation.source)
-    return any(len(one) >= citation.number and citation.line in one[citation.number - 1] for one in lines)
+    return any(len(one) >= citation.line_number and citation.line in one[citation.line_number - 1] for one in lines)
 
 
 def unlocked_versions(evidence: Evidence) -> list[tuple[str, Citation]]:

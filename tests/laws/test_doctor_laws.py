@@ -48,7 +48,7 @@ def told(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
     found: list[object] = [
         (one.cause, one.explained_by, one.severity, one.confidence, one.gpus) for one in diagnosis.findings
     ]
-    return found, [doubt.question for doubt in diagnosis.unknown]
+    return found, [doubt.question for doubt in diagnosis.open_questions]
 
 
 def diagnosis(evidence: Evidence) -> Diagnosis:

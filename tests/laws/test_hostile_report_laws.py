@@ -69,7 +69,7 @@ def test_what_to_look_at_is_quoted_as_remedies_are(hostile: str) -> None:
         (f"/etc/docker/x{hostile}/daemon.json", '{ "runtimes": { "nvidia":\n'),
         ("systemctl is-active docker", "active"),
     )
-    commands = [one for doubt in found(rows).unknown for one in doubt.look_at]
+    commands = [one for doubt in found(rows).open_questions for one in doubt.look_at]
     assert [fault for command in commands for fault in faults(command)] == []
 
 

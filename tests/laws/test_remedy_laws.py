@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from gpunode.catalog import branches
 from gpunode.cli.app import app
 from gpunode.cli.compose import Wanted
-from gpunode.diagnoses import commands, diagnose, rules
+from gpunode.diagnoses import commands, diagnose, rules_by_cause
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Disruption, Fix
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
@@ -48,7 +48,7 @@ def printed(found: Diagnosis) -> Iterator[str]:
     for finding in found.findings:
         for fix in finding.remedy:
             yield from fix.commands
-    for doubt in found.unknown:
+    for doubt in found.open_questions:
         yield from doubt.look_at
 
 
@@ -68,7 +68,7 @@ def fixes() -> tuple[Fix, ...]:
 def on(system: str) -> tuple[Fix, ...]:
     """Every fix of every cause on a node of that system."""
     node = snapshot(pasted.evidence(SYSTEMS[system]))
-    return tuple(fix for rule in rules().values() for fix in rule.remedy(node))
+    return tuple(fix for rule in rules_by_cause().values() for fix in rule.remedy(node))
 
 
 @cache
@@ -79,7 +79,7 @@ def all_printed() -> tuple[str, ...]:
 @cache
 def taken() -> tuple[tuple[Rows, str], ...]:
     """Scenarios, each with a word that one of its commands has taken from its evidence; one for each such command."""
-    constant = {word for rule in rules().values() for fix in rule.remedy(snapshot({})) for c in fix.commands
+    constant = {word for rule in rules_by_cause().values() for fix in rule.remedy(snapshot({})) for c in fix.commands
                 for word in _words(c)}  # fmt: skip
     found: dict[tuple[str, str], tuple[Rows, str]] = {}
     for rows in wholes():
@@ -208,7 +208,7 @@ def test_what_is_no_version_takes_nothing_out_of_the_tree(version: str) -> None:
 def test_the_loaders_files_stay_where_they_are() -> None:
     for place in ("/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/libc.conf"):
         node = snapshot(pasted.evidence([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
-        found = [one for fix in rules()["library-path-shadows-libcuda"].remedy(node) for one in fix.commands]
+        found = [one for fix in rules_by_cause()["library-path-shadows-libcuda"].remedy(node) for one in fix.commands]
         assert not [one for one in found if " rm " in one or "*" in QUOTED.sub("", one)]
 
 
@@ -329,7 +329,7 @@ BOUND = {
 def test_commands_are_those_of_the_system(system: str) -> None:
     node = snapshot(pasted.evidence(SYSTEMS[system]))
     wrong = []
-    there = [rule for cause, rule in rules().items() if OF[system] in BOUND.get(cause, {OF[system]})]
+    there = [rule for cause, rule in rules_by_cause().items() if OF[system] in BOUND.get(cause, {OF[system]})]
     for rule in there:
         for command in (command for fix in rule.remedy(node) for command in fix.commands):
             foreign = [one for name, one in MANAGERS.items() if name != OF[system] and one.search(command)]
@@ -346,7 +346,7 @@ def test_power_is_not_taken_away_by_a_reboot() -> None:
 def test_work_is_moved_away_before_the_gpu_goes() -> None:
     for system in SYSTEMS:
         node = snapshot(pasted.evidence(SYSTEMS[system]))
-        for cause, rule in rules().items():
+        for cause, rule in rules_by_cause().items():
             kinds = [fix.kind for fix in rule.remedy(node)]
             if "drain" in kinds:
                 first = [kinds.index(kind) for kind in ("reset", "reboot") if kind in kinds]
@@ -367,7 +367,7 @@ DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
 def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
     node = snapshot(pasted.evidence(SYSTEMS[system]))
     wrong = []
-    for cause, rule in rules().items():
+    for cause, rule in rules_by_cause().items():
         always = [command for fix in rule.remedy(node) if not fix.when for command in fix.commands]
         least = [DISRUPTIONS.index(need) for one in always for pattern, need in DISTURBS if pattern.search(one)]
         if least and DISRUPTIONS.index(rule.disruption) < max(least):
@@ -426,5 +426,7 @@ DATA_CENTER_DRIVER = re.compile(
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_guest_of_a_vgpu_is_given_the_data_center_driver(system: str) -> None:
     node = snapshot(pasted.evidence((*SYSTEMS[system], *VGPU)))
-    commands_of = ((rule.cause, one) for rule in rules().values() for fix in rule.remedy(node) for one in fix.commands)
+    commands_of = (
+        (rule.cause, one) for rule in rules_by_cause().values() for fix in rule.remedy(node) for one in fix.commands
+    )
     assert [(cause, one) for cause, one in commands_of if DATA_CENTER_DRIVER.search(one)] == []

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.catalog import branches
 from gpunode.catalog.gpus import lookup
-from gpunode.diagnoses import diagnose, remedies, rules
+from gpunode.diagnoses import diagnose, remedies, rules_by_cause
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.facts import pasted
@@ -67,7 +67,7 @@ def _every() -> Iterator[Case]:
     for system in ("ubuntu", "debian"):
         for where, more in ((system, ()), (f"{system}, a vGPU's guest", VGPU)):
             node = snapshot(pasted.evidence((*SYSTEMS[system], *more)))
-            for cause, rule in rules().items():
+            for cause, rule in rules_by_cause().items():
                 yield Case(where, cause, node, tuple(rule.remedy(node)))
 
 

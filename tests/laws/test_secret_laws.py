@@ -199,7 +199,7 @@ def test_the_command_that_somebody_typed_is_its_source_too(place: str, secret: s
 
 
 def told(found: Diagnosis) -> object:
-    return [(one.cause, one.confidence, one.explained_by, one.gpus) for one in found.findings], found.unknown
+    return [(one.cause, one.confidence, one.explained_by, one.gpus) for one in found.findings], found.open_questions
 
 
 def test_no_finding_is_another_without_the_secrets() -> None:

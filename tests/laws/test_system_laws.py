@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpunode.diagnoses import diagnose, rules, systems
+from gpunode.diagnoses import diagnose, rules_by_cause, systems
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
@@ -46,7 +46,9 @@ def node(release: str) -> Snapshot:
 def fixes(release: str) -> list[tuple[str, Fix]]:
     """What every cause has to be done on such a node."""
     found = node(release)
-    return [(cause, fix) for cause, rule in rules().items() for fix in systems.fitted(found, rule.remedy(found))]
+    return [
+        (cause, fix) for cause, rule in rules_by_cause().items() for fix in systems.fitted(found, rule.remedy(found))
+    ]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -69,7 +71,7 @@ def test_where_nobody_logs_in_only_the_cluster_is_spoken_to(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_cause_has_something_to_be_done(name: str) -> None:
     told = {cause for cause, fix in fixes(OTHERS[name]) if fix.text}
-    assert told == {cause for cause, rule in rules().items() if tuple(rule.remedy(node(OTHERS[name])))}
+    assert told == {cause for cause, rule in rules_by_cause().items() if tuple(rule.remedy(node(OTHERS[name])))}
 
 
 @pytest.mark.parametrize("name", BEFORE_DNF)

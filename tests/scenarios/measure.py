@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from gpunode.diagnoses import families
+from gpunode.diagnoses import rule_families
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.resemblance import Words
+from gpunode.diagnoses.resemblance import ReportWords
 from tests.scenarios.reports import Report, diagnosis, reports
 from tests.scenarios.words import words_of
 
@@ -57,7 +57,7 @@ def answers(report: Report) -> list[Answer]:
     return [_answer(report, left, others) for left in (None, *pieces)]
 
 
-def _answer(report: Report, left: int | None, others: Words) -> Answer:
+def _answer(report: Report, left: int | None, others: ReportWords) -> Answer:
     found = diagnosis((piece for number, piece in enumerate(report.evidence) if number != left), others)
     roots = [one for one in found.roots if one.severity != "info"] or list(found.roots)
     named = tuple(dict.fromkeys((*(one.cause for one in roots), *_suspected(found))))
@@ -92,7 +92,9 @@ def main(wanted: Sequence[str]) -> None:
     """Print the figures; of ``wanted`` causes and families also what is not right."""
     with ProcessPoolExecutor() as pool:
         given = [one for found in pool.map(answers, reports(), chunksize=16) for one in found]
-    causes = {rule.cause for family in families() for rule in family.rules if {family.id, rule.cause} & set(wanted)}
+    causes = {
+        rule.cause for family in rule_families() for rule in family.rules if {family.id, rule.cause} & set(wanted)
+    }
     if causes:
         given = [one for one in given if one.cause in causes]
         for one in given:

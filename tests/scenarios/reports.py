@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.resemblance import Words
+from gpunode.diagnoses.resemblance import ReportWords
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from tests.fakes.examples import sample
@@ -54,9 +54,11 @@ def _read(path: Path) -> Report:
     return Report(name, row["cause"], row["remedy"], tuple(row["evidence"]), row["source"])
 
 
-def diagnosis(evidence: Iterable[Piece], told: Words | None = None) -> Diagnosis:
+def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
     """What doctor says of these pieces; ``told`` are the words of other reports than all of these."""
-    return diagnose(snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))), told=told)
+    return diagnose(
+        snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
+    )
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:

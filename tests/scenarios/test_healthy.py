@@ -24,7 +24,7 @@ _DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", 
 
 def told(examined: Examined) -> object:
     found = [(one.cause, one.severity, one.summary) for one in examined.diagnosis.findings]
-    return examined.verdict, examined.works, found, examined.diagnosis.unknown, examined.denied
+    return examined.verdict, examined.works, found, examined.diagnosis.open_questions, examined.denied
 
 
 @pytest.fixture(params=sample(tuple(HEALTHY), "healthy", str, 14))
@@ -38,7 +38,7 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     live = diagnosed(seen)
     assert [one.cause for one in live.diagnosis.findings] == WORTH_A_WORD.get(name, []), live.diagnosis.findings
     assert {one.severity for one in live.diagnosis.findings} <= {"info"}
-    assert (live.verdict, live.works, live.diagnosis.unknown, live.denied) == ("healthy", True, (), ())
+    assert (live.verdict, live.works, live.diagnosis.open_questions, live.denied) == ("healthy", True, (), ())
     assert not live.diagnosis.suspects
     assert not [layer for layer in live.stack if layer.state in {"broken", "warned", "affected"}]
     save(seen, tmp_path / "capture.tar.gz")
@@ -60,6 +60,6 @@ def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: s
 def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have_one() -> None:
     examined = diagnosed(evidence(without_a_gpu()))
     assert examined.diagnosis.findings == ()
-    assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.unknown] == [True]
+    assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.open_questions] == [True]
     assert (examined.verdict, examined.works) == ("unknown", False)
     assert next(layer.seen for layer in examined.stack if layer.id == "pci") == "no NVIDIA GPU"

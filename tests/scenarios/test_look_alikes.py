@@ -156,7 +156,7 @@ def test_with_what_decides_it_is_the_cause(symptom: Rows, cause: str, decides: R
     found = diagnosis(_pieces((*symptom, *decides)))
     cause, _, to_do = cause.partition(": ")
     shown = [one.cause for one in found.roots if one.severity != "info" or one.cause == cause]
-    assert shown == ([cause] if cause else []), (faults(found), found.unknown)
+    assert shown == ([cause] if cause else []), (faults(found), found.open_questions)
     if to_do:
         assert found.findings[0].remedy[0].text.startswith(to_do)
 

@@ -14,7 +14,7 @@ from itertools import product
 
 import pytest
 
-from gpunode.diagnoses import diagnose, rules
+from gpunode.diagnoses import diagnose, rules_by_cause
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.views import driver, kernel, modules, resolved
 from gpunode.facts import pasted
@@ -36,7 +36,7 @@ _KERNEL = re.compile(r"(?<![\d.])\d\.\d{1,2}\.\d{1,3}-[\w.+-]*\w")
 _OF_A_WORKING_DRIVER = {
     *("nvidia-uvm-wedged", "nvidia-uvm-not-loaded", "persistenced-start-race", "gpudirect-rdma-disabled"),
 }
-_WITHOUT_DRIVER = {rule.cause for rule in rules().values() if "driver-module-not-loaded" in rule.explains} | {
+_WITHOUT_DRIVER = {rule.cause for rule in rules_by_cause().values() if "driver-module-not-loaded" in rule.explains} | {
     "driver-module-not-loaded"
 }
 # Pairs of causes whose reports cannot be of one machine, though no address, version or time in them says so.
@@ -142,7 +142,7 @@ def _may_be_one(root: Report, consequence: Report) -> bool:
 
 def _kinds() -> Iterator[tuple[str, str, int]]:
     """A cause, a consequence of it, and the consequence's place among all of that cause."""
-    for cause, rule in rules().items():
+    for cause, rule in rules_by_cause().items():
         for place, other in enumerate(sorted(rule.explains)):
             if not {(cause, other), (cause, "*"), ("*", other)} & set(_TWO_MACHINES):
                 yield cause, other, place

@@ -10,25 +10,25 @@ from functools import cache
 from pathlib import Path
 
 from gpunode.diagnoses import resemblance
-from gpunode.diagnoses.resemblance import Words
+from gpunode.diagnoses.resemblance import ReportWords
 from tests.scenarios.reports import Report, reports
 
 FILE = Path(resemblance.__file__).with_name("report_words.txt")
 
 
-def words_of(given: Iterable[Report]) -> Words:
+def words_of(given: Iterable[Report]) -> ReportWords:
     """The counts of these reports."""
-    return resemblance.counted((one.cause, _words(one)) for one in given)
+    return resemblance.count_words((one.cause, _words(one)) for one in given)
 
 
 @cache
 def _words(report: Report) -> frozenset[str]:
-    return resemblance.words(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
+    return resemblance.extract_words(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
 
 
 def main() -> None:
     """Write the file."""
-    FILE.write_text(resemblance.written(words_of(reports())))
+    FILE.write_text(resemblance.dump_words(words_of(reports())))
 
 
 if __name__ == "__main__":

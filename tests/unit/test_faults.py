@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.diagnoses import families
+from gpunode.diagnoses import rule_families
 from tests.faults import FAULTS, Fault
 
 PAGE = Path(__file__).parents[2] / "docs/reference/faults.md"
@@ -19,7 +19,7 @@ MENDED = {
 
 def row(fault: Fault) -> str:
     """The fault as the page has it."""
-    family = next(one for one in families() if any(rule.cause == fault.cause for rule in one.rules))
+    family = next(one for one in rule_families() if any(rule.cause == fault.cause for rule in one.rules))
     return f"| {fault.what} | [`{fault.cause}`](causes/{family.id}.md#{fault.cause}) | {MENDED[fault.mended]} |"
 
 

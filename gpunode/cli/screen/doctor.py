@@ -17,7 +17,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Diagnosis, Doubt, Finding, Fix, Rule
+    from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, OpenQuestion, Rule
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examined
@@ -97,7 +97,7 @@ class _How:
 
     def said(self, citation: Citation) -> str:
         """The line; of a message of the kernel that goes on over the next lines, the message."""
-        wrapped = self.snapshot.view(kernel.wrapped).get((citation.key, citation.number or 0))
+        wrapped = self.snapshot.view(kernel.wrapped).get((citation.key, citation.line_number or 0))
         return f"{'NVRM: ' if wrapped.nvrm else ''}{wrapped.text}" if wrapped else citation.line
 
 
@@ -114,10 +114,10 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
         yield _no_fault(examined)
         yield BLANK
     for number, root in enumerate(diagnosis.roots):
-        yield from _root(root, diagnosis.below(root), how, is_first=number == 0)
+        yield from _root(root, diagnosis.consequences_of(root), how, is_first=number == 0)
         yield BLANK
-    if diagnosis.unknown:
-        yield from _unknown(diagnosis.unknown, how)
+    if diagnosis.open_questions:
+        yield from _unknown(diagnosis.open_questions, how)
         yield BLANK
     if diagnosis.suspects:
         yield from _suspects(diagnosis, how)
@@ -134,8 +134,8 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
 def _no_fault(examined: Examined) -> Line:
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return line(span("? what was seen fits several causes and decides none", "warn"), hang=2)
-    if examined.diagnosis.unknown:
-        if any(doubt.citations for doubt in examined.diagnosis.unknown):
+    if examined.diagnosis.open_questions:
+        if any(doubt.citations for doubt in examined.diagnosis.open_questions):
             return line(span("? something is wrong, but the evidence does not show what", "warn"), hang=2)
         if examined.snapshot.view(pci.has_gpu) is False:
             return line(span("? no NVIDIA GPU found", "warn"), ", and no fault detected", hang=2)
@@ -177,13 +177,13 @@ def _cited(
     """The proving lines, under the sources that they are from; ``heading`` stands before the first source."""
     shown = citations if how.verbose else citations[:_CITED]
     source = ""
-    numbers = max((len(str(citation.number or "")) for citation in shown), default=0)
+    numbers = max((len(str(citation.line_number or "")) for citation in shown), default=0)
     for citation in shown:
         if citation.source != source:
             source = citation.source
             head = [span(heading, "bold"), "  "] if heading and citation is shown[0] else [" " * (len(heading) + 2)]
             yield line(" " * indent, *(head if heading else ()), span(source, "dim"), hang=indent + 2)
-        number = str(citation.number or "").rjust(numbers)
+        number = str(citation.line_number or "").rjust(numbers)
         yield _quoted(f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, how)
     if more := len(citations) - len(shown):
         yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
@@ -226,7 +226,7 @@ def _typed(command: str) -> Line:
     return Line((span(command, "command"),), solid=True)
 
 
-def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
+def _unknown(doubts: Sequence[OpenQuestion], how: _How) -> Iterator[Line]:
     yield line(span("undetermined", "bold"))
     for doubt in doubts:
         yield line("  ", span("? ", "warn"), doubt.question, hang=4)

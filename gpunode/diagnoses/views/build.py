@@ -78,7 +78,7 @@ def log_line(pattern: str) -> _LogLine:
 def _is_of_another(snapshot: Snapshot, line: Citation) -> bool:
     """Whether it or the line below names another vendor's module; DKMS goes on without that."""
     item = next(item for item in snapshot.view(logs) if item.key == line.key and item.written == line.source)
-    at = (line.number or 1) - 1
+    at = (line.line_number or 1) - 1
     named = re.search(r"/dkms/(?P<tree>[^/\s]+)/|Error! (?P<row>[\w.+-]+)/\S+:", "\n".join(item.lines[at : at + 2]))
     return named is not None and not (named["tree"] or named["row"]).startswith("nvidia")
 

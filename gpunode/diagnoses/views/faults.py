@@ -305,11 +305,11 @@ def first_fall(snapshot: Snapshot) -> dict[str, int]:
     found: dict[str, int] = {}
     for fault in snapshot.view(timeline):
         if fault.code == xid.FALLEN_OFF_THE_BUS:
-            found.setdefault(fault.citation.key, fault.citation.number or 0)
+            found.setdefault(fault.citation.key, fault.citation.line_number or 0)
     return found
 
 
 def is_behind(citation: Citation, first: dict[str, int]) -> bool:
     """Whether a line stands behind the first that tells of a fallen GPU: then it is a consequence."""
     at = first.get(citation.key)
-    return at is not None and (citation.number or 0) > at
+    return at is not None and (citation.line_number or 0) > at

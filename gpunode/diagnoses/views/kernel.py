@@ -78,13 +78,13 @@ def messages(snapshot: Snapshot) -> tuple[Message, ...]:
 
 def by_place(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
     """The messages, each by the key of its evidence and the number of its first line."""
-    return {(message.citation.key, message.citation.number or 0): message for message in snapshot.view(messages)}
+    return {(message.citation.key, message.citation.line_number or 0): message for message in snapshot.view(messages)}
 
 
 def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
     """The messages of more than one line, each by the key of its evidence and the number of its first line."""
     found = (message for message in snapshot.view(messages) if message.lines > 1)
-    return {(message.citation.key, message.citation.number or 0): message for message in found}
+    return {(message.citation.key, message.citation.line_number or 0): message for message in found}
 
 
 def said(snapshot: Snapshot, pattern: Pattern) -> tuple[Message, ...]:
@@ -144,7 +144,7 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
         # rsyslog writes the line feeds within a message as #012.
         body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
         if last is not None and _goes_on(last, body, nvrm=nvrm, stamped=at is not None):
-            lines = number - (last.citation.number or number) + 1
+            lines = number - (last.citation.line_number or number) + 1
             last = replace(last, text=f"{last.text} {body.strip()}", lines=lines)
             continue
         if last is not None:

@@ -136,7 +136,9 @@ def _described(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str]], It
         if item.where != "host" or item.is_register or not find(item, _VERBOSE):
             continue
         listed = tuple(pci.listed(item))
-        found += [(one.address, list(enumerate(one.detail, (one.citation.number or 0) + 1)), item) for one in listed]
+        found += [
+            (one.address, list(enumerate(one.detail, (one.citation.line_number or 0) + 1)), item) for one in listed
+        ]
         if not listed:
             asked = next((after for word, after in pairwise(item.source.words) if word == "-s"), "")
             address = pci.address(asked) if _ASKED.fullmatch(asked) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.diagnoses.model import Sign
-from gpunode.diagnoses.signs import any_of, anywhere, asked, unless
+from gpunode.diagnoses.signs import any_line, any_of, command_run, unless
 
 # `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
 _MADE: Final = (
@@ -21,7 +21,7 @@ _NOT_NESTED: Final = (
 
 
 def _shown(pattern: str) -> Sign:
-    return any_of(asked(pattern), anywhere(pattern))
+    return any_of(command_run(pattern), any_line(pattern))
 
 
 NODE: Final = unless(_shown(_MADE), _shown(_NOT_NESTED))

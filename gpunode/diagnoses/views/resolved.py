@@ -58,7 +58,7 @@ def without_what_is_over(snapshot: Snapshot) -> Snapshot:
         return snapshot
     over: dict[tuple[str, str], set[int]] = {}
     for message in snapshot.view(kernel.messages):
-        first = message.citation.number
+        first = message.citation.line_number
         if first and _is_over(snapshot, message.text):
             place = message.citation.key, message.citation.source
             over.setdefault(place, set()).update(range(first, first + message.lines))

@@ -13,7 +13,7 @@ from gpunode import diagnoses
 from gpunode.cli import CommandExit
 from gpunode.cli.doctor import doctor
 from gpunode.cli.output_options import OutputOptions
-from gpunode.diagnoses import rules
+from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.model import Proof
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.errors import Refused, UsageError
@@ -163,8 +163,8 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def check(_: Snapshot) -> Iterable[Proof]:
         raise KeyError("nobody thought of that")
 
-    failing = {**rules(), "nouveau-bound": replace(rules()["nouveau-bound"], check=check)}
-    monkeypatch.setattr(diagnoses, "rules", lambda: failing)
+    failing = {**rules_by_cause(), "nouveau-bound": replace(rules_by_cause()["nouveau-bound"], check=check)}
+    monkeypatch.setattr(diagnoses, "rules_by_cause", lambda: failing)
     folder = tmp_path / "log"
     monkeypatch.setattr(bugs, "FOLDER", folder)
     monkeypatch.setattr(bugs, "why_foreign", lambda _: "")

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode import __version__
 from gpunode.cli.monitoring import exposition
-from gpunode.diagnoses.model import Diagnosis, Doubt, Finding
+from gpunode.diagnoses.model import Diagnosis, Finding, OpenQuestion
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examined, diagnosed
 from tests.unit.workflow.test_fleet import NOUVEAU
@@ -32,7 +32,7 @@ def told(examined: Examined) -> dict[str, float]:
 def test_prometheus_reads_what_was_found() -> None:
     assert told(SICK) == {
         "gpunode_doctor_healthy": 0,
-        "gpunode_doctor_unknown": len(SICK.diagnosis.unknown),
+        "gpunode_doctor_unknown": len(SICK.diagnosis.open_questions),
         "gpunode_doctor_run_timestamp_seconds": 1795292596.131,
         "gpunode_doctor_run_duration_seconds": 3.8,
     }
@@ -48,7 +48,7 @@ def test_a_healthy_node_has_no_finding_and_an_untold_one_is_not_called_healthy()
     assert not [name for name, _, _ in samples(healthy) if name == "gpunode_doctor_finding"]
     for examined in (
         replace(SICK, diagnosis=nothing, works=False),
-        replace(SICK, diagnosis=Diagnosis((), (Doubt("q", ()),)), works=True),
+        replace(SICK, diagnosis=Diagnosis((), (OpenQuestion("q", ()),)), works=True),
     ):
         assert told(examined)["gpunode_doctor_healthy"] == 0
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli import CommandExit, monitoring
-from gpunode.diagnoses.model import Diagnosis, Doubt
+from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examined, diagnosed
@@ -38,7 +38,7 @@ def test_a_fault_is_1_health_0_and_what_is_not_known_2(capsys: pytest.CaptureFix
     status, message = checked(SICK, capsys)
     assert (status, message) == (1, "nouveau-bound: nouveau owns the GPU\n")
     assert checked(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
-    status, message = checked(replace(HEALTHY, diagnosis=Diagnosis((), (Doubt("why?", ()),))), capsys)
+    status, message = checked(replace(HEALTHY, diagnosis=Diagnosis((), (OpenQuestion("why?", ()),))), capsys)
     assert (status, message) == (2, "undetermined: why?\n")
 
 

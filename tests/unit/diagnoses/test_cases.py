@@ -30,4 +30,4 @@ def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
 def test_the_cause_is_found_and_no_other(family: str, number: int, row: dict[str, Any]) -> None:
     found = diagnosis(row["evidence"])
     roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
-    assert roots == ([row["cause"]] if row["cause"] else []), found.unknown
+    assert roots == ([row["cause"]] if row["cause"] else []), found.open_questions

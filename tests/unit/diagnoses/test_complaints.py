@@ -26,7 +26,7 @@ def test_a_complaint_that_no_rule_knows_is_cited_and_is_no_health(source: str, t
     found = diagnosed(pasted.evidence([WORKS, (source, text)]))
     assert found.verdict == "unknown"
     assert not found.diagnosis.findings
-    asked = [citation for doubt in found.diagnosis.unknown for citation in doubt.citations]
+    asked = [citation for doubt in found.diagnosis.open_questions for citation in doubt.citations]
     suspected = [citation for suspect in found.diagnosis.suspects for citation in suspect.citations]
     assert {citation.line for citation in (*asked, *suspected)} == {text}
 

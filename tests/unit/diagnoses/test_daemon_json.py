@@ -42,7 +42,7 @@ def test_an_edited_paste_proves_nothing(text: str) -> None:
     assert "daemon-json-invalid" not in causes(of((CAT, text)))
     for beside in ((ACTIVE, RUN), (ACTIVE,), (RUN,)):
         found = of(*beside, (CAT, text))
-        assert (found.findings, found.unknown) == ((), ())
+        assert (found.findings, found.open_questions) == ((), ())
 
 
 @pytest.mark.parametrize("text", EDITED.values(), ids=EDITED)

@@ -17,5 +17,5 @@ def test_an_xid_alone_in_the_log_is_a_finding_or_a_question_of_its_gpu(code: int
     found = reports.diagnosis([{"source": "sudo dmesg", "text": line}])
 
     told = [gpu for finding in found.findings for gpu in finding.gpus]
-    asked = [doubt.question for doubt in found.unknown]
+    asked = [doubt.question for doubt in found.open_questions]
     assert "0000:3b:00.0" in told or any(f"Xid {code}" in question for question in asked)

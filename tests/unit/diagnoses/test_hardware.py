@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.diagnoses import diagnose, families
-from gpunode.diagnoses.judging import judged
+from gpunode.diagnoses import diagnose, rule_families
+from gpunode.diagnoses.judging import evaluate_rule
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
@@ -74,7 +74,7 @@ def test_a_gpu_that_remapped_rows_and_is_done_with_it_is_healthy() -> None:
 def test_a_quiet_kernel_log_is_healthy(text: str) -> None:
     found = seen(("dmesg", text))
     assert found.findings == ()
-    assert found.unknown == ()
+    assert found.open_questions == ()
 
 
 def test_a_remapping_that_was_done_since_is_not_told_of_again() -> None:
@@ -139,7 +139,7 @@ def test_a_gpu_that_did_not_start_is_told_of_whatever_works_beside_it(log: str) 
 def test_a_code_without_a_cause_of_its_own_comes_to_a_question_with_the_catalog_s_advice(code: int) -> None:
     found = seen(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
     assert found.findings == ()
-    (doubt,) = found.unknown
+    (doubt,) = found.open_questions
     assert f"Xid {code}," in doubt.question
     assert doubt.citations
 
@@ -197,7 +197,7 @@ def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
         ),
     )
     assert [f.cause for f in found.roots] == ["gpu-fallen-off-bus"]
-    assert found.unknown == ()
+    assert found.open_questions == ()
 
 
 WORDS = (
@@ -244,10 +244,10 @@ def test_no_evidence_is_too_odd(text: str) -> None:
         {"source": source, "text": text} for source in ("dmesg", "nvidia-smi -q", "nvidia-smi --query-gpu=a,b", "x")
     ]
     node = snapshot(pasted.from_json(json.dumps(rows), "a report"))
-    for family in families():
+    for family in rule_families():
         if family.id in {"lost", "memory", "gsp", "xids"}:
             for rule in family.rules:
-                list(judged(rule, node))
+                list(evaluate_rule(rule, node))
                 list(rule.remedy(node))
 
 

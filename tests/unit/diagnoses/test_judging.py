@@ -6,14 +6,14 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.judging import judged, suspects
+from gpunode.diagnoses.judging import evaluate_rule, find_suspects
 from gpunode.diagnoses.model import Rule
-from gpunode.diagnoses.signs import all_of, any_of, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.facts import pasted
 
 DECISIVE, TYPICAL, SYMPTOM, AGAINST, CONTEXT = (
-    line(f"{word} sign") for word in ("first", "second", "third", "no", "by")
+    message_line(f"{word} sign") for word in ("first", "second", "third", "no", "by")
 )
 
 
@@ -53,31 +53,31 @@ def node(*said: str) -> Snapshot:
     ],
 )
 def test_what_is_seen_decides_how_sure_it_is(said: tuple[str, ...], confidence: str) -> None:
-    found = [one.confidence for one in judged(rule(), node(*said))]
+    found = [one.confidence for one in evaluate_rule(rule(), node(*said))]
     assert found == ([confidence] if confidence else [])
 
 
 def test_a_decisive_sign_needs_no_symptom_where_none_is_declared() -> None:
-    assert [one.confidence for one in judged(rule(symptoms=()), node("first"))] == ["certain"]
+    assert [one.confidence for one in evaluate_rule(rule(symptoms=()), node("first"))] == ["certain"]
 
 
 def test_the_suspect_with_the_rarer_symptom_comes_first_and_says_where_to_look() -> None:
-    rare = line("rare sign")
+    rare = message_line("rare sign")
     rules = {
         one.cause: one
-        for one in (rule("a"), rule("b"), rule("c", symptoms=(rare,)), rule("d", symptoms=(line("unseen"),)))
+        for one in (rule("a"), rule("b"), rule("c", symptoms=(rare,)), rule("d", symptoms=(message_line("unseen"),)))
     }
-    found = suspects(rules, node("third", "rare"), ())
+    found = find_suspects(rules, node("third", "rare"), ())
     assert [one.cause for one in found] == ["c", "a", "b"]
     assert found[0].look_at == ("look",)
     assert [one.line for one in found[0].citations] == ["rare sign"]
-    assert not suspects(rules, node("third", "rare", "no"), ())
+    assert not find_suspects(rules, node("third", "rare", "no"), ())
 
 
 def test_context_makes_a_suspect_and_moves_it_up() -> None:
-    rules = {one.cause: one for one in (rule("a", context=line("unseen")), rule("b"))}
-    assert [one.cause for one in suspects(rules, node("third"), ())] == ["a", "b"]
-    assert [one.cause for one in suspects(rules, node("third", "by"), ())] == ["b", "a"]
+    rules = {one.cause: one for one in (rule("a", context=message_line("unseen")), rule("b"))}
+    assert [one.cause for one in find_suspects(rules, node("third"), ())] == ["a", "b"]
+    assert [one.cause for one in find_suspects(rules, node("third", "by"), ())] == ["b", "a"]
 
 
 def test_signs_are_made_of_signs() -> None:

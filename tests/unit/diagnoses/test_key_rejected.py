@@ -68,4 +68,4 @@ def test_a_refusal_is_over_where_the_driver_works() -> None:
     gpu = "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |\n"
     found = seen(REJECTED, ("nvidia-smi", table + gpu), ("lsmod | grep nvidia", "nvidia 9 1 nvidia_uvm\n"))
     assert not found.findings
-    assert not found.unknown
+    assert not found.open_questions

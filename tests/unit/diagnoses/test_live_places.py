@@ -58,7 +58,7 @@ def test_a_library_of_another_driver_and_the_error_that_it_gives() -> None:
 def test_nvidia_smi_is_slow_where_nvml_answers_and_hangs_where_it_does_not() -> None:
     node = evidence(HEALTHY["debian-12-docker"]())
     silent = {key: replace(node[key], outcome="timeout", data=b"") for key in ("smi", "smi-query", "smi-topology")}
-    assert not diagnosed({**node, **silent}).diagnosis.unknown
+    assert not diagnosed({**node, **silent}).diagnosis.open_questions
     hanging = diagnosed({**node, **silent, "nvml": replace(node["nvml"], outcome="timeout", data=b"")})
     assert "gsp-rpc-timeout" in {one.cause for one in hanging.diagnosis.suspects}
     assert hanging.verdict == "unknown"
@@ -222,7 +222,7 @@ def test_a_units_state_is_quoted_where_it_stands() -> None:
     units = "Id=a.service\nActiveState=active\n\nId=docker.service\nLoadState=loaded\nActiveState=failed\n"
     node = snapshot({"units": Capture("systemctl show -p Id,LoadState,ActiveState a docker b", "ok", units.encode())})
     shown = system.unit_line(node, "docker.service", "ActiveState")
-    assert (shown.line, shown.number, shown.key) == ("ActiveState=failed", 6, "units")
+    assert (shown.line, shown.line_number, shown.key) == ("ActiveState=failed", 6, "units")
     assert system.unit_line(node, "b.service", "ActiveState").line == "(its ActiveState)"
 
 
@@ -246,7 +246,7 @@ def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
     assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
     (found,) = diagnose(lspci(16)).findings
     assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
-    assert [line.number for line in found.citations] == [8, 4]
+    assert [line.line_number for line in found.citations] == [8, 4]
 
 
 # --- one GPU's fault hides nothing of another's --------------------------------------------------------------------

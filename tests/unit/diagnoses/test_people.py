@@ -44,7 +44,7 @@ def test_what_was_typed_is_no_message(source: str) -> None:
     typed = "101  echo 'NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.'"
     for pieces in ([(source, typed)], [(source, typed), ("nvidia-smi", SMI)]):
         found = of(*pieces)
-        assert (found.findings, found.unknown) == ((), ())
+        assert (found.findings, found.open_questions) == ((), ())
 
 
 def test_the_history_of_packages_is_that_of_packages() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.model import STACK, Diagnosis, Event, Finding
-from gpunode.diagnoses.ranking import WEIGHT, ranked
+from gpunode.diagnoses.model import STACK, Diagnosis, FaultOnset, Finding
+from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.facts import pasted
@@ -21,22 +21,22 @@ ONE, OTHER = "0000:07:00.0", "0000:0f:00.0"
 LATE_S = 45.0
 
 
-def found(cause: str, *events: Event, **more: object) -> Finding:
+def found(cause: str, *events: FaultOnset, **more: object) -> Finding:
     gpus = tuple(sorted({event.gpu for event in events} - {""}))
     plain = Finding(
-        *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, events=events
+        *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events
     )
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def at(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> Event:
-    return Event(gpu, seconds, clock)
+def at(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> FaultOnset:
+    return FaultOnset(gpu, seconds, clock)
 
 
 def placed(*findings: Finding, **explains: str) -> dict[str, str]:
     """Each cause in its place, with the root that explains it."""
     edges = {one.cause: frozenset(explains.get(one.cause, "")) for one in findings}
-    return {one.cause: one.explained_by for one in ranked(findings, edges)}
+    return {one.cause: one.explained_by for one in rank_findings(findings, edges)}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def placed(*findings: Finding, **explains: str) -> dict[str, str]:
     ],
 )
 def test_a_fault_explains_what_is_of_its_gpu_and_not_there_before_it(
-    root: Event, consequence: Event, explained: bool
+    root: FaultOnset, consequence: FaultOnset, explained: bool
 ) -> None:
     assert placed(found("a", root), found("b", consequence), a="b")["b"] == ("a" if explained else "")
 
@@ -117,7 +117,7 @@ def test_of_two_roots_the_graver_then_surer_then_earlier_then_deeper_comes_first
 
 CAUSES = "abcdef"
 EVENTS = st.builds(
-    Event,
+    FaultOnset,
     gpu=st.sampled_from(["", ONE, OTHER]),
     at=st.sampled_from([1.0, 10.0, 60.0, 100.0, 500.0]),
     clock=st.sampled_from(["", "boot 0 dmesg", "zoned"]),
@@ -131,7 +131,7 @@ FINDINGS = st.tuples(
             ),
             st.just(cause),
             st.lists(EVENTS, max_size=3),
-            st.sampled_from(WEIGHT),
+            st.sampled_from(SEVERITIES),
             st.sampled_from(["certain", "likely"]),
             st.sampled_from(STACK),
         )
@@ -150,7 +150,7 @@ def test_the_order_in_which_they_were_found_changes_nothing(
     findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]], data: st.DataObject
 ) -> None:
     shuffled = tuple(data.draw(st.permutations(findings)))
-    assert ranked(shuffled, explains) == ranked(findings, explains)
+    assert rank_findings(shuffled, explains) == rank_findings(findings, explains)
 
 
 @given(FINDINGS, EDGES)
@@ -158,7 +158,7 @@ def test_the_order_in_which_they_were_found_changes_nothing(
 def test_what_explains_another_is_a_root_of_its_gpu_and_time(
     findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]
 ) -> None:
-    order = ranked(findings, explains)
+    order = rank_findings(findings, explains)
     assert {one.cause for one in order} == {one.cause for one in findings}
     roots = {one.cause: one for one in order if not one.explained_by}
     assert bool(roots) == bool(findings)

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from gpunode.diagnoses.resemblance import LEAST, counted, parsed, resemblance, words, written
+from gpunode.diagnoses.resemblance import MIN_REPORTS, count_words, dump_words, extract_words, load_words, score_causes
 from tests.scenarios.reports import diagnosis, reports
 from tests.scenarios.words import FILE, words_of
 
 FALLEN, SPOKEN = frozenset({"lost", "gpu"}), frozenset({"key", "gpu"})
-WORDS = counted([*[("lost", FALLEN)] * LEAST, *[("key", SPOKEN)] * LEAST, ("key", frozenset({"alice"}))])
+WORDS = count_words(
+    [*[("lost", FALLEN)] * MIN_REPORTS, *[("key", SPOKEN)] * MIN_REPORTS, ("key", frozenset({"alice"}))]
+)
 
 
 def test_the_file_holds_the_words_of_the_reports() -> None:
-    assert FILE.read_text() == written(words_of(reports())), "python -m tests.scenarios.words writes it"
+    assert FILE.read_text() == dump_words(words_of(reports())), "python -m tests.scenarios.words writes it"
 
 
 def test_what_is_written_is_read() -> None:
-    assert parsed(written(WORDS)) == WORDS
+    assert load_words(dump_words(WORDS)) == WORDS
 
 
 def test_a_word_of_few_reports_is_not_kept() -> None:
-    assert "alice" not in written(WORDS)
+    assert "alice" not in dump_words(WORDS)
 
 
 def test_a_cause_is_the_likelier_the_more_its_reports_have_the_word() -> None:
-    found = resemblance(WORDS, frozenset({"lost", "unheard"}))
+    found = score_causes(WORDS, frozenset({"lost", "unheard"}))
     assert found["lost"] > 0 > found["key"]
 
 
 def test_a_word_of_all_reports_tells_nothing() -> None:
-    found = resemblance(counted([("a", SPOKEN)] * LEAST + [("b", SPOKEN)] * LEAST), SPOKEN)
+    found = score_causes(count_words([("a", SPOKEN)] * MIN_REPORTS + [("b", SPOKEN)] * MIN_REPORTS), SPOKEN)
     assert found["a"] == found["b"] == 0
 
 
 def test_case_and_numbers_are_no_words() -> None:
-    assert words(["NVRM: Xid 79", "xid 0000:01:00"]) == {"nvrm", "xid"}
+    assert extract_words(["NVRM: Xid 79", "xid 0000:01:00"]) == {"nvrm", "xid"}
 
 
 def test_where_nothing_decides_the_words_name_suspects_and_where_the_driver_works_they_do_not() -> None:

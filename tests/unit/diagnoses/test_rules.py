@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpunode.diagnoses import chains, families, rules
+from gpunode.diagnoses import chains, rule_families, rules_by_cause
 from gpunode.diagnoses.model import Rule
 
-ALL = [rule for family in families() for rule in family.rules]
+ALL = [rule for family in rule_families() for rule in family.rules]
 KNOWN = [
     line for line in (Path(__file__).parent / "known_causes.txt").read_text().splitlines() if not line.startswith("#")
 ]
@@ -25,7 +25,7 @@ def by_cause(rule: Rule) -> str:
 def test_ids_are_unique() -> None:
     causes = [rule.cause for rule in ALL]
     assert sorted(causes) == sorted(set(causes))
-    assert len({family.id for family in families()}) == len(families())
+    assert len({family.id for family in rule_families()}) == len(rule_families())
 
 
 def test_no_cause_explains_itself_over_others() -> None:
@@ -34,10 +34,10 @@ def test_no_cause_explains_itself_over_others() -> None:
 
     def walk(cause: str) -> None:
         assert cause not in way, f"a circle: {' > '.join([*way[way.index(cause) :], cause])}"
-        if cause in done or cause not in rules():
+        if cause in done or cause not in rules_by_cause():
             return
         way.append(cause)
-        for consequence in sorted(rules()[cause].explains):
+        for consequence in sorted(rules_by_cause()[cause].explains):
             walk(consequence)
         way.pop()
         done.add(cause)
@@ -48,9 +48,9 @@ def test_no_cause_explains_itself_over_others() -> None:
 
 @pytest.mark.parametrize("cause", KNOWN)
 def test_every_known_cause_has_a_rule(cause: str) -> None:
-    if cause not in rules():
+    if cause not in rules_by_cause():
         pytest.skip("no rule yet")
-    assert rules()[cause].cause == cause
+    assert rules_by_cause()[cause].cause == cause
 
 
 @pytest.mark.parametrize("rule", ALL, ids=by_cause)
@@ -73,4 +73,4 @@ def test_a_rule_names_public_sources(rule: Rule) -> None:
 
 @pytest.mark.parametrize("name", sorted(GROUPS))
 def test_a_group_names_causes_that_exist(name: str) -> None:
-    assert GROUPS[name] <= {*KNOWN, *rules()}
+    assert GROUPS[name] <= {*KNOWN, *rules_by_cause()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.diagnoses import diagnose, rules
+from gpunode.diagnoses import diagnose, rules_by_cause
 from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.stack import TITLES, LayerState, stack
@@ -14,7 +14,7 @@ from tests.scenarios.reports import Report, some_reports
 
 def test_every_layer_has_a_title_and_a_cause() -> None:
     assert list(TITLES) == list(STACK)
-    assert {rule.stack_layer for rule in rules().values()} == set(STACK)
+    assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK)
 
 
 def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
@@ -26,7 +26,7 @@ def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
 @pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)
 def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
     layers = shown(tuple((piece["source"], piece["text"]) for piece in report.evidence))
-    own = layers[rules()[report.cause].stack_layer]
+    own = layers[rules_by_cause()[report.cause].stack_layer]
     assert report.cause in own.findings
     assert [layer.id for layer in layers.values() if report.cause in layer.findings] == [own.id]
     assert {layer.state for layer in layers.values() if layer is not own} <= {

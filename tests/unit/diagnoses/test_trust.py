@@ -41,7 +41,7 @@ def causes(found: Diagnosis) -> list[str]:
 @pytest.mark.parametrize("said", [FELL, HEADERS, "NVRM: GPU 0000:31:00.0: RmInitAdapter failed! (0x62:0xffff:2477)\n"])
 def test_a_pod_says_nothing_of_the_nodes_own_layers(said: str) -> None:
     found = diagnose(snapshot(with_pods(healthy(), {"app": said})))
-    assert (found.findings, found.unknown) == ((), ())
+    assert (found.findings, found.open_questions) == ((), ())
 
 
 def test_what_a_pod_is_the_first_to_notice_is_likely_and_names_the_pod() -> None:

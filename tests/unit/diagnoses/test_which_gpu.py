@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gpunode.diagnoses import diagnose, remedy_of, rules
+from gpunode.diagnoses import diagnose, generic_remedy, rules_by_cause
 from gpunode.diagnoses.model import Finding
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
@@ -122,9 +122,9 @@ def test_which_of_several_gpus_is_to_be_divided_is_not_chosen() -> None:
 ALTERS = re.compile(r"nvidia-smi\b.*(?:--gpu-reset|-mig|-cgi|-pl|-c DEFAULT|--lock)")
 
 
-@pytest.mark.parametrize("cause", sorted(rules()))
+@pytest.mark.parametrize("cause", sorted(rules_by_cause()))
 def test_what_alters_a_gpu_names_it_unless_all_are_meant(cause: str) -> None:
-    for fix in remedy_of(cause, snapshot({})):
+    for fix in generic_remedy(cause, snapshot({})):
         for command in filter(ALTERS.search, fix.commands):
             is_named = "ADDRESS" in command and "put its PCI address for ADDRESS" in fix.text
             assert is_named or "all GPUs" in fix.text or "reset the GPUs" in fix.text, command

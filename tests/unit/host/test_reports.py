@@ -381,4 +381,4 @@ def test_what_unpacks_of_a_cut_report_is_read_and_it_is_said_that_more_is_missin
     assert "Xid" in found["sudo dmesg | tail"].text
     examined = diagnosed(found)
     assert examined.diagnosis.roots[0].cause == "gpu-fallen-off-bus"
-    assert "rest of the report" in examined.diagnosis.unknown[-1].question
+    assert "rest of the report" in examined.diagnosis.open_questions[-1].question

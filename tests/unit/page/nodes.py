@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Diagnosis, Doubt, Finding, Fix
+from gpunode.diagnoses.model import Diagnosis, Finding, Fix, OpenQuestion
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.stack import LayerState
 from gpunode.facts import pasted
@@ -200,7 +200,7 @@ def examined() -> Examined:
         sources=(),
         gpus=("0000:61:00.0",),
     )
-    doubt = Doubt(
+    doubt = OpenQuestion(
         "whether the NVLink that is down on GPU 2 was ever up",
         (Shell("nvidia-smi nvlink -e"),),
         seen.said(Pattern(r"<inactive>")),
@@ -219,7 +219,7 @@ def healthy() -> Examined:
 
 def untold() -> Examined:
     """Too little of it to tell what is wrong."""
-    doubt = Doubt(
+    doubt = OpenQuestion(
         "why the module does not load: its own message was not seen",
         (Shell("sudo dmesg | grep -i nvrm"),),
     )

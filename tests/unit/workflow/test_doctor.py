@@ -26,7 +26,7 @@ def test_the_text_of_a_wrapper_script_is_no_complaint() -> None:
     script = b'#!/bin/sh\n[ -e /x ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }\n'
     found = encode_found(iter([Found("/usr/bin/nvidia-ctk", data=script)]))
     said = diagnosed({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
-    assert [line for doubt in said.unknown for line in doubt.citations] == []
+    assert [line for doubt in said.open_questions for line in doubt.citations] == []
 
 
 def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
@@ -73,7 +73,7 @@ CPU_ONLY = {
 
 def test_a_machine_without_a_gpu_misses_none_of_nvidias_tools() -> None:
     examined = diagnosed(CPU_ONLY)
-    (doubt,) = examined.diagnosis.unknown
+    (doubt,) = examined.diagnosis.open_questions
     assert (examined.verdict, doubt.citations) == ("unknown", ())
     assert "should this machine have a GPU" in doubt.question
     first = next(diagnosis_lines(examined, verbose=False))

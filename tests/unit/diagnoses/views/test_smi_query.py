@@ -62,7 +62,7 @@ def test_a_whole_answer_is_a_tree_for_each_gpu() -> None:
     assert first.value("Clocks Event Reasons", "HW Thermal Slowdown") == "Not Active"
     assert first.number("GPU Current Temp") == 31
     assert second.value("Remapped Rows", "Pending") == "No"
-    assert first.find("Remapped Rows", "Pending").citation.number == 17  # type: ignore[union-attr]
+    assert first.find("Remapped Rows", "Pending").citation.line_number == 17  # type: ignore[union-attr]
 
 
 def test_a_part_without_the_gpus_line_is_one_gpu_of_unknown_address() -> None:
