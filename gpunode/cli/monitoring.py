@@ -125,10 +125,8 @@ def verdict(examined: Examined) -> tuple[Status, str]:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return NON_OK, f"{faults[0].cause}{more}: {faults[0].title}"
     if examined.verdict == "unknown":
-        return (
-            UNKNOWN,
-            f"undetermined: {diagnosis.open_questions[0].question}" if diagnosis.open_questions else "undetermined",
-        )
+        open_questions = diagnosis.open_questions
+        return UNKNOWN, f"undetermined: {open_questions[0].question}" if open_questions else "undetermined"
     warned = [one for one in diagnosis.roots if one.severity == "warning"]
     return OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
 
