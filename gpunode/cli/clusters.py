@@ -41,8 +41,8 @@ from gpunode.journal.history import label
 from gpunode.kubernetes.labelled import labelled
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow import cluster_apply
-from gpunode.workflow.cluster_apply import Request
-from gpunode.workflow.cluster_plan import ClusterPlan, planned
+from gpunode.workflow.cluster_apply import RunHeader
+from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import removal, undoing
 from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
 from gpunode.workflow.log import told
@@ -142,12 +142,12 @@ def apply(
         screen.confirm_shown("k8s apply", yes=yes, does=_DOES)
         request = _request("k8s apply", recipe)
         with _changing("k8s apply", screen, how) as (store, stop):
-            run = cluster_apply.apply(
+            run = cluster_apply.apply_plan(
                 found,
                 cluster,
                 store,
                 request,
-                tell=screen.tell,
+                on_event=screen.tell,
                 pause=stop.pause,
                 progress=screen.progress,
                 timeout_s=timeout_s,
@@ -158,7 +158,7 @@ def apply(
 
 def _planned(wanted: Rendered, cluster: Cluster, where: Where) -> ClusterPlan:
     """Return the plan, with hints for this cluster."""
-    found = planned(wanted, cluster)
+    found = make_plan(wanted, cluster)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=where.in_hint(one.trouble.hint))) if one.trouble else one
         for one in found.items
@@ -253,7 +253,7 @@ def rollback(run: str, where: Where, how: OutputOptions, *, yes: bool) -> None:
         _take_back(undoing(cluster, store, found.begin.run), cluster, request, how, yes=yes)
 
 
-def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: OutputOptions, *, yes: bool) -> None:
+def _take_back(found: ClusterPlan, cluster: Cluster, request: RunHeader, how: OutputOptions, *, yes: bool) -> None:
     screen = how.screen()
     with screen:
         screen.put_after(*removal_lines(found, verbose=how.verbose))
@@ -262,7 +262,7 @@ def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: Outp
             return
         screen.confirm_shown(request.verb, yes=yes, does=_DOES)
         with _changing(request.verb, screen, how) as (store, stop):
-            run = cluster_apply.take_back(found, cluster, store, request, tell=screen.tell, pause=stop.pause)
+            run = cluster_apply.apply_removal(found, cluster, store, request, on_event=screen.tell, pause=stop.pause)
         kept = [one for one in found.items if one.note]
         screen.put(*done_lines(request.verb, label(run, request.verb), screen.argv, kept))
     how.answer(_envelope(request.verb, found, changed=True, run=run))
@@ -294,11 +294,11 @@ def _others(who: Identity) -> str:
     return ""
 
 
-def _request(verb: Verb, recipe: Recipe | None = None, of: str = "") -> Request:
+def _request(verb: Verb, recipe: Recipe | None = None, of: str = "") -> RunHeader:
     from gpunode.cli.resume import digest
 
     named = (recipe.name, digest(recipe)) if recipe else ("", "")
-    return Request(verb, __version__, tuple(_from_anywhere(sys.argv[1:])), *named, of=of)
+    return RunHeader(verb, __version__, tuple(_from_anywhere(sys.argv[1:])), *named, of=of)
 
 
 def _from_anywhere(argv: Sequence[str]) -> Iterator[str]:

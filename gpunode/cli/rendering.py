@@ -20,7 +20,7 @@ from gpunode.kubernetes.forms import FOLDERS, files, is_ours
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
 from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, rendered
-from gpunode.workflow.cluster import cluster_node, node_name
+from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 
@@ -70,16 +70,16 @@ def nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
     """The nodes of these captures; of none, this machine."""
     if not captures:
         seen = see("", "/", "")
-        yield cluster_node(seen.facts, node_name(seen.facts, seen.evidence, os.uname().nodename))
+        yield derive_cluster_node(seen.facts, derive_node_name(seen.facts, seen.evidence, os.uname().nodename))
         return
     for place in captures:
         name, equals, capture = place.partition("=")
         if equals and not Path(place).exists():
-            yield cluster_node(see(capture, "/", "").facts, name)
+            yield derive_cluster_node(see(capture, "/", "").facts, name)
             continue
         for one in _captures_in(place):
             seen = see(one, "/", "")
-            yield cluster_node(seen.facts, node_name(seen.facts, seen.evidence, _stem(one)))
+            yield derive_cluster_node(seen.facts, derive_node_name(seen.facts, seen.evidence, _stem(one)))
 
 
 def _is_for_kubectl(path: str) -> bool:

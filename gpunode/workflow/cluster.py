@@ -1,4 +1,4 @@
-"""A node's facts → what the cluster's objects depend on."""
+"""The part of a node's facts that the cluster's objects depend on."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from gpunode.runtimes.pod_cdi import reads_cdi
 from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.managed import has_providers_driver
 
-# What the API server takes for the name of a Node (RFC 1123).
+# A valid Node name (RFC 1123).
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_LONGEST_NAME = 253
-_ALWAYS_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi == "always")
+_MAX_NAME_LENGTH = 253
+_SOCKETS_WITH_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi == "always")
 
 
-def cluster_node(facts: Facts, name: str) -> ClusterNode:
-    """The node of that name.
+def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
+    """Return the node as Kubernetes objects are rendered for it.
 
     Raises:
-        Refused: no Node can be called so.
-        Undetermined: its GPUs are unknown.
+        Refused: if ``name`` is not a valid Node name.
+        Undetermined: if its GPUs are unknown.
     """
     lowered = name.lower()
-    if not _NODE_NAME.fullmatch(lowered) or len(lowered) > _LONGEST_NAME:
+    if not _NODE_NAME.fullmatch(lowered) or len(lowered) > _MAX_NAME_LENGTH:
         raise Refused(
             f"{name[:80]!r} cannot be the name of a Kubernetes node",
             why="a node's name consists of lower-case letters, digits, - and .",
@@ -47,7 +47,7 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
         kubelet=kubelet.kind if kubelet else None,
         toolkit=known(facts.toolkit_program, default=False),
         provider=known(facts.provider, None),
-        provides=frozenset(_provided(facts)),
+        provides=frozenset(_provider_components(facts)),
         static_cpus=kubelet is not None and kubelet.static_cpus,
         reads_cdi=_reads_cdi(facts),
     )
@@ -56,10 +56,10 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
 def _reads_cdi(facts: Facts) -> bool:
     """Return whether the kubelet's container runtime reads CDI devices; before there is a kubelet, containerd counts.
 
-    False where nobody can tell.
+    False if that cannot be determined.
     """
     kubelet = known(facts.kubelet, None)
-    if kubelet is not None and kubelet.socket in _ALWAYS_CDI:
+    if kubelet is not None and kubelet.socket in _SOCKETS_WITH_CDI:
         return True
     try:
         row = chosen(runtime("containerd"), facts).row
@@ -72,7 +72,7 @@ def _reads_cdi(facts: Facts) -> bool:
         return False
 
 
-def _provided(facts: Facts) -> Iterator[str]:
+def _provider_components(facts: Facts) -> Iterator[str]:
     if has_providers_driver(facts):
         yield "driver"
     kubelet = known(facts.kubelet, None)
@@ -83,8 +83,8 @@ def _provided(facts: Facts) -> Iterator[str]:
         yield "device-plugin"
 
 
-def node_name(facts: Facts, evidence: Evidence, otherwise: str) -> str:
-    """The Node's name: what the kubelet was told to call it, else the host's own name, else ``otherwise``."""
+def derive_node_name(facts: Facts, evidence: Evidence, fallback: str) -> str:
+    """Return the Node's name: from the kubelet's options, else the host's own name, else ``fallback``."""
     kubelet, found = known(facts.kubelet, None), evidence.get("node-name")
     host = found.text.strip() if found and found.outcome == "ok" else ""
-    return (kubelet.node_name if kubelet else "") or host or otherwise
+    return (kubelet.node_name if kubelet else "") or host or fallback

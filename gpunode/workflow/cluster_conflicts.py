@@ -1,4 +1,4 @@
-"""Refusals of fields that others own, with both values and the way on."""
+"""Errors about fields that others own, with both values and a way forward."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import key
 from gpunode.redaction.secrets import text as redact
 
-_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+_MANAGER_NAME: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
-def conflict_error(said: str, wanted: Sequence[Body], cluster: Cluster) -> Conflict | None:
-    """Return the error for a refusal by which others own fields; None where the API server says something else.
+def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
+    """Return the error if others own fields that were applied; None if the API server gives another reason.
 
     Args:
-        said: the API server's refusal.
-        wanted: the objects that were applied.
-        cluster: is asked for these objects as they are.
+        message: the API server's error.
+        applied: the objects that were applied.
+        cluster: where to read them as they are.
     """
-    managers = dict.fromkeys(_MANAGER.findall(said))
+    managers = dict.fromkeys(_MANAGER_NAME.findall(message))
     if not managers:
         return None
-    live = cluster.get(wanted)
+    live = cluster.get(applied)
     if not live:  # deleted meanwhile
         return None
-    lines = conflict_lines(said, wanted, live)
-    named = next((one for one in live if conflict_lines(said, wanted, [one])), live[0])
-    kind, namespace, name = key(named)
+    lines = conflict_lines(message, applied, live)
+    example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
+    kind, namespace, name = key(example)
     where = ("--namespace", namespace) if namespace else ()
     return Conflict(
         f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
-        why=redact("\n".join(lines)) or said,
+        why=redact("\n".join(lines)) or message,
         hint="to keep these values, change the recipe; to have the recipe's, set them there yourself; then run the "
         f"same command again:\n{cluster.command('edit', kind.lower(), *where, name)}",
     )

@@ -1,4 +1,4 @@
-"""What a cluster lacks of what is rendered for it, by asking its API server; nothing is changed."""
+"""Plan what a cluster lacks of the rendered objects, by asking its API server; changes nothing."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ from gpunode.kubernetes.reconcile import (
 from gpunode.kubernetes.workload_checks import Workload, counts
 from gpunode.redaction.secrets import text as redact
 from gpunode.workflow.cluster_conflicts import conflict_error
-from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload, unready_of_releases
+from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 
 NODE_USER: Final = "system:node:"
-_API: Final[Mapping[str, tuple[str, str]]] = {
+_API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("", "namespaces"),
     "ConfigMap": ("", "configmaps"),
     "Node": ("", "nodes"),
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
-_MANY: Final = 20
+_LIST_ALL_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
 # API server's admission webhooks, ValidatingAdmissionPolicies (whose denials are "invalid") and RBAC.
-_FIELDS: Final = re.compile(r"is invalid|unknown field|strict decoding|not declared in schema|cannot unmarshal")
-_PLACE: Final = re.compile(r"admission webhook|AdmissionPolicy|denied (?:the )?request|orbidden|field is immutable")
+_FIELD_ERROR: Final = re.compile(r"is invalid|unknown field|strict decoding|not declared in schema|cannot unmarshal")
+_NAMESPACE_ERROR: Final = re.compile(
+    r"admission webhook|AdmissionPolicy|denied (?:the )?request|orbidden|field is immutable"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What apply would do to a cluster.
+    """The changes that ``k8s apply`` would make in a cluster.
 
     Attributes:
-        skipped: what the credential may not do and is therefore left out.
-        notes: what else a person has to know of the cluster.
-        releases: those of charts that apply makes or brings up to date, by the names that they have in the cluster.
+        skipped: what is left out since the credential does not permit it.
+        notes: what else the user should know about the cluster.
+        releases: the chart releases to install or update, by their names in the cluster.
     """
 
     identity: Identity
@@ -63,53 +65,53 @@ class ClusterPlan:
 
     @property
     def changes(self) -> tuple[Item, ...]:
-        """The items for which something is to be done."""
+        """The items that change something."""
         return tuple(one for one in self.items if one.change is not None)
 
 
-def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
-    """The plan, as far as the credential reaches.
+def make_plan(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
+    """Return the plan, limited to what the credential permits.
 
     Raises:
-        Refused: the recipe is for a kind cluster, which this is not; a Node is not in this cluster, something else
-            offers the GPUs already, or rights are missing.
-        Conflict: another field manager owns what gpunode would set.
-        UsageError, Undetermined: the cluster cannot be asked.
+        Refused: if the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or
+            permissions are missing.
+        Conflict: if another field manager owns what gpunode would set.
+        UsageError, Undetermined: if the cluster cannot be reached.
     """
     identity = cluster.identify()
     if rendered.kind:
-        check_kind(rendered.kind, identity)
+        refuse_other_cluster(rendered.kind, identity)
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     try:
-        present, notes = _present(rendered, cluster, identity)
+        present, notes = _read_live_state(rendered, cluster, identity)
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER):
             raise
-        rendered, skipped = for_kubelet(rendered, node.removeprefix(NODE_USER))
-        present, notes = _present(rendered, cluster, identity, whole=False)
-    releases = tuple(_by_its_name(one, adopted(one, present.releases)) for one in rendered.releases)
-    found = tuple(_with_troubles(items(rendered, present), present, releases, cluster))
-    plan = ClusterPlan(identity, found, skipped, notes, releases)
+        rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER))
+        present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
+    releases = tuple(_with_live_name(one, adopted(one, present.releases)) for one in rendered.releases)
+    planned_items = tuple(_with_pod_problems(items(rendered, present), present, releases, cluster))
+    plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
     if not skipped:
         _refuse_forbidden(plan, cluster)
     return plan
 
 
-def _by_its_name(release: Release, live: Released | None) -> Release:
+def _with_live_name(release: Release, live: Released | None) -> Release:
     return replace(release, namespace=live.namespace, name=live.name) if live else release
 
 
-def _with_troubles(
+def _with_pod_problems(
     items: Sequence[Item], present: Present, releases: Sequence[Release], cluster: Cluster
 ) -> Iterator[Item]:
-    """Yield the items; a DaemonSet or release that stays as it is, and whose pods do not run, with the reason."""
+    """Yield the items; an unchanged DaemonSet or release whose pods do not run gets the reason."""
     live = {key(one): one for one in present.live}
     same = {one.title for one in items if one.state == "same"}
-    found_unready = [*unready_of_releases([one for one in releases if one.title in same], cluster)]
+    found_unready = [*find_unready_releases([one for one in releases if one.title in same], cluster)]
     unready = {one.release.title: one for one in reversed(found_unready) if one.release}
-    # A label that is about to be set may be what it waits for.
+    # It may wait for a label that is about to be set.
     is_labelled_now = any(one.kind == "Node" and one.change is not None for one in items)
     for item in items:
         found = unready.get(item.title)
@@ -120,16 +122,16 @@ def _with_troubles(
             yield item
             continue
         state, trouble = explain_unready(found, cluster)
-        about = item.note or "as it should be"
-        of_release = f"{found.title}: " if found.title != item.title else ""
-        yield replace(item, note=f"{about}, but {of_release}{state}: {trouble.why}", trouble=trouble)
+        state_note = item.note or "as it should be"
+        prefix = f"{found.title}: " if found.title != item.title else ""
+        yield replace(item, note=f"{state_note}, but {prefix}{state}: {trouble.why}", trouble=trouble)
 
 
-def check_kind(kind: KindCluster, identity: Identity) -> None:
-    """Nothing, where this is the context of the kind cluster.
+def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
+    """Refuse a context that is not that of the kind cluster.
 
     Raises:
-        Refused: it is another.
+        Refused: if it is another.
     """
     if identity.context != kind.context:
         raise Refused(
@@ -140,7 +142,7 @@ def check_kind(kind: KindCluster, identity: Identity) -> None:
         )
 
 
-def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...]]:
+def limit_to_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...]]:
     """What the kubelet of ``node`` may do of it, and what it may not, in a sentence each.
 
     Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
@@ -166,34 +168,34 @@ def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...
     return replace(rendered, objects=(), nodes=tuple(own), releases=()), tuple(skipped)
 
 
-def _present(
-    rendered: Rendered, cluster: Cluster, identity: Identity, *, whole: bool = True
+def _read_live_state(
+    rendered: Rendered, cluster: Cluster, identity: Identity, *, with_others: bool = True
 ) -> tuple[Present, tuple[str, ...]]:
-    """Return what the cluster has of it, and what to know of what else it has."""
-    # First: where Helm is missing nobody waits for thousands of Nodes to be told so.
+    """Return the live state of what is rendered, and notes about what else the cluster has."""
+    # First, to fail without Helm before thousands of Nodes are read.
     charts = {one.chart for one in rendered.releases}
     releases = cluster.helm.list_releases(charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     refuse_other_handler(rendered, objects)
-    nodes = _nodes([edit.node for edit in rendered.nodes], cluster)
+    nodes = _get_nodes([edit.node for edit in rendered.nodes], cluster)
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
-    if whole:
+    if with_others:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
-        operators, unseen = _operators(cluster)
+        operators, unseen = _find_operators(cluster)
         others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
         notes = (*refuse_second(rendered, others, nodes, releases, *typed), *unseen)
-        ours = [one for one in workloads if _is_labelled(one)]
+        ours = [one for one in workloads if _is_labelled_ours(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)
-    tried, untried = _tried(rendered, cluster, objects)
+    projected, untested = _dry_run(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
-    return Present(identity.uid, objects, tried, nodes, ours, releases), (*notes, *untried)
+    return Present(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
 
-def _operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
-    """Return the objects by which a GPU Operator is known, and a sentence for those that cannot be looked at."""
+def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
+    """Return the objects that reveal a GPU Operator, and a note for those that cannot be read."""
 
     def custom() -> Sequence[Body]:
         kinds = [kind for kind in cluster.list_kinds(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
@@ -202,48 +204,48 @@ def _operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     def deployments() -> Sequence[Body]:
         return cluster.list("deployments.apps", "--all-namespaces", "--selector", OPERATOR_SELECTOR)
 
-    policies, no_policies = _unless_refused("ClusterPolicies, GPUClusters and NVIDIADrivers", custom)
-    operators, no_operators = _unless_refused("Deployments", deployments)
+    policies, no_policies = _read_or_note("ClusterPolicies, GPUClusters and NVIDIADrivers", custom)
+    operators, no_operators = _read_or_note("Deployments", deployments)
     return (*policies, *operators), (*no_policies, *no_operators)
 
 
-def _unless_refused(what: str, ask: Callable[[], Sequence[Body]]) -> tuple[Sequence[Body], Sequence[str]]:
+def _read_or_note(what: str, read: Callable[[], Sequence[Body]]) -> tuple[Sequence[Body], Sequence[str]]:
     try:
-        return ask(), ()
+        return read(), ()
     except Undetermined:
         raise
     except GpunodeError as error:
         return (), (f"{what} were not looked at, so a GPU Operator may be there: {main_error_line(error.why)}",)
 
 
-def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
-    """Return the objects as the API server would have them, and a sentence for each that could not be tried out.
+def _dry_run(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
+    """Return the objects as the API server would store them, and a note for each that could not be tried.
 
-    Those of a namespace that is yet to be made are tried out in the namespace default, only so that the API server
-    says which of their fields it does not take: what a policy or the credential forbids there says nothing of theirs.
+    Objects of a namespace that does not exist yet are tried in the namespace default, to find invalid fields only:
+    policies and permissions there say nothing about theirs.
     """
     missing = {one.name for one in rendered.objects if one.kind == "Namespace"} - {
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
     bodies = [one.body for one in rendered.objects if one.namespace not in missing]
-    there = cluster.dry_run(bodies, manager_of(""))
-    _refuse(there, bodies, cluster)
-    moved = [_moved(one.body) for one in rendered.objects if one.namespace in missing]
-    said = cluster.dry_run(moved, manager_of("")).errors
-    _refuse(DryRunResult((), tuple(filter(_is_of_fields, said))), moved, cluster)
-    about = f"not tried out, since namespace {', '.join(sorted(missing))} is yet to be made, and default refuses it"
-    return there.objects, [f"{about}: {redact(' '.join(one.split()))}" for one in said if not _is_of_fields(one)]
+    result = cluster.dry_run(bodies, manager_of(""))
+    _refuse_rejected(result, bodies, cluster)
+    moved = [_in_default_namespace(one.body) for one in rendered.objects if one.namespace in missing]
+    messages = cluster.dry_run(moved, manager_of("")).errors
+    _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
+    note = f"not tried out, since namespace {', '.join(sorted(missing))} is yet to be made, and default refuses it"
+    return result.objects, [f"{note}: {redact(' '.join(one.split()))}" for one in messages if not _is_field_error(one)]
 
 
-def _is_of_fields(said: str) -> bool:
-    """Return whether the API server refuses what an object says, wherever it is.
+def _is_field_error(message: str) -> bool:
+    """Return whether the API server rejects an object's fields, in whichever namespace it is.
 
-    An admission policy may say so, too, in words of its own, and what is immutable is of an object that is there.
+    Admission policies use similar words, and immutable fields are those of an object that exists.
     """
-    return _FIELDS.search(said) is not None and _PLACE.search(said) is None
+    return _FIELD_ERROR.search(message) is not None and _NAMESPACE_ERROR.search(message) is None
 
 
-def _moved(body: Body) -> Body:
+def _in_default_namespace(body: Body) -> Body:
     return {**body, "metadata": {**body["metadata"], "namespace": "default"}}
 
 
@@ -256,41 +258,43 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
             body: dict[str, Any] = dict(node_body(edit, live))
             body.pop("spec", None)
             pending.append(body)
-    _refuse(cluster.dry_run(pending, manager_of("Node")), pending, cluster)
+    _refuse_rejected(cluster.dry_run(pending, manager_of("Node")), pending, cluster)
 
 
-def _refuse(tried: DryRunResult, wanted: Sequence[Body], cluster: Cluster) -> None:
-    if not tried.errors:
+def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> None:
+    if not result.errors:
         return
-    said = "\n".join(tried.errors)
-    if conflict := conflict_error(said, wanted, cluster):
+    messages = "\n".join(result.errors)
+    if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    if "being terminated" in said:
+    if "being terminated" in messages:
         raise Refused(
             "the namespace is being deleted",
-            why=said.partition("\n")[0],
+            why=messages.partition("\n")[0],
             hint="wait until it is gone, then run the same command again: kubectl get namespaces --watch",
         )
-    if any("Forbidden" in one or "is forbidden" in one for one in tried.errors):
+    if any("Forbidden" in one or "is forbidden" in one for one in result.errors):
         raise Forbidden(
             "your credentials may not apply this",
-            why=said,
+            why=messages,
             hint=f"see what they may do: {cluster.command('auth', 'can-i', '--list')}",
         )
     raise Refused(
         "the API server does not take what the recipe asks for",
-        why=said,
+        why=messages,
         hint="see what is rendered:\ngpunode k8s render",
     )
 
 
 def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
-    """Nothing, if the credential may do all of the plan: better refused now than stopped halfway."""
+    """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
     if not plan.changes:
         return
-    wishes = tuple(dict.fromkeys(wish for one in plan.changes if one.kind in _API for wish in _wishes(one)))
-    allowed = cluster.check_access(wishes)
-    missing = [wish for wish, may in zip(wishes, allowed, strict=True) if not may]
+    requests = tuple(
+        dict.fromkeys(wish for one in plan.changes if one.kind in _API_RESOURCES for wish in _access_requests(one))
+    )
+    allowed = cluster.check_access(requests)
+    missing = [one for one, is_allowed in zip(requests, allowed, strict=True) if not is_allowed]
     if missing:
         rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where in missing)
         raise Forbidden(
@@ -300,21 +304,21 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
         )
 
 
-def _wishes(item: Item) -> Iterator[tuple[str, str, str, str]]:
-    group, what = _API[item.kind]
+def _access_requests(item: Item) -> Iterator[tuple[str, str, str, str]]:
+    group, what = _API_RESOURCES[item.kind]
     yield ("delete" if item.state == "delete" else "patch", group, what, item.namespace)
     if item.state == "create":
         yield ("create", group, what, item.namespace)
 
 
-def _nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
-    """The Nodes of these names, as far as they are there; of many all are listed, in short, which is one request."""
-    if len(names) > _MANY:
+def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
+    """Return the Nodes of these names that exist; many are read by one request for all of them."""
+    if len(names) > _LIST_ALL_ABOVE:
         wanted = frozenset(names)
         return [one for one in cluster.list_nodes() if one["metadata"]["name"] in wanted]
     return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
 
 
-def _is_labelled(body: Body) -> bool:
+def _is_labelled_ours(body: Body) -> bool:
     labels = body["metadata"].get("labels", {})
     return all(labels.get(name) == value for name, value in MANAGED_BY.items())

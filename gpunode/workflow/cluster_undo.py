@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
 )
 from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import NODE_USER, ClusterPlan
-from gpunode.workflow.namespace_contents import contents
+from gpunode.workflow.namespace_contents import describe_contents
 
 Live: TypeAlias = Mapping[Key, Body]
 # What uses a thing goes before the thing.
@@ -277,7 +277,7 @@ def _item(change: ObjectChange, cluster: Cluster, live: Live, going: set[str]) -
         note = "stays: somebody applied it with kubectl, too"
         return Item(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
     empties = state == "delete" and change.kind == "Namespace"
-    if empties and (others := ", ".join(contents(change.name, cluster, going))):
+    if empties and (others := ", ".join(describe_contents(change.name, cluster, going))):
         return Item(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
     one = live.get(_key(change))
     if change.after is None and change.shared and change.kind != "Node" and one is not None:

@@ -37,7 +37,7 @@ from gpunode.kubernetes.trials import (
 from gpunode.kubernetes.workload_checks import Workload, cause, crashing, workload_check, workloads
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
-from gpunode.workflow.cluster_plan import check_kind
+from gpunode.workflow.cluster_plan import refuse_other_cluster
 from gpunode.workflow.verify import Report
 
 _EACH_S: Final = 1.0
@@ -80,7 +80,7 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     kubernetes = asked.recipe.kubernetes
     assert kubernetes is not None  # rendered
     if wanted.kind:
-        check_kind(wanted.kind, cluster.identify())
+        refuse_other_cluster(wanted.kind, cluster.identify())
         # Its workers are containers of this machine, whose own runtime tells nothing of theirs.
         asked = replace(asked, nodes=members(kubernetes, asked.nodes), on_node=lambda _: None)
     nodes = {node.name: node for node in asked.nodes if node.gpus}

@@ -1,4 +1,4 @@
-"""Whether the DaemonSets of a plan, and of its charts, run: one look for a plan, a wait for an apply."""
+"""Readiness of the DaemonSets of a plan and of its charts: one look for a plan, a wait for an apply."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpunode.kubernetes.pods import Trouble
 from gpunode.kubernetes.reconcile import Item
 from gpunode.kubernetes.workload_checks import Workload, cause, counts, release_workloads
 
-_EACH_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
-_NONE_CHOSEN_S: Final = 10.0
+_NO_NODE_TIMEOUT_S: Final = 10.0
 
 
 def is_unchanged_workload(item: Item) -> bool:
-    """Return whether the item is a DaemonSet that stays as it is, so that nothing but its pods can be wrong."""
+    """Return whether the item is a DaemonSet that does not change, so that only its pods can be wrong."""
     return item.kind == "DaemonSet" and item.state in {"same", "foreign"}
 
 
 def wait_unchanged_ready(
     items: Sequence[Item], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
 ) -> None:
-    """Wait for the pods of the DaemonSets that stay as they are.
+    """Wait for the pods of the DaemonSets that do not change.
 
     Raises:
-        as ``wait_ready``.
+        VerifyFailed: as ``wait_ready``.
     """
     for item in filter(is_unchanged_workload, items):
         wait_ready(item, cluster, pause, progress, timeout_s)
@@ -40,7 +40,7 @@ def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress
     """Wait until the DaemonSet's pods are ready on all of its nodes.
 
     Raises:
-        VerifyFailed: they were not within ``timeout_s``; the pods that are not ready say why.
+        VerifyFailed: if they are not within ``timeout_s``, with the reason of a pod.
     """
     place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
 
@@ -48,60 +48,60 @@ def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress
         found = Workload(item.title, next(iter(cluster.get([place])), None))
         return None if found.is_ready else found
 
-    _wait(find_unready, cluster, pause, progress, timeout_s, none_chosen_s=_NONE_CHOSEN_S)
+    _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=_NO_NODE_TIMEOUT_S)
 
 
 def wait_releases_ready(
     releases: Sequence[Release], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
 ) -> None:
-    """Wait for the pods of what Helm released.
+    """Wait for the pods of Helm releases.
 
-    ``helm --wait`` is content with one pod less than the nodes of each DaemonSet (its maxUnavailable is 1), and does
-    not know what an operator makes. Source: helm.sh/helm pkg/kube/ready.go, daemonSetReady.
+    ``helm --wait`` accepts one missing pod for each DaemonSet (its maxUnavailable is 1), and does not know what an
+    operator creates. Source: helm.sh/helm pkg/kube/ready.go, daemonSetReady.
 
     Raises:
-        as ``wait_ready``.
+        VerifyFailed: as ``wait_ready``.
     """
 
     def find_unready() -> Workload | None:
-        return next(unready_of_releases(releases, cluster), None)
+        return next(find_unready_releases(releases, cluster), None)
 
     # Feature discovery labels the nodes, and the operator makes its DaemonSets, long after Helm is done.
-    _wait(find_unready, cluster, pause, progress, timeout_s, none_chosen_s=timeout_s)
+    _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=timeout_s)
 
 
-def unready_of_releases(releases: Sequence[Release], cluster: Cluster) -> Iterator[Workload]:
-    """Yield the DaemonSets of these releases whose pods do not run, and what a release lacks of them."""
+def find_unready_releases(releases: Sequence[Release], cluster: Cluster) -> Iterator[Workload]:
+    """Yield the DaemonSets of these releases whose pods do not run, and those that a release lacks."""
     if releases:
         found = release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
         yield from (one for one in found if not one.is_running)
 
 
-def _wait(
+def _wait_until_ready(
     find_unready: Callable[[], Workload | None],
     cluster: Cluster,
     pause: Callable[[], None],
     progress: OnProgress,
     timeout_s: float,
     *,
-    none_chosen_s: float,
+    no_node_timeout_s: float,
 ) -> None:
-    """Wait until nothing is found that is not ready; ``none_chosen_s`` at most for a DaemonSet that has no node."""
+    """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
     began = time.monotonic()
     while (found := find_unready()) is not None:
         desired, ready = counts(found.live or {})
         progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
         pause()
-        is_for_none = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
-        if time.monotonic() > began + (min(timeout_s, none_chosen_s) if is_for_none else timeout_s):
+        has_no_node = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
+        if time.monotonic() > began + (min(timeout_s, no_node_timeout_s) if has_no_node else timeout_s):
             state, trouble = explain_unready(found, cluster)
             after = f" after {timeout_s:.0f} s" if desired else ""
             raise VerifyFailed(f"{found.title}: {state}{after}", why=trouble.why, hint=trouble.hint)
-        time.sleep(_EACH_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def explain_unready(found: Workload, cluster: Cluster) -> tuple[str, Trouble]:
-    """Return how many of the workload's pods are ready, and what keeps the others from it."""
+    """Return how many of the workload's pods are ready, and why the others are not."""
     desired, ready = counts(found.live or {})
     if found.live is None and found.release is not None:
         place = ("--namespace", found.release.namespace, found.release.name)

@@ -92,9 +92,9 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
             why=f"running: {', '.join(named)}" + (" …" if len(clients) > _SHOWN else ""),
             hint="end them first, or continue with --allow-disruption",
         )
-    from gpunode.workflow.pod_devices import holders  # loaded on use: few runs divide a GPU
+    from gpunode.workflow.pod_devices import find_gpu_pods  # loaded on use: few runs divide a GPU
 
-    if pods := holders(host, divided):
+    if pods := find_gpu_pods(host, divided):
         raise DrainRequired(
             "changing the MIG layout would take the GPU from pods that hold it",
             why=f"the kubelet gave GPUs to {', '.join(pods[:_SHOWN])}" + (" …" if len(pods) > _SHOWN else ""),

@@ -1,7 +1,7 @@
-"""Which pods have been given GPUs, by the kubelet's own account: a pod that only holds a GPU is no client of NVML.
+"""Pods that hold GPUs, from the kubelet's device checkpoint: a pod that is merely allocated a GPU is no NVML client.
 
-Source: kubernetes/kubernetes pkg/kubelet/cm/devicemanager/checkpoint; the entry of a pod that has ended may stay for a
-while, its folder does not.
+Source: kubernetes/kubernetes pkg/kubelet/cm/devicemanager/checkpoint. The entry of a pod that has ended may stay for a
+while; its folder does not.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Final
 from gpunode.facts.evidence import Probe, decode_found
 from gpunode.host.port import HostView
 
-# Of kubelets on their own, k3s and RKE2; of microk8s; of k0s.
-_ROOTS: Final = ("/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/k0s/kubelet")
+# kubeadm, k3s and RKE2; microk8s; k0s.
+_KUBELET_ROOTS: Final = ("/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/k0s/kubelet")
 
 
-def holders(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
-    """The pods that hold one of ``gpus``, or a MIG instance of any, a phrase each."""
-    return tuple(dict.fromkeys(one for root in _ROOTS for one in _of(host, root, gpus)))
+def find_gpu_pods(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
+    """Return a phrase for each pod that holds one of ``gpus`` or any MIG instance."""
+    return tuple(dict.fromkeys(one for root in _KUBELET_ROOTS for one in _pods_of_kubelet(host, root, gpus)))
 
 
-def _of(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
+def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
     path = f"{root}/device-plugins/kubelet_internal_checkpoint"
     checkpoint = host.look(Probe("pod-devices", path=path, holds="table"))
     if checkpoint.outcome == "absent":
@@ -30,26 +30,28 @@ def _of(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
     if checkpoint.outcome != "ok":
         yield f"pods that cannot be told, since {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
-    listed = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, holds="table"))
-    there = {one.path.rpartition("/")[2] for one in decode_found(listed.data)} if listed.outcome == "ok" else None
+    folders = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, holds="table"))
+    running = {one.path.rpartition("/")[2] for one in decode_found(folders.data)} if folders.outcome == "ok" else None
     try:
         entries: Any = json.loads(checkpoint.data)["Data"]["PodDeviceEntries"] or ()
         for entry in entries:
             pod, resource = str(entry["PodUID"]), str(entry["ResourceName"])
-            if there is None or pod in there:
-                held = [one for one in _devices(entry["DeviceIDs"]) if one.startswith("MIG-") or _is_of(one, gpus)]
-                if held:
+            if running is None or pod in running:
+                devices = [
+                    one for one in _device_ids(entry["DeviceIDs"]) if one.startswith("MIG-") or _is_device_of(one, gpus)
+                ]
+                if devices:
                     yield f"pod {pod} ({resource})"
     except (ValueError, LookupError, TypeError, AttributeError):
         yield f"pods that cannot be told, since {path} cannot be understood"
 
 
-def _is_of(device: str, gpus: Collection[str]) -> bool:
-    """Whether it is one of ``gpus``, or a share of one as HAMi numbers them (``GPU-…-3``)."""
+def _is_device_of(device: str, gpus: Collection[str]) -> bool:
+    """Return whether the device is one of ``gpus``, or a share of one as HAMi numbers them (``GPU-…-3``)."""
     return device in gpus or device.rpartition("-")[0] in gpus
 
 
-def _devices(ids: Any) -> Iterator[str]:
-    """The devices, by NUMA node since Kubernetes 1.20; a shared one has the number of its share at its end."""
+def _device_ids(ids: Any) -> Iterator[str]:
+    """Yield the device ids, grouped by NUMA node since Kubernetes 1.20, without the number of a share."""
     groups = ids.values() if isinstance(ids, dict) else [ids]
     yield from (str(one).partition("::")[0] for group in groups for one in group)

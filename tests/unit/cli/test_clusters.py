@@ -15,7 +15,7 @@ from gpunode.errors import Refused
 from gpunode.host.cluster import _batches
 from gpunode.host.cluster_programs import HelmMissing, ProgramMissing
 from gpunode.journal.store import Store
-from gpunode.workflow.cluster_apply import Request, journaled
+from gpunode.workflow.cluster_apply import RunHeader, run_journaled
 
 FAR = Where("far", "/x y/config")
 OPTIONS = "--context far --kubeconfig '/x y/config'"
@@ -102,8 +102,8 @@ def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
 ) -> None:
     store = Store(tmp_path)
     words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
-    first = journaled(store, Request("k8s apply", "0", words), lambda _: None)
-    journaled(store, Request("k8s rollback", "0", ("rollback", "k1"), of=first), lambda _: None)
+    first = run_journaled(store, RunHeader("k8s apply", "0", words), lambda _: None)
+    run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), of=first), lambda _: None)
     went: list[Where] = []
 
     def reach(where: Where) -> None:

@@ -16,7 +16,7 @@ from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.render import members, rendered
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
-from gpunode.workflow.cluster_plan import planned
+from gpunode.workflow.cluster_plan import make_plan
 from gpunode.workflow.cluster_verify import Asked, verify
 from tests.unit.kubernetes.clusters import CLUSTERS, node
 
@@ -131,7 +131,7 @@ class Elsewhere(Cluster):
 def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
     verification = Asked(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
     for ask in (
-        lambda: planned(rendered(of_workers(1), EIGHT), Elsewhere()),
+        lambda: make_plan(rendered(of_workers(1), EIGHT), Elsewhere()),
         lambda: verify(verification, Elsewhere(), pause=lambda: None, progress=lambda _: None),
     ):
         with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts.model import Known, Kubelet, LoadedDriver
 from gpunode.steps.detect import DETECT
-from gpunode.workflow.cluster import cluster_node
+from gpunode.workflow.cluster import derive_cluster_node
 from tests.unit.steps.machines import machine, planned, recipe, refusal, unit, with_driver
 
 LOADED = LoadedDriver("580.95.05", open_module=True)
@@ -56,11 +56,11 @@ def test_what_nobody_else_manages_is_set_up_as_ever(provider: str | None) -> Non
 )
 def test_gke_runs_its_device_plugin_unless_the_node_opts_out(labels: str, theirs: bool) -> None:
     kubelet = Known(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", labels=labels), "units")
-    node = cluster_node(machine(provider="gke", kubelet=kubelet), "a")
+    node = derive_cluster_node(machine(provider="gke", kubelet=kubelet), "a")
     assert ("device-plugin" in node.provides) is theirs
 
 
 def test_what_the_provider_runs_on_a_node_is_known_to_the_cluster() -> None:
-    assert cluster_node(machine(provider="eks", loaded_driver=LOADED), "a").provides == {"driver"}
+    assert derive_cluster_node(machine(provider="eks", loaded_driver=LOADED), "a").provides == {"driver"}
     running = replace(machine(), units={"nvidia-device-plugin.service": Known(unit(), "units")})
-    assert cluster_node(running, "a").provides == {"device-plugin"}
+    assert derive_cluster_node(running, "a").provides == {"device-plugin"}

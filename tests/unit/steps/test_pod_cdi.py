@@ -13,7 +13,7 @@ from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.runtimes import containerd
 from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.workflow.cluster import cluster_node
+from gpunode.workflow.cluster import derive_cluster_node
 from tests.unit.steps.machines import CONTAINERD, machine, planned
 
 V2 = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n"
@@ -67,7 +67,7 @@ def test_setup_makes_containerd_read_cdi_where_it_can_and_nobody_said_no(
 ) -> None:
     facts, said = after_setup(builtin.read("k8s-containerd"), node(version, text))
 
-    assert cluster_node(facts, "a").reads_cdi is reads
+    assert derive_cluster_node(facts, "a").reads_cdi is reads
     assert ("only with runtimeClassName: nvidia" in said) is not reads
     assert note in said
     state = facts.files[CONTAINERD]
@@ -107,9 +107,9 @@ def test_the_recipe_decides_whether_pods_get_gpus_by_cdi(name: str, more: str, t
     ("socket", "reads"), [("/run/crio/crio.sock", True), ("/run/cri-dockerd.sock", False), ("/run/strange.sock", False)]
 )
 def test_the_runtime_that_the_kubelet_uses_counts(socket: str, reads: bool) -> None:
-    assert cluster_node(node("2.1.9-1", V3, socket), "a").reads_cdi is reads
+    assert derive_cluster_node(node("2.1.9-1", V3, socket), "a").reads_cdi is reads
 
 
 def test_before_there_is_a_kubelet_containerd_counts() -> None:
     facts = replace(node("2.1.9-1", V3), kubelet=Known(None, "units"))
-    assert cluster_node(facts, "a").reads_cdi
+    assert derive_cluster_node(facts, "a").reads_cdi

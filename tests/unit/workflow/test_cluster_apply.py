@@ -15,7 +15,7 @@ from gpunode.host.cluster import Body, Cluster, Identity
 from gpunode.journal.record import Commit
 from gpunode.journal.store import Store
 from gpunode.kubernetes.reconcile import Item, State
-from gpunode.workflow.cluster_apply import Request, apply
+from gpunode.workflow.cluster_apply import RunHeader, apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
 
 
@@ -53,9 +53,9 @@ def test_a_workload_that_is_not_ready_is_told_with_what_is_left(
     items: tuple[Item, ...], said: str, result: str, tmp_path: Path
 ) -> None:
     plan, store, never = ClusterPlan(Identity("", "", "", "", "c"), items), Store(folder=tmp_path), lambda *_: None
-    hooks: dict[str, Any] = {"tell": never, "pause": never, "progress": never, "timeout_s": 0.0}
+    hooks: dict[str, Any] = {"on_event": never, "pause": never, "progress": never, "timeout_s": 0.0}
     with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
-        apply(plan, cast("Cluster", Unready()), store, Request("k8s apply", "0", ()), **hooks)
+        apply_plan(plan, cast("Cluster", Unready()), store, RunHeader("k8s apply", "0", ()), **hooks)
     assert said in failed.value.why
     assert "kubectl --context prod describe pods" in failed.value.hint
     (commit,) = [entry for entry in store.read(store.ids()[0]) if isinstance(entry, Commit)]
@@ -74,7 +74,7 @@ class Moved(Unready):
 
 def test_what_another_gpunode_applied_since_the_plan_is_not_overwritten(tmp_path: Path) -> None:
     plan, store = ClusterPlan(Identity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
-    hooks: dict[str, Any] = {"tell": print, "pause": print, "progress": print, "timeout_s": 0.0}
+    hooks: dict[str, Any] = {"on_event": print, "pause": print, "progress": print, "timeout_s": 0.0}
     with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):
-        apply(plan, cast("Cluster", Moved()), store, Request("k8s apply", "0", ()), **hooks)
+        apply_plan(plan, cast("Cluster", Moved()), store, RunHeader("k8s apply", "0", ()), **hooks)
     assert store.ids() == ()

@@ -18,7 +18,7 @@ from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.helm import move_values_to_stdin
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.store import Store
-from gpunode.workflow.cluster_apply import Request, take_back
+from gpunode.workflow.cluster_apply import RunHeader, apply_removal
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_undo import removal, undoing
 
@@ -80,8 +80,8 @@ class StandInCluster:
 
 
 def carried_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
-    request = Request("k8s rollback" if of else "k8s remove", "0", (), of=of)
-    return take_back(plan, cast(Cluster, cluster), store, request, tell=lambda _: None, pause=lambda: None)
+    request = RunHeader("k8s rollback" if of else "k8s remove", "0", (), of=of)
+    return apply_removal(plan, cast(Cluster, cluster), store, request, on_event=lambda _: None, pause=lambda: None)
 
 
 def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) -> None:

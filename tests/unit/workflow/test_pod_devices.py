@@ -12,7 +12,7 @@ from gpunode.change import MigChange, MigLayout
 from gpunode.errors import DrainRequired
 from gpunode.host.local import LocalHost
 from gpunode.workflow import mig_layouts
-from gpunode.workflow.pod_devices import holders
+from gpunode.workflow.pod_devices import find_gpu_pods
 
 POD, GONE = "0c5b1f6e-0000-4000-8000-000000000001", "0c5b1f6e-0000-4000-8000-000000000002"
 GPU = "GPU-5a1b"
@@ -45,18 +45,18 @@ def node(root: Path, text: str, where: str = "var/lib/kubelet") -> LocalHost:
 @pytest.mark.parametrize("where", ["var/lib/kubelet", "var/lib/k0s/kubelet"])
 def test_a_pod_holds_what_the_kubelet_gave_it(tmp_path: Path, one: dict[str, Any], found: str, where: str) -> None:
     text = json.dumps({"Data": {"PodDeviceEntries": [one, one], "RegisteredDevices": {}}, "Checksum": 1})
-    assert holders(node(tmp_path, text, where), [GPU]) == ((found,) if found else ())
+    assert find_gpu_pods(node(tmp_path, text, where), [GPU]) == ((found,) if found else ())
 
 
 def test_a_node_without_a_kubelet_has_no_such_pods(tmp_path: Path) -> None:
-    assert holders(LocalHost(str(tmp_path)), [GPU]) == ()
+    assert find_gpu_pods(LocalHost(str(tmp_path)), [GPU]) == ()
     empty = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {}}, "Checksum": 1}
-    assert holders(node(tmp_path, json.dumps(empty)), [GPU]) == ()
+    assert find_gpu_pods(node(tmp_path, json.dumps(empty)), [GPU]) == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"Data": 5}', '{"Data": {"PodDeviceEntries": [7]}}'])
 def test_a_checkpoint_that_cannot_be_understood_is_no_leave_to_go_on(tmp_path: Path, text: str) -> None:
-    (said,) = holders(node(tmp_path, text), [GPU])
+    (said,) = find_gpu_pods(node(tmp_path, text), [GPU])
     assert "cannot be understood" in said
 
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_leave_to_go_on(tmp_path: Path) -
     checkpoint = tmp_path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
     checkpoint.unlink()
     checkpoint.mkdir()
-    (said,) = holders(host, [GPU])
+    (said,) = find_gpu_pods(host, [GPU])
     assert "cannot be read" in said
 
 
