@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from gpunode.journal.chronicle import Chronicle, Debt, Deed
+from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
 
 SCHEMA = 1
 Row = dict[str, Any]
 
 
-def summary(run: Chronicle, logins: Mapping[int, str]) -> Row:
+def summary(run: RunRecord, logins: Mapping[int, str]) -> Row:
     """A run in short.
 
     Args:
@@ -43,7 +43,7 @@ def summary(run: Chronicle, logins: Mapping[int, str]) -> Row:
     }
 
 
-def whole(run: Chronicle, logins: Mapping[int, str]) -> Row:
+def whole(run: RunRecord, logins: Mapping[int, str]) -> Row:
     """Everything that is recorded of a run; files by their sha256."""
     return {
         **summary(run, logins),
@@ -59,7 +59,7 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _deed(deed: Deed) -> Row:
+def _deed(deed: ChangeRecord) -> Row:
     intent = deed.intent
     return {
         "seq": intent.seq,
@@ -76,7 +76,7 @@ def _deed(deed: Deed) -> Row:
     }
 
 
-def _debt(debt: Debt) -> Row:
+def _debt(debt: TriggerRecord) -> Row:
     return {
         "kind": debt.trigger.kind,
         "target": debt.trigger.target,

@@ -17,7 +17,7 @@ from gpunode.cli.resume import program_risk
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.journal.history import CutShort, made, steps_of
+from gpunode.journal.history import InterruptedRun, made_changes, steps_by_change
 from gpunode.journal.store import Store
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import half_written, record_what_was_made
@@ -49,7 +49,7 @@ class Session:
         if text:
             self.screen.tell(Told(text))
 
-    def swept(self) -> CutShort | None:
+    def swept(self) -> InterruptedRun | None:
         """Return the newest run if it was cut short, its half files gone; what earlier runs made is recorded."""
         cut = self.store.cut_short()
         if cut is not None:
@@ -166,12 +166,12 @@ def told_what_was_done(command: str, how: OutputOptions, store: Store) -> Iterat
 def stopped(command: str, error: GpunodeError, store: Store, before: Sequence[str]) -> Envelope:
     """The answer of a run that ``error`` ended, if one was begun since those of ``before``."""
     begun = [run for run in store.ids() if run not in before]
-    changes = made(store.read(begun[-1])) if begun else ()
+    changes = made_changes(store.read(begun[-1])) if begun else ()
     answer = Envelope(
         command,
         changed=bool(changes),
         changes=changes,
-        steps=steps_of(store.read(begun[-1])) if begun else {},
+        steps=steps_by_change(store.read(begun[-1])) if begun else {},
         result={"run": begun[-1]} if begun else {},
     )
     return answer.ending_in(error)

@@ -37,7 +37,7 @@ from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.cluster_programs import ProgramMissing
-from gpunode.journal.history import label
+from gpunode.journal.history import run_label
 from gpunode.kubernetes.labelled import labelled
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow import cluster_apply
@@ -152,7 +152,7 @@ def apply(
                 progress=screen.progress,
                 timeout_s=timeout_s,
             )
-        screen.put(*own_pod_lines(wanted.own_pods), *done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
+        screen.put(*own_pod_lines(wanted.own_pods), *done_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
     how.answer(_envelope("k8s apply", found, changed=True, run=run, own_pods=wanted.own_pods))
 
 
@@ -264,7 +264,7 @@ def _take_back(found: ClusterPlan, cluster: Cluster, request: RunHeader, how: Ou
         with _changing(request.verb, screen, how) as (store, stop):
             run = cluster_apply.apply_removal(found, cluster, store, request, on_event=screen.tell, pause=stop.pause)
         kept = [one for one in found.items if one.note]
-        screen.put(*done_lines(request.verb, label(run, request.verb), screen.argv, kept))
+        screen.put(*done_lines(request.verb, run_label(run, request.verb), screen.argv, kept))
     how.answer(_envelope(request.verb, found, changed=True, run=run))
 
 

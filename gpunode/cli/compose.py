@@ -270,7 +270,7 @@ def announcer(root: str) -> Announce:
         from gpunode.host.journald import Journald
         from gpunode.journal import announce
 
-        return announce.to((lambda _: None) if is_image(root) else Journald().send)
+        return announce.announcer((lambda _: None) if is_image(root) else Journald().send)
 
     return lambda entries, entry: teller()(entries, entry)
 

@@ -27,7 +27,7 @@ from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageErro
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.history import made
+from gpunode.journal.history import made_changes
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.runtimes.model import BARE, INSTALLED
@@ -243,7 +243,7 @@ def _carried_out(
     following = "" if is_read else following_command(host, plan, failed=ctk.has_failed(plan))
     shown, unread = "" if failure else following, failure is not None
     node.screen.conclude(done_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
-    answer = _answer(command, plan, changes=made(node.store.read(done.run))).ending_in(failure)
+    answer = _answer(command, plan, changes=made_changes(node.store.read(done.run))).ending_in(failure)
     result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": following}
     return replace(answer, result=result)
 

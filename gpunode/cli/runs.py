@@ -14,7 +14,7 @@ from gpunode.workflow.log import told
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
-    from gpunode.journal.chronicle import Chronicle
+    from gpunode.journal.chronicle import RunRecord
 
 
 _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
@@ -84,7 +84,7 @@ def log(run: str, how: OutputOptions, root: str) -> None:
     how.answer(Envelope("log", notes=notes, result=result))
 
 
-def _told(run: str, root: str) -> tuple[Chronicle, ...]:
+def _told(run: str, root: str) -> tuple[RunRecord, ...]:
     """The runs on this node, and this user's in clusters; those that this user may read."""
     if run.startswith("k"):
         return told(cluster_journal(), run[1:])

@@ -20,7 +20,7 @@ from gpunode.cli.screen.results import (
     undone_lines,
 )
 from gpunode.errors import UsageError
-from gpunode.journal.history import made, number, steps_of
+from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import told
 from gpunode.workflow.standing import Undone
@@ -89,7 +89,7 @@ def _newest(node: Session, permissions: Permissions) -> RunSummary | Undone:
     last = newest(node.store, whole=permissions.whole)
     if not last.is_undone(whole=permissions.whole):
         return last
-    found = undone(node.store, last, f"run {number(last.undone_by)} undid it", whole=permissions.whole)
+    found = undone(node.store, last, f"run {run_number(last.undone_by)} undid it", whole=permissions.whole)
     if found.standing is None or permissions.yes or not node.screen.can_ask:
         return found
     node.screen.put(*undone_lines(replace(found, command="")))
@@ -183,8 +183,8 @@ def _carried_out(
     answer = Envelope(
         verb,
         changed=True,
-        changes=made(entries),
-        steps=steps_of(entries),
+        changes=made_changes(entries),
+        steps=steps_by_change(entries),
         notes=done.plan.remarks,
         result={"of": done.of, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
     )

@@ -27,17 +27,17 @@ _PRIORITY: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interru
 _redacted = lru_cache(maxsize=64)(redact)
 
 
-def to(send: Send) -> Announce:
+def announcer(send: Send) -> Announce:
     """What announces an entry with ``send``, given the entries of its run so far."""
 
     def announce(entries: Sequence[Entry], entry: Entry) -> None:
-        if found := fields(entries, entry):
+        if found := message_fields(entries, entry):
             send(found)
 
     return announce
 
 
-def fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
+def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
     """The message that announces ``entry``, secrets redacted; empty when it is none of those that are announced.
 
     Args:
@@ -49,13 +49,13 @@ def fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
         return {}
     match entry:
         case Begin():
-            about = _begun(entry)
+            about = _begin_fields(entry)
         case Done(seq=seq):
-            about = _made(_intent(entries, seq))
+            about = _made_fields(_intent(entries, seq))
         case Failed(seq=seq, why=why):
-            about = _failed(_intent(entries, seq), why)
+            about = _failed_fields(_intent(entries, seq), why)
         case Commit():
-            about = _ended(begin, entry)
+            about = _end_fields(begin, entry)
         case _:
             return {}
     own = {"SYSLOG_IDENTIFIER": "gpunode", "GPUNODE_RUN": begin.run, "GPUNODE_VERB": begin.verb}
@@ -66,9 +66,9 @@ def _intent(entries: Sequence[Entry], seq: int) -> Intent:
     return next(entry for entry in entries if isinstance(entry, Intent) and entry.seq == seq)
 
 
-def _begun(begin: Begin) -> dict[str, str]:
+def _begin_fields(begin: Begin) -> dict[str, str]:
     return {
-        "MESSAGE": f"{_named(begin)} begins, for {begin.user}",
+        "MESSAGE": f"{_run_title(begin)} begins, for {begin.user}",
         "MESSAGE_ID": BEGUN,
         "PRIORITY": _NOTICE,
         "GPUNODE_OF": begin.of,
@@ -82,20 +82,20 @@ def _begun(begin: Begin) -> dict[str, str]:
     }
 
 
-def _made(intent: Intent) -> dict[str, str]:
+def _made_fields(intent: Intent) -> dict[str, str]:
     about = {"MESSAGE": f"{intent.change.subject}: {intent.change.participle}", "MESSAGE_ID": MADE, "PRIORITY": _INFO}
-    return {**about, **_about(intent)}
+    return {**about, **_change_fields(intent)}
 
 
-def _failed(intent: Intent, why: str) -> dict[str, str]:
+def _failed_fields(intent: Intent, why: str) -> dict[str, str]:
     message = f"{intent.change.subject}: could not be {intent.change.participle}: {why}"
-    return {"MESSAGE": message, "MESSAGE_ID": FAILED, "PRIORITY": _ERROR, "GPUNODE_WHY": why, **_about(intent)}
+    return {"MESSAGE": message, "MESSAGE_ID": FAILED, "PRIORITY": _ERROR, "GPUNODE_WHY": why, **_change_fields(intent)}
 
 
-def _ended(begin: Begin, commit: Commit) -> dict[str, str]:
+def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
     why = f": {commit.why}" if commit.why else ""
     return {
-        "MESSAGE": f"{_named(begin)} ended: {commit.result}{why}",
+        "MESSAGE": f"{_run_title(begin)} ended: {commit.result}{why}",
         "MESSAGE_ID": ENDED,
         "PRIORITY": _PRIORITY[commit.result],
         "GPUNODE_RESULT": commit.result,
@@ -103,11 +103,11 @@ def _ended(begin: Begin, commit: Commit) -> dict[str, str]:
     }
 
 
-def _named(begin: Begin) -> str:
+def _run_title(begin: Begin) -> str:
     return " ".join(filter(None, (begin.verb, begin.recipe, f"of {begin.of}" if begin.of else "")))
 
 
-def _about(intent: Intent) -> dict[str, str]:
+def _change_fields(intent: Intent) -> dict[str, str]:
     change = intent.change
     before, after = change.states
     installed = change.settled if isinstance(change, PackageChange) else None

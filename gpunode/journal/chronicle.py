@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from gpunode.change import Change, Trigger, triggers
-from gpunode.journal.history import settles
+from gpunode.journal.history import triggers_settled_by
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle
 
 Outcome: TypeAlias = Literal["done", "failed", "intended"]
@@ -15,7 +15,7 @@ Ending: TypeAlias = Result | Literal["going on", "cut short"]
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class ChangeRecord:
     """A change of a run.
 
     Attributes:
@@ -31,7 +31,7 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class TriggerRecord:
     """What a run owed, or carried out for an earlier one.
 
     Attributes:
@@ -47,7 +47,7 @@ class Debt:
 
 
 @dataclass(frozen=True, slots=True)
-class Chronicle:
+class RunRecord:
     """A run as its journal tells it.
 
     Attributes:
@@ -56,8 +56,8 @@ class Chronicle:
     """
 
     begin: Begin
-    deeds: tuple[Deed, ...] = ()
-    debts: tuple[Debt, ...] = ()
+    deeds: tuple[ChangeRecord, ...] = ()
+    debts: tuple[TriggerRecord, ...] = ()
     commit: Commit | None = None
     forgotten: Forget | None = None
     going_on: bool = False
@@ -76,7 +76,7 @@ class Chronicle:
         return tuple(deed.intent.change for deed in self.deeds if deed.outcome != "failed")
 
 
-def chronicle(entries: Sequence[Entry], *, going_on: bool = False, undone_by: str = "") -> Chronicle | None:
+def record_of_run(entries: Sequence[Entry], *, going_on: bool = False, undone_by: str = "") -> RunRecord | None:
     """The run that ``entries`` tell of; None when it was cut short before its first entry."""
     begin = next((entry for entry in entries if isinstance(entry, Begin)), None)
     if begin is None:
@@ -84,36 +84,38 @@ def chronicle(entries: Sequence[Entry], *, going_on: bool = False, undone_by: st
     commit = next((entry for entry in entries if isinstance(entry, Commit)), None)
     forgotten = next((entry for entry in entries if isinstance(entry, Forget)), None)
     is_open = going_on and commit is None
-    return Chronicle(begin, _deeds(entries), _debts(entries), commit, forgotten, is_open, undone_by)
+    return RunRecord(
+        begin, _collect_changes(entries), _collect_triggers(entries), commit, forgotten, is_open, undone_by
+    )
 
 
-def _deeds(entries: Iterable[Entry]) -> tuple[Deed, ...]:
-    found: dict[int, Deed] = {}
+def _collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
+    found: dict[int, ChangeRecord] = {}
     for entry in entries:
         match entry:
             case Intent(seq=seq):
-                found[seq] = Deed(entry, "intended")
+                found[seq] = ChangeRecord(entry, "intended")
             case Done(seq=seq, at=at):
-                found[seq] = Deed(found[seq].intent, "done", at)
+                found[seq] = ChangeRecord(found[seq].intent, "done", at)
             case Failed(seq=seq, why=why, at=at):
-                found[seq] = Deed(found[seq].intent, "failed", at, why)
+                found[seq] = ChangeRecord(found[seq].intent, "failed", at, why)
             case _:
                 pass
     return tuple(found.values())
 
 
-def _debts(entries: Iterable[Entry]) -> tuple[Debt, ...]:
+def _collect_triggers(entries: Iterable[Entry]) -> tuple[TriggerRecord, ...]:
     """In the order in which they came up; one that is owed again after its settlement is another debt."""
-    found: list[Debt] = []
+    found: list[TriggerRecord] = []
     for entry in entries:
         match entry:
             case Intent(seq=seq, change=change):
                 for trigger in triggers((change,)):
-                    _owe(found, trigger, seq)
+                    _add_debt(found, trigger, seq)
             case Owe(trigger=trigger, seq=seq):
-                _owe(found, trigger, seq)
+                _add_debt(found, trigger, seq)
             case Failed(seq=seq):
-                found = [debt for debt in (_without(debt, seq) for debt in found) if debt is not None]
+                found = [debt for debt in (_without_change(debt, seq) for debt in found) if debt is not None]
             case Settle():
                 _settle(found, entry)
             case _:
@@ -121,15 +123,15 @@ def _debts(entries: Iterable[Entry]) -> tuple[Debt, ...]:
     return tuple(found)
 
 
-def _owe(found: list[Debt], trigger: Trigger, seq: int) -> None:
+def _add_debt(found: list[TriggerRecord], trigger: Trigger, seq: int) -> None:
     for index, debt in enumerate(found):
         if debt.trigger == trigger and debt.settled_at is None:
-            found[index] = Debt(trigger, (*debt.owed_by, seq))
+            found[index] = TriggerRecord(trigger, (*debt.owed_by, seq))
             return
-    found.append(Debt(trigger, (seq,)))
+    found.append(TriggerRecord(trigger, (seq,)))
 
 
-def _without(debt: Debt, seq: int) -> Debt | None:
+def _without_change(debt: TriggerRecord, seq: int) -> TriggerRecord | None:
     """``debt`` when the change ``seq`` has failed: its file is as it was, so it owes nothing."""
     if debt.settled_at is not None or seq not in debt.owed_by:
         return debt
@@ -137,13 +139,13 @@ def _without(debt: Debt, seq: int) -> Debt | None:
     return replace(debt, owed_by=left) if left else None
 
 
-def _settle(found: list[Debt], settled: Settle) -> None:
-    paid = [index for index, debt in enumerate(found) if debt.settled_at is None and _pays(settled, debt)]
+def _settle(found: list[TriggerRecord], settled: Settle) -> None:
+    paid = [index for index, debt in enumerate(found) if debt.settled_at is None and _settles(settled, debt)]
     for index in paid:
         found[index] = replace(found[index], settled_at=settled.at, note=settled.note)
     if not paid:
-        found.append(Debt(settled.trigger, (), settled.at, settled.note))
+        found.append(TriggerRecord(settled.trigger, (), settled.at, settled.note))
 
 
-def _pays(settled: Settle, debt: Debt) -> bool:
-    return debt.trigger in settles(settled.trigger)
+def _settles(settled: Settle, debt: TriggerRecord) -> bool:
+    return debt.trigger in triggers_settled_by(settled.trigger)

@@ -10,11 +10,11 @@ from pathlib import Path
 from gpunode.errors import ChangeFailed
 
 
-def make(folder: Path, mode: int = 0o700) -> None:
+def make_folder(folder: Path, mode: int = 0o700) -> None:
     """``folder`` exists, and so it will after a power cut; those above it are made for everybody, as packages do."""
     if not folder.is_dir():
         if not folder.parent.is_dir():
-            make(folder.parent, 0o755)
+            make_folder(folder.parent, 0o755)
         folder.mkdir(mode=mode, exist_ok=True)
     # Also when it was there: a run that was killed may have made it and not come to this.
     sync_folder(folder.parent)

@@ -12,7 +12,7 @@ from gpunode.journal.record import MAKING, Begin, Commit, Done, Entry, Failed, F
 _THROUGH = frozenset({"done", "waiting"})
 
 
-def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
+def made_changes(entries: Iterable[Entry]) -> tuple[Change, ...]:
     """The changes of a run that are known to have been made, in their order."""
     known = tuple(entries)
     done = {entry.seq for entry in known if isinstance(entry, Done)}
@@ -26,12 +26,12 @@ def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     return tuple(entry for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
 
 
-def steps_of(entries: Iterable[Entry]) -> dict[Change, str]:
+def steps_by_change(entries: Iterable[Entry]) -> dict[Change, str]:
     """The id of the step that asked for each change of a run."""
     return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
 
 
-def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
@@ -48,9 +48,13 @@ def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
-def to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
-    """``backwards`` without files that were only read again; without ``whole`` the configuration files alone."""
-    return tuple(intent for intent in backwards(entries) if _changed(intent) and (whole or is_configuration(intent)))
+def intents_to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
+    """``inverse_intents`` without files that were only read again; without ``whole`` the configuration files alone."""
+    return tuple(
+        intent
+        for intent in inverse_intents(entries)
+        if _changes_something(intent) and (whole or is_configuration(intent))
+    )
 
 
 def is_configuration(intent: Intent) -> bool:
@@ -58,11 +62,11 @@ def is_configuration(intent: Intent) -> bool:
     return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange | MigChange)
 
 
-def _changed(intent: Intent) -> bool:
+def _changes_something(intent: Intent) -> bool:
     return not (isinstance(intent.change, FileChange) and intent.change.before == intent.change.after)
 
 
-def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
+def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """What is owed and not settled, in settle order, each with the time when it was last owed.
 
     An intended file change owes its triggers, since a crash may have come right after it. A failed one does not: the
@@ -78,23 +82,23 @@ def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
             case Begin():
                 run += 1
             case Intent() | Owe():
-                for trigger in _own_triggers(entry):
+                for trigger in _triggers_of(entry):
                     debts.setdefault(trigger, {})[run, entry.seq] = entry.at
             case Done() | Failed():
-                _conclude(debts, (run, entry.seq), entry)
+                _end_debts(debts, (run, entry.seq), entry)
             case Settle(trigger=trigger):
-                for settled in settles(trigger):
+                for settled in triggers_settled_by(trigger):
                     debts.pop(settled, None)
             case Commit() | Forget():
                 pass
     return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
 
 
-def _own_triggers(entry: Intent | Owe) -> tuple[Trigger, ...]:
+def _triggers_of(entry: Intent | Owe) -> tuple[Trigger, ...]:
     return (entry.trigger,) if isinstance(entry, Owe) else triggers((entry.change,))
 
 
-def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
+def _end_debts(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
     """The debts of a change date from when it was made; those of one that failed are void."""
     for debtors in debts.values():
         if isinstance(end, Failed):
@@ -103,13 +107,13 @@ def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[
             debtors[debtor] = end.at
 
 
-def settles(trigger: Trigger) -> tuple[Trigger, ...]:
+def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
     """What is settled with ``trigger``: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
-def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """The file changes, newest first, that owe something which has not been settled since; as for ``owed_since``."""
+def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+    """The file changes, newest first, that owe something which has not been settled since; as for ``pending_since``."""
     waiting: dict[tuple[int, int], tuple[FileChange, set[Trigger]]] = {}
     run = 0
     for entry in entries:
@@ -122,25 +126,25 @@ def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
                 waiting.pop((run, entry.seq), None)
             case Settle(trigger=trigger):
                 for _, owes in waiting.values():
-                    owes.difference_update(settles(trigger))
+                    owes.difference_update(triggers_settled_by(trigger))
             case _:
                 pass
     return tuple(change for change, owes in reversed(waiting.values()) if owes)
 
 
-def owed(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
-    """What is owed and not settled, in settle order; see ``owed_since``."""
-    return tuple(owed_since(entries))
+def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
+    """What is owed and not settled, in settle order; see ``pending_since``."""
+    return tuple(pending_since(entries))
 
 
-def number(run: str) -> str:
+def run_number(run: str) -> str:
     """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
     return run.partition("-")[0].lstrip("0")
 
 
-def label(run: str, verb: Verb) -> str:
-    """As ``number``; with a ``k`` before it for a run in a cluster, since those are counted apart."""
-    return f"k{number(run)}" if verb.startswith("k8s ") else number(run)
+def run_label(run: str, verb: Verb) -> str:
+    """As ``run_number``; with a ``k`` before it for a run in a cluster, since those are counted apart."""
+    return f"k{run_number(run)}" if verb.startswith("k8s ") else run_number(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ class RunSummary:
     @property
     def number(self) -> str:
         """The run's id as a person types it."""
-        return number(self.run)
+        return run_number(self.run)
 
     @property
     def verb(self) -> Verb:
@@ -193,13 +197,13 @@ class RunSummary:
         return self.begin.verb
 
 
-def summary(entries: Iterable[Entry]) -> RunSummary | None:
+def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
     """One run in short; None when it was cut short before its first entry."""
     known = tuple(entries)
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None:
         return None
-    back = to_undo(known, whole=True)
+    back = intents_to_undo(known, whole=True)
     return RunSummary(
         begin,
         tuple(dict.fromkeys(entry.change.subject for entry in known if isinstance(entry, Intent))),
@@ -211,7 +215,7 @@ def summary(entries: Iterable[Entry]) -> RunSummary | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CutShort:
+class InterruptedRun:
     """A run that has no end: it was killed, or the power went.
 
     Attributes:
@@ -226,7 +230,7 @@ class CutShort:
     failed: tuple[Change, ...] = ()
 
 
-def cut_short(entries: Iterable[Entry]) -> CutShort | None:
+def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
     """How far a run came that has no end; None when it has one, and when it was cut before its first entry."""
     known = tuple(entries)
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
@@ -234,10 +238,12 @@ def cut_short(entries: Iterable[Entry]) -> CutShort | None:
         return None
     failures = {entry.seq for entry in known if isinstance(entry, Failed)}
     failed = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq in failures)
-    return CutShort(begin, made(known), tuple(intent.change for intent in open_intents(known)), tuple(failed))
+    return InterruptedRun(
+        begin, made_changes(known), tuple(intent.change for intent in open_intents(known)), tuple(failed)
+    )
 
 
-def marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
+def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
 
     A removal undoes every run before it that made something.

@@ -18,7 +18,7 @@ _POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def held(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress) -> Iterator[None]:
+def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress) -> Iterator[None]:
     """The lock at ``path`` is held meanwhile; it is freed even when its holder dies.
 
     Args:
@@ -30,34 +30,34 @@ def held(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = ignore_pr
         Busy: another process holds it after ``timeout_s``; its pid and command are named.
         ChangeFailed: the file cannot be opened for writing.
     """
-    descriptor = _acquired(path, time.monotonic() + timeout_s, on_progress)
+    descriptor = _acquire(path, time.monotonic() + timeout_s, on_progress)
     try:
-        _sign(descriptor, f"{os.getpid()} {_started('self')}\n{' '.join(sys.argv)}\n")
+        _write_holder(descriptor, f"{os.getpid()} {_process_start('self')}\n{' '.join(sys.argv)}\n")
         yield
     finally:
-        _sign(descriptor, "")
+        _write_holder(descriptor, "")
         os.close(descriptor)
 
 
-def holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> Holder | None:
     """The living process that has signed the lock at ``path``; takes no lock, and sees none that it may not read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return _holder(descriptor, path)
+        return _parse_holder(descriptor, path)
     finally:
         os.close(descriptor)
 
 
-def _acquired(path: Path, deadline: float, on_progress: OnProgress) -> int:
+def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
     """The lock file that is at ``path`` now, locked: one that was taken away meanwhile keeps nobody out."""
     while True:
         descriptor = _open(path)
         try:
-            _wait(descriptor, path, deadline, on_progress)
-            if _is_at(descriptor, path):
+            _wait_for_lock(descriptor, path, deadline, on_progress)
+            if _is_same_file(descriptor, path):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -70,55 +70,55 @@ def _open(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unusable_error(path, error) from error
 
 
-def _wait(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
+def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
     def who() -> Holder | None:
-        return None if _taken(descriptor, path) else _holder(descriptor, path) or Holder(str(path), 0, "")
+        return None if _try_lock(descriptor, path) else _parse_holder(descriptor, path) or Holder(str(path), 0, "")
 
-    wait_while(who, _changing, _busy, deadline, on_progress, poll_s=_POLL_S)
+    wait_while(who, _describe_wait, _busy_error, deadline, on_progress, poll_s=_POLL_S)
 
 
-def _changing(found: Holder) -> str:
+def _describe_wait(found: Holder) -> str:
     """Who is at work; one that has just taken the lock may not have signed it yet."""
     return "another gpunode is changing this node" + (f": {found}" if found.pid else "")
 
 
-def _taken(descriptor: int, path: Path) -> bool:
+def _try_lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unusable_error(path, error) from error
     return True
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
         return False
 
 
-def _sign(descriptor: int, text: str) -> None:
+def _write_holder(descriptor: int, text: str) -> None:
     """The lock file names its holder, as far as there is room; what a dead one left is overwritten."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode("utf-8", "replace"), 0)
 
 
-def _holder(descriptor: int, path: Path) -> Holder | None:
+def _parse_holder(descriptor: int, path: Path) -> Holder | None:
     """The process that signed the lock, if it is that one still: its pid may be another's by now."""
     with contextlib.suppress(OSError):
         pid, _, started = os.pread(descriptor, 4096, 0).partition(b"\n")[0].decode("ascii", "replace").partition(" ")
-        if pid.isdecimal() and started and started == _started(pid):
+        if pid.isdecimal() and started and started == _process_start(pid):
             return named(str(path), int(pid))
     return None
 
 
-def _started(pid: str) -> str:
+def _process_start(pid: str) -> str:
     """When the process was started, in ticks since the boot; empty when there is none. Source: proc_pid_stat(5)."""
     try:
         stat = Path("/proc", pid, "stat").read_text(errors="replace")
@@ -128,15 +128,15 @@ def _started(pid: str) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _busy(found: Holder, waited_s: float) -> Busy:
+def _busy_error(found: Holder, waited_s: float) -> Busy:
     return Busy(
-        _changing(found),
+        _describe_wait(found),
         why=f"it holds {found.path}; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again; `gpunode status` works meanwhile",
     )
 
 
-def _unusable(path: Path, error: OSError) -> ChangeFailed:
+def _unusable_error(path: Path, error: OSError) -> ChangeFailed:
     return ChangeFailed(
         f"the lock {path} cannot be taken, so nothing was changed",
         why=error.strerror or str(error),

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpunode.change import digest
 from gpunode.errors import JournalDamaged
 from gpunode.host.ownership import read
-from gpunode.journal.disk import make, sync_folder, write_file
+from gpunode.journal.disk import make_folder, sync_folder, write_file
 
 # As much as is ever read of a file that is to be replaced.
 LARGEST = 64 << 20
@@ -34,7 +34,7 @@ class Objects:
         """The name of ``content``'s backup, which is on the disk. Raises OSError."""
         name = digest(content)
         path = self.path(name)
-        make(path.parent)
+        make_folder(path.parent)
         if not _holds(path, content):
             draft = path.with_name(f".{name}.{os.getpid()}")
             try:

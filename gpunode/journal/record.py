@@ -190,12 +190,12 @@ _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|
 
 def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
     """The entries as the line of a journal that follows the line ``above``; empty for the first."""
-    body = json.dumps(_plain((entry, *more) if more else entry), separators=(",", ":")).encode()
+    body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % FORMAT
     return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
 
 
-def lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
+def encode_lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
     """``entries`` as the lines that follow the line ``above``, one for each."""
     written: list[bytes] = []
     for entry in entries:
@@ -214,14 +214,16 @@ def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Ent
     Raises:
         JournalDamaged: a line is not as it was written; nothing is guessed from the others.
     """
-    read = whole(data).split(b"\n")[:-1]
+    read = without_torn_line(data).split(b"\n")[:-1]
     above = (b"", *read)
     return tuple(
-        entry for number, line in enumerate(read, 1) for entry in _entries(line, above[number - 1], load, file, number)
+        entry
+        for number, line in enumerate(read, 1)
+        for entry in _decode_line(line, above[number - 1], load, file, number)
     )
 
 
-def whole(data: bytes) -> bytes:
+def without_torn_line(data: bytes) -> bytes:
     """A journal without what a power cut may leave of its last line.
 
     That is a line without its end; or zeroes in it, which no line holds: the file was already as long, and of the bytes
@@ -244,39 +246,42 @@ def _checksum(version: bytes, above: bytes, body: bytes) -> bytes:
     return hashlib.sha256(b"%s:%s:%s" % (version, above, body)).hexdigest()[:16].encode()
 
 
-def _plain(value: object) -> object:
+def _encode_value(value: object) -> object:
     """``value`` in JSON's types; a dataclass carries its name as ``is``."""
     if isinstance(value, bytes):
         return digest(value)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_encode_value(item) for item in value]
     if isinstance(value, frozenset):
-        return sorted((_plain(item) for item in value), key=json.dumps)
+        return sorted((_encode_value(item) for item in value), key=json.dumps)
     if isinstance(value, PackageId):
         return str(value)
     if (name := _NAMES.get(type(value))) is not None:
-        return {"is": name, **{key: _written(kind, getattr(value, at)) for key, (at, kind) in _shape(name).items()}}
+        return {
+            "is": name,
+            **{key: _encode_field(kind, getattr(value, at)) for key, (at, kind) in _stored_fields(name).items()},
+        }
     return value
 
 
-def _written(reading: str, value: object) -> object:
-    """The inverse of ``_read``."""
+def _encode_field(reading: str, value: object) -> object:
+    """The inverse of ``_decode_field``."""
     if reading == "attributes":
         assert isinstance(value, tuple)
         return {name: content.hex() for name, content in value}
-    return _plain(value)
+    return _encode_value(value)
 
 
 @cache
-def _shape(name: str) -> dict[str, tuple[str, str]]:
+def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
     """What is stored of a ``name``: for each key its field, and how it is read; empty for as it stands."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
     # A package's id stands where the format has its name.
-    return {"name" if kind == _PACKAGE else at: (at, _reading(kind)) for at, kind in found}
+    return {"name" if kind == _PACKAGE else at: (at, _field_format(kind)) for at, kind in found}
 
 
-def _reading(annotation: str) -> str:
+def _field_format(annotation: str) -> str:
     if annotation == "bytes":
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
@@ -286,54 +291,56 @@ def _reading(annotation: str) -> str:
     return "set" if annotation.startswith("frozenset[") else ""
 
 
-def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
+def _decode_line(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
     if match is not None and int(match[1]) != FORMAT:
-        raise damaged(file, number, f"another gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
+        raise damaged_line(
+            file, number, f"another gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}"
+        )
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
-        raise damaged(file, number, "this line or the one before it was altered: the checksum does not match")
+        raise damaged_line(file, number, "this line or the one before it was altered: the checksum does not match")
     try:
-        read = _typed(json.loads(match[3]), load)
+        read = _decode_value(json.loads(match[3]), load)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise damaged(file, number, f"no gpunode writes such a line: {error}") from error
+        raise damaged_line(file, number, f"no gpunode writes such a line: {error}") from error
     entries = read if isinstance(read, tuple) else (read,)
     if not all(isinstance(entry, _ENTRIES) for entry in entries):
-        raise damaged(file, number, "the line is not a journal entry")
+        raise damaged_line(file, number, "the line is not a journal entry")
     return entries
 
 
-def _typed(value: Any, load: Load) -> Any:
-    """The inverse of ``_plain``."""
+def _decode_value(value: Any, load: Load) -> Any:
+    """The inverse of ``_encode_value``."""
     if isinstance(value, list):
-        return tuple(_typed(item, load) for item in value)
+        return tuple(_decode_value(item, load) for item in value)
     if not isinstance(value, dict):
         return value
-    shape = _shape(value["is"])
+    shape = _stored_fields(value["is"])
     if unknown := value.keys() - shape.keys() - {"is"}:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
     stored = ((*shape[key], item) for key, item in value.items() if key != "is")
-    return _TYPES[value["is"]](**{at: _read(kind, item, load) for at, kind, item in stored})
+    return _TYPES[value["is"]](**{at: _decode_field(kind, item, load) for at, kind, item in stored})
 
 
-def _read(reading: str, value: Any, load: Load) -> Any:
+def _decode_field(reading: str, value: Any, load: Load) -> Any:
     match reading:
         case "bytes":
             return load(value)
         case "set":
-            return frozenset(_typed(item, load) for item in value)
+            return frozenset(_decode_value(item, load) for item in value)
         case "attributes":
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
         case _ if reading == _WORDS:
-            return tuple(_scalar("str", word) for word in value)
+            return tuple(_check_scalar("str", word) for word in value)
         case _ if reading == _PACKAGE:
-            return PackageId.of(_scalar("str", value))
+            return PackageId.of(_check_scalar("str", value))
         case _ if reading in _SCALARS:
-            return _scalar(reading, value)
+            return _check_scalar(reading, value)
         case _:
-            return _typed(value, load)
+            return _decode_value(value, load)
 
 
-def _scalar(annotation: str, value: Any) -> Any:
+def _check_scalar(annotation: str, value: Any) -> Any:
     """``value``, which a field of that type can hold; no number is negative here, and no time is that far away."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if type(value) not in _SCALARS[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
@@ -341,7 +348,7 @@ def _scalar(annotation: str, value: Any) -> Any:
     return value
 
 
-def damaged(file: str, line: int, why: str) -> JournalDamaged:
+def damaged_line(file: str, line: int, why: str) -> JournalDamaged:
     """The error that stops everything that reads the journal ``file``."""
     return JournalDamaged(
         f"the journal {file} is damaged in line {line}",
@@ -351,7 +358,7 @@ def damaged(file: str, line: int, why: str) -> JournalDamaged:
     )
 
 
-def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
+def decode_without_contents(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
     """The entries of a journal without the bytes of files: each ``content`` is the name of its backup object.
 
     Raises:
@@ -359,5 +366,5 @@ def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tupl
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
-        raise damaged(file, 1, f"it does not begin run {run}, but is in the folder of that run")
+        raise damaged_line(file, 1, f"it does not begin run {run}, but is in the folder of that run")
     return entries

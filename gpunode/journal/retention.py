@@ -8,30 +8,30 @@ from gpunode.journal import footprint
 from gpunode.journal.record import Commit, Entry, Forget, Intent
 
 
-def needed(journals: Mapping[str, Sequence[Entry]], kept: Collection[str]) -> frozenset[str]:
+def needed_objects(journals: Mapping[str, Sequence[Entry]], kept: Collection[str]) -> frozenset[str]:
     """The names of the backups that stay, of all ``journals``; ``kept`` are the runs that keep theirs."""
-    names = {name for run, entries in journals.items() for name in _names(entries, kept=run in kept)}
+    names = {name for run, entries in journals.items() for name in _objects_of_run(entries, kept=run in kept)}
     # What `remove` takes the node back to, however old the run is that found it.
-    given_up = {run for run, entries in journals.items() if forgotten(entries)}
-    alone = {name for run in given_up for name in _of(journals[run])}
-    others = {name for run, entries in journals.items() if run not in given_up for name in _of(entries)}
+    given_up = {run for run, entries in journals.items() if find_forget(entries)}
+    alone = {name for run in given_up for name in _contents_of(journals[run])}
+    others = {name for run, entries in journals.items() if run not in given_up for name in _contents_of(entries)}
     whole = footprint.footprint_of_node(entry for entries in journals.values() for entry in entries)
     return whole.objects - (alone - others) | names
 
 
-def forgotten(entries: Iterable[Entry]) -> Forget | None:
+def find_forget(entries: Iterable[Entry]) -> Forget | None:
     """Who gave up undoing the run; None where nobody did."""
     return next((entry for entry in entries if isinstance(entry, Forget)), None)
 
 
-def _names(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
+def _objects_of_run(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
     """The objects that a run needs to be undone: none once it is over and old, or forgotten."""
-    if forgotten(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
+    if find_forget(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
         return
-    yield from _of(entries)
+    yield from _contents_of(entries)
 
 
-def _of(entries: Iterable[Entry]) -> Iterator[str]:
+def _contents_of(entries: Iterable[Entry]) -> Iterator[str]:
     for entry in entries:
         if isinstance(entry, Intent):
             yield from (content.decode() for content in entry.change.contents)

@@ -21,11 +21,11 @@ from gpunode.host.locks import Holder
 from gpunode.host.ownership import read, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal import footprint, history, record, retention
-from gpunode.journal.disk import make, unwritable, write_all
+from gpunode.journal.disk import make_folder, unwritable, write_all
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.history import CutShort, RunSummary
+from gpunode.journal.history import InterruptedRun, RunSummary
 from gpunode.journal.invoker import invoking_user, loginuid
-from gpunode.journal.lock import held, holder
+from gpunode.journal.lock import hold_lock, read_holder
 from gpunode.journal.objects import LARGEST, Objects, damaged_object
 from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
 
 KEEP = 50
-_ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
+_STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
 
 
-def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
+def _no_listener(_entries: Sequence[Entry], _entry: Entry) -> None:
     """Ignore every entry."""
 
 
@@ -62,7 +62,7 @@ class Store:
         *,
         keep: int = KEEP,
         clock: Callable[[], float] = time.time,
-        announce: Announce = _unheard,
+        announce: Announce = _no_listener,
         folder: Path | None = None,
     ) -> None:
         self.root = Path(root)
@@ -127,7 +127,7 @@ class Store:
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            raise _roots_alone(error) from error
+            raise _needs_root(error) from error
         except NotADirectoryError as error:
             hint = f"look at it with `ls -ld {self._runs}`, move it away, then run the command again"
             raise Refused(f"{self._runs} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
@@ -139,8 +139,8 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        summaries = (history.summary(self._unloaded(run)) for run in self.ids())
-        return history.marked([one for one in summaries if one is not None])
+        summaries = (history.summarize_run(self._unloaded(run)) for run in self.ids())
+        return history.mark_undone_runs([one for one in summaries if one is not None])
 
     def read(self, run: str) -> tuple[Entry, ...]:
         """The entries of a run with the bytes of its files.
@@ -151,7 +151,7 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._kept(self.ids())
-        if (given_up := retention.forgotten(self._unloaded(run))) is not None:
+        if (given_up := retention.find_forget(self._unloaded(run))) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} had its backups forgotten",
@@ -220,9 +220,9 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        return history.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+        return history.pending_since(entry for run in self.ids() for entry in self._unloaded(run))
 
-    def cut_short(self) -> CutShort | None:
+    def cut_short(self) -> InterruptedRun | None:
         """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
 
         Raises:
@@ -231,8 +231,10 @@ class Store:
         # A run that was killed before its first entry did nothing, so it hides nobody.
         # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
         # edit of a runtime's files, which goes on with nothing.
-        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_aside(entries))
-        return history.cut_short(next(began, ()))
+        began = (
+            entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_standalone(entries)
+        )
+        return history.find_interrupted_run(next(began, ()))
 
     def conclude(self, run: str, why: str) -> None:
         """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
@@ -271,7 +273,7 @@ class Store:
 
     def _add(self, run: str, *entries: Entry) -> None:
         """Write ``entries`` to the end of a run that is over. Raises OSError."""
-        written = record.whole(self._bytes(run))
+        written = record.without_torn_line(self._bytes(run))
         descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             # A torn last line goes first: what follows it would make it damage.
@@ -296,8 +298,8 @@ class Store:
         if not self.owed():
             return ()
         runs = self.ids()
-        indebted = next(index for index, run in enumerate(runs) if history.owed(self._unloaded(run)))
-        waiting = history.unsettled(entry for run in runs[indebted:] for entry in self._unloaded(run))
+        indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._unloaded(run)))
+        waiting = history.unsettled_changes(entry for run in runs[indebted:] for entry in self._unloaded(run))
         loaded = (self._with_bytes(change) for change in waiting)
         return tuple(change for change in loaded if change is not None)
 
@@ -320,11 +322,11 @@ class Store:
             Refused: its folder is somebody else's, or a link out of an image.
         """
         refuse_foreign(self._lock.parent, self.root)
-        return held(self._lock, timeout_s, on_progress)
+        return hold_lock(self._lock, timeout_s, on_progress)
 
     def at_work(self) -> Holder | None:
         """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
-        return holder(self._lock)
+        return read_holder(self._lock)
 
     def _path(self, run: str) -> Path:
         return self._runs / run / "journal.jsonl"
@@ -341,12 +343,12 @@ class Store:
         except FileNotFoundError:
             return b""
         except PermissionError as error:
-            raise _roots_alone(error) from error
+            raise _needs_root(error) from error
         except OSError as error:
-            raise record.damaged(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
+            raise record.damaged_line(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _unloaded(self, run: str) -> tuple[Entry, ...]:
-        return record.unloaded(self._journal(run), file=str(self._path(run)), run=run)
+        return record.decode_without_contents(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
         content = self.objects.find(name, run)
@@ -363,7 +365,7 @@ class Store:
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects.folder):
             refuse_foreign(folder, self.root)
-            make(folder)
+            make_folder(folder)
             if stat.S_IMODE(folder.stat().st_mode) != 0o700:
                 folder.chmod(0o700)
 
@@ -388,19 +390,19 @@ class Store:
             journals = {run: self._unloaded(run) for run in self.ids()}
         except (JournalDamaged, OSError):
             return
-        self.objects.keep_only(retention.needed(journals, kept))
+        self.objects.keep_only(retention.needed_objects(journals, kept))
 
 
-def _is_aside(entries: Sequence[Entry]) -> bool:
+def _is_standalone(entries: Sequence[Entry]) -> bool:
     """Whether the run is over and finished no other."""
     ended = any(isinstance(entry, Commit) for entry in entries)
-    return ended and isinstance(entries[0], Begin) and entries[0].verb in _ASIDE
+    return ended and isinstance(entries[0], Begin) and entries[0].verb in _STANDALONE_VERBS
 
 
 def _number(run: str) -> int:
     return int(run.partition("-")[0])
 
 
-def _roots_alone(error: PermissionError) -> UsageError:
+def _needs_root(error: PermissionError) -> UsageError:
     why = f"{error.filename}: {error.strerror}"
     return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")

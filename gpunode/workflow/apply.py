@@ -22,7 +22,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, Settled
-from gpunode.journal.history import settles
+from gpunode.journal.history import triggers_settled_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.outcome import Planned
@@ -210,7 +210,7 @@ class Applier:
     def waive(self, owed: Iterable[Trigger], why: str) -> None:
         """This run owes nothing of ``owed``; what an earlier one owes stays so."""
         for trigger in owed:
-            if not set(settles(trigger)) & set(self.owed):
+            if not set(triggers_settled_by(trigger)) & set(self.owed):
                 self.run.settle(trigger, why)
 
     def _checked(self, step: StepPlan) -> str:

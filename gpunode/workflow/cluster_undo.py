@@ -15,7 +15,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden
-from gpunode.journal.history import backwards, label
+from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
 from gpunode.kubernetes.model import Release
 from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned
@@ -144,13 +144,13 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
         Conflict: somebody changed one of our fields since, or put a release of their own in the place of ours.
     """
     identity = cluster.identify()
-    found = (intent.change for intent in backwards(store.read(of)))
+    found = (intent.change for intent in inverse_intents(store.read(of)))
     back = [one for one in found if isinstance(one, CommandChange | ObjectChange)]
     changes = ObjectChange.among(back)
     commands = CommandChange.among(back)
     if elsewhere := [one.cluster for one in back if one.cluster != identity.uid]:
         raise Refused(
-            f"run {label(of, 'k8s rollback')} was in another cluster",
+            f"run {run_label(of, 'k8s rollback')} was in another cluster",
             why=f"it changed the cluster {elsewhere[0]}; the context {identity.context} leads to the cluster "
             f"{identity.uid} at {identity.server}",
             hint="name the context of that cluster: add --context NAME to the same command\nsee which there are: "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpunode.errors import UsageError
-from gpunode.journal.chronicle import Chronicle, chronicle
+from gpunode.journal.chronicle import RunRecord, record_of_run
 from gpunode.journal.store import Store
 
 
-def told(store: Store, run: str = "") -> tuple[Chronicle, ...]:
+def told(store: Store, run: str = "") -> tuple[RunRecord, ...]:
     """Every recorded run, oldest first; or the one that is named, by its id or its number. Needs no backups.
 
     Raises:
@@ -21,7 +21,7 @@ def told(store: Store, run: str = "") -> tuple[Chronicle, ...]:
         raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
     newest = runs[-1].run if runs else ""
     found = (
-        chronicle(
+        record_of_run(
             store.entries(one.run),
             going_on=one.run == newest and store.at_work() is not None,
             undone_by=one.undone_by,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gpunode.errors import GpunodeError
 from gpunode.host.port import Host
-from gpunode.journal.history import RunSummary, number
+from gpunode.journal.history import RunSummary, run_number
 from gpunode.journal.store import Store
 from gpunode.workflow.rollback import plan_rollback
 
 
 def prospect(store: Store, host: Host, run: RunSummary) -> str:
     """What a rollback of ``run`` would come to now, in a few words; packages are not compared."""
-    by = f"undone by run {number(run.undone_by)}" if run.undone_by else ""
+    by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
     if run.forgotten:
         return "cannot be undone: its backups are forgotten"
     if run.undone_whole:

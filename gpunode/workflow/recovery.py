@@ -12,7 +12,7 @@ from gpunode.change import Change, FileChange, FileState, PackageChange, Package
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.journal.history import CutShort
+from gpunode.journal.history import InterruptedRun
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
@@ -41,7 +41,7 @@ class Backlog:
 
     owed: tuple[Trigger, ...] = ()
     marks: tuple[PackageChange, ...] = ()
-    cut: CutShort | None = None
+    cut: InterruptedRun | None = None
     ended: str = ""
     unread: str = ""
     lost: LostRecord | None = None
@@ -172,7 +172,7 @@ def _is_younger(trigger: Trigger, since: float, facts: Facts) -> bool:
     return unit.value.started_at is not None and unit.value.started_at > since
 
 
-def told(cut: CutShort, then: str) -> str:
+def told(cut: InterruptedRun, then: str) -> str:
     """Which run was cut short, who began it and when, and how far it came; ``then`` says what comes of it."""
     begin = cut.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
@@ -180,7 +180,7 @@ def told(cut: CutShort, then: str) -> str:
     return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_how_far(cut)}; {then}"
 
 
-def _how_far(cut: CutShort) -> str:
+def _how_far(cut: InterruptedRun) -> str:
     if not cut.made and not cut.begun:
         return "before its first change"
     parts = []
@@ -198,7 +198,7 @@ def _named(changes: Sequence[Change]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def half_written(cut: CutShort) -> tuple[str, ...]:
+def half_written(cut: InterruptedRun) -> tuple[str, ...]:
     """The paths beside which the run may have left a temporary file.
 
     A candidate that a runtime's parser was reading stands in no journal, so every runtime's files are among them.
@@ -208,7 +208,7 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*written, *candidates)))
 
 
-def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def marks_missing(cut: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all that they are told by name as manually installed; a setup sets the marks after the
@@ -226,7 +226,7 @@ def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) ->
 
 
 def _intended_marks(
-    cut: CutShort, change: PackageChange, installed: Mapping[PackageId, PackageState]
+    cut: InterruptedRun, change: PackageChange, installed: Mapping[PackageId, PackageState]
 ) -> PackageState | None:
     """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
     now, after = installed.get(change.id), change.after

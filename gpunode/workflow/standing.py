@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpunode.change import Change, FileChange, PackageChange, PackageState
 from gpunode.errors import Conflict, UsageError
-from gpunode.journal.history import RunSummary, to_undo
+from gpunode.journal.history import RunSummary, intents_to_undo
 from gpunode.journal.record import MAKING
 from gpunode.journal.store import Store
 from gpunode.steps.table import needed
@@ -144,7 +144,7 @@ def _made(store: Store, run: RunSummary, is_there: Callable[[Change], bool]) -> 
     """What ``run`` added to the node that is still there, each with its step."""
     if run.verb not in MAKING or run.verb == "unconfigure":
         return  # what takes something back needs nothing
-    for intent in to_undo(store.entries(run.run), whole=True):
+    for intent in intents_to_undo(store.entries(run.run), whole=True):
         back = intent.change  # from what the run made to what was there before
         has_made = not isinstance(back, FileChange | PackageChange) or back.before is not None
         if has_made and back.subject in run.standing and is_there(back):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, digest
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
-from gpunode.journal.history import backwards, owed, to_undo
+from gpunode.journal.history import intents_to_undo, inverse_intents, pending_triggers
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -19,9 +19,9 @@ from gpunode.journal.record import (
     Owe,
     Settle,
     decode,
+    decode_without_contents,
     encode,
-    lines,
-    unloaded,
+    encode_lines,
 )
 from tests.laws.strategies import argvs, changes, file_states, settled_changes, settled_files, triggers, words
 
@@ -51,7 +51,7 @@ def backups(journal: Sequence[Entry]) -> dict[str, bytes]:
 
 
 def written(journal: Sequence[Entry]) -> bytes:
-    return b"".join(lines(journal))
+    return b"".join(encode_lines(journal))
 
 
 @given(journals)
@@ -89,7 +89,7 @@ def test_a_byte_that_changed_is_noticed_or_cuts_the_journal_short(journal: list[
 
 @given(journals)
 def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
-    bare = unloaded(written(journal))
+    bare = decode_without_contents(written(journal))
     assert [type(entry) for entry in bare] == [type(entry) for entry in journal]
     assert {content for entry in bare if isinstance(entry, Intent) for content in entry.change.contents} == {
         name.encode() for name in backups(journal)
@@ -98,7 +98,7 @@ def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
 
 @given(st.lists(st.builds(Intent, seqs, stages, words, settled_changes)))
 def test_undo_takes_back_everything_in_reverse(journal: list[Intent]) -> None:
-    back = backwards(journal)
+    back = inverse_intents(journal)
     assert [intent.change.inverse() for intent in reversed(back)] == [entry.change for entry in journal]
 
 
@@ -106,33 +106,33 @@ def test_undo_takes_back_everything_in_reverse(journal: list[Intent]) -> None:
 def test_undo_touches_only_runtime_files_and_mig_unless_more_is_asked(journal: list[Intent]) -> None:
     found = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange | MigChange)]
     changed = [one for one in reversed(found) if isinstance(one, MigChange) or one.before != one.after]
-    backwards = [intent.change for intent in to_undo(journal, whole=False)]
+    backwards = [intent.change for intent in intents_to_undo(journal, whole=False)]
     assert backwards == [back for one in changed if (back := one.inverse()) is not None]
 
 
 @given(journals, triggers)
 def test_what_is_settled_is_owed_no_more_and_can_be_owed_again(journal: list[Entry], trigger: Trigger) -> None:
     settled = [*journal, Settle(trigger)]
-    assert trigger not in owed(settled)
-    assert set(owed(settled)) <= set(owed(journal))
-    assert trigger in owed([*settled, Owe(trigger, 1)])
+    assert trigger not in pending_triggers(settled)
+    assert set(pending_triggers(settled)) <= set(pending_triggers(journal))
+    assert trigger in pending_triggers([*settled, Owe(trigger, 1)])
 
 
 @given(st.lists(settled_files))
 def test_an_intent_owes_what_its_change_owes_whether_or_not_a_crash_came_next(files: list[FileChange]) -> None:
     journal: list[Entry] = [Intent(n, "runtime", "configure", change) for n, change in enumerate(files)]
-    assert owed(journal) == owed_by(files)
+    assert pending_triggers(journal) == owed_by(files)
     done = [*journal, *(Done(n) for n in range(len(files)))]
-    assert owed(done) == owed_by(files)
+    assert pending_triggers(done) == owed_by(files)
     failed = [*journal, *(Failed(n, "put back") for n in range(len(files)))]
-    assert owed(failed) == ()
+    assert pending_triggers(failed) == ()
 
 
 @given(st.lists(journals.map(lambda some: [entry for entry in some if not isinstance(entry, Begin)])))
 def test_a_later_run_settles_what_an_earlier_one_owed(runs: list[list[Entry]]) -> None:
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
     before = [entry for run in runs for entry in (begin, *run)]
-    assert owed([*before, begin, *(Settle(trigger) for trigger in owed(before))]) == ()
+    assert pending_triggers([*before, begin, *(Settle(trigger) for trigger in pending_triggers(before))]) == ()
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | file_states), max_size=6), st.data())
@@ -147,7 +147,7 @@ def test_undoing_a_run_that_a_crash_cut_anywhere_finds_every_file_at_one_end_of_
         journal.append(Intent(number, "runtime", "configure", FileChange(path, node[path], content)))
         if 2 * number + 1 < crash:
             node[path] = content
-    for back in (intent.change for intent in to_undo(journal, whole=False)):
+    for back in (intent.change for intent in intents_to_undo(journal, whole=False)):
         assert isinstance(back, FileChange)
         if node[back.path] != back.after:
             assert node[back.path] == back.before

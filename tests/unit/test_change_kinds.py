@@ -27,7 +27,7 @@ RULES = ("reads", "located", "configure", "unconfigure", "inspect")
 def test_every_kind_has_its_place_in_a_stage_and_its_name_in_the_journal(kind: type[ChangeKind]) -> None:
     assert [one.rank for one in KINDS].count(kind.rank) == 1
     assert record._TYPES[kind.kind_name] is kind
-    assert record._shape(kind.kind_name).keys() == {field.name for field in fields(kind)} - {"id"} | (
+    assert record._stored_fields(kind.kind_name).keys() == {field.name for field in fields(kind)} - {"id"} | (
         {"name"} if kind is PackageChange else set()
     )
 

@@ -18,8 +18,8 @@ from gpunode.change import (
 from gpunode.cli.screen.commands import root_of
 from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
-from gpunode.journal.chronicle import Chronicle, Debt, Deed
-from gpunode.journal.history import label
+from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
+from gpunode.journal.history import run_label
 from gpunode.redaction.evidence import throughout
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
@@ -27,7 +27,7 @@ _MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
 _LABEL = 9
 
 
-def table_lines(runs: Sequence[Chronicle], zone: tzinfo | None = None) -> Iterator[Line]:
+def table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> Iterator[Line]:
     """A row for each run, the newest last."""
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
@@ -44,24 +44,24 @@ def _columns(cell: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded(text, width) for text, width in zip(cell, widths, strict=True)).rstrip()
 
 
-def _row(run: Chronicle, zone: tzinfo | None) -> tuple[str, ...]:
+def _row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
     kinds = Counter(change.kind_name for change in run.changes)
     return (
-        label(run.begin.run, run.begin.verb),
+        run_label(run.begin.run, run.begin.verb),
         moment(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb(run),
-        f"{run.ending}, undone by {label(run.undone_by, run.begin.verb)}" if run.undone_by else run.ending,
+        f"{run.ending}, undone by {run_label(run.undone_by, run.begin.verb)}" if run.undone_by else run.ending,
         listed(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing",
     )
 
 
-def _verb(run: Chronicle) -> str:
+def _verb(run: RunRecord) -> str:
     begin = run.begin
-    return " ".join(filter(None, (begin.verb, begin.recipe, begin.of and f"of {label(begin.of, begin.verb)}")))
+    return " ".join(filter(None, (begin.verb, begin.recipe, begin.of and f"of {run_label(begin.of, begin.verb)}")))
 
 
-def _mark(run: Chronicle) -> Span:
+def _mark(run: RunRecord) -> Span:
     if run.ending == "done":
         return MARKS["not run" if run.undone_by else "done"]
     return MARKS["waits" if run.ending in {"waiting", "going on"} else "failed"]
@@ -72,7 +72,7 @@ def moment(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S
     return datetime.fromtimestamp(at, zone).astimezone(zone).strftime(form)
 
 
-def run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None = None) -> Iterator[Line]:
+def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = None) -> Iterator[Line]:
     """Everything that is recorded of a run, in the order in which it happened.
 
     Args:
@@ -84,7 +84,7 @@ def run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None = N
     yield from map(throughout, _run_lines(run, logins, zone))
 
 
-def _run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb(run)}")
     yield from indented(tuple(_head(run, logins, zone)), 2)
     if run.deeds:
@@ -97,7 +97,7 @@ def _run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -
         yield from indented(tuple(_debt(debt, zone) for debt in run.debts), 2)
 
 
-def _head(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+def _head(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     begin = run.begin
     yield _fact("who", _who(run, logins))
     yield _fact("begun", moment(begin.at, zone))
@@ -113,14 +113,14 @@ def _head(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -> Ite
         yield _fact("forgotten", f"its backups, by {run.forgotten.user}, {moment(run.forgotten.at, zone)}")
 
 
-def _who(run: Chronicle, logins: Mapping[int, str]) -> str:
+def _who(run: RunRecord, logins: Mapping[int, str]) -> str:
     begin = run.begin
     if begin.loginuid is None:
         return f"{begin.user}, uid {begin.uid}, not from a login"
     return f"{begin.user}, uid {begin.uid}, logged in as {logins.get(begin.loginuid, 'user')} ({begin.loginuid})"
 
 
-def _ended(run: Chronicle, zone: tzinfo | None) -> str:
+def _ended(run: RunRecord, zone: tzinfo | None) -> str:
     if run.commit is None:
         return "not yet: it is running" if run.going_on else "never: it was interrupted"
     took = seconds(max(0.0, run.commit.at - run.begin.at))
@@ -132,7 +132,7 @@ def _fact(label: str, text: str) -> Line:
     return line(span(f"{padded(label, _LABEL)}  ", "dim"), text, hang=_LABEL + 2)
 
 
-def _deeds(deeds: Sequence[Deed]) -> Iterator[Line]:
+def _deeds(deeds: Sequence[ChangeRecord]) -> Iterator[Line]:
     width = max(len(str(deed.intent.seq)) for deed in deeds)
     hang = width + 4
     reason = origin = ""
@@ -151,7 +151,7 @@ def _deeds(deeds: Sequence[Deed]) -> Iterator[Line]:
         yield from (line(Span(" " * hang), span(note, "dim"), hang=hang) for note in notes)
 
 
-def _did(deed: Deed) -> str:
+def _did(deed: ChangeRecord) -> str:
     change = deed.intent.change
     words = change.participle
     if isinstance(change, PackageChange):
@@ -162,7 +162,7 @@ def _did(deed: Deed) -> str:
     return words if deed.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _notes(deed: Deed) -> Iterator[str]:
+def _notes(deed: ChangeRecord) -> Iterator[str]:
     match deed.intent.change:
         case FileChange(before=before, after=after, folders=folders):
             yield f"before {_file(before)}"
@@ -184,12 +184,12 @@ def _file(state: FileState | Unsettled | None) -> str:
     return state.what if state else "nothing"
 
 
-def _origin(deed: Deed) -> str:
+def _origin(deed: ChangeRecord) -> str:
     state = deed.intent.change.settled if isinstance(deed.intent.change, PackageChange) else None
     return state.origin if state else ""
 
 
-def _debt(debt: Debt, zone: tzinfo | None) -> Line:
+def _debt(debt: TriggerRecord, zone: tzinfo | None) -> Line:
     by = f"  for change {listed(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
     if debt.settled_at is None:
         return line(MARKS["waits"], str(debt.trigger), "  owed at its end", span(by, "dim"), hang=4)

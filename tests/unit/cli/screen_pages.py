@@ -29,7 +29,7 @@ from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
 from gpunode.host.port import Progress, Settled
 from gpunode.journal import record
-from gpunode.journal.chronicle import Chronicle, chronicle
+from gpunode.journal.chronicle import RunRecord, record_of_run
 from gpunode.journal.history import RunSummary
 from gpunode.journal.record import Begin, Commit
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
@@ -171,14 +171,14 @@ def runs(screen: Screen) -> None:
     screen.put(*runs_lines(found, prospects, "/var/lib/gpunode", zone=timezone.utc))
 
 
-def _logged() -> tuple[Chronicle, ...]:
+def _logged() -> tuple[RunRecord, ...]:
     """A run as the log reads it, the same cut short, and one that undid it."""
-    data = [b"".join(record.lines(entries(ended=ended))) for ended in (True, False)]
+    data = [b"".join(record.encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", of=RUN)
     told = (
-        chronicle(record.unloaded(data[0]), undone_by=undo.run),
-        chronicle((undo, Commit("done", "", BEGIN.at + 2))),
-        chronicle(record.unloaded(data[1])),
+        record_of_run(record.decode_without_contents(data[0]), undone_by=undo.run),
+        record_of_run((undo, Commit("done", "", BEGIN.at + 2))),
+        record_of_run(record.decode_without_contents(data[1])),
     )
     return tuple(one for one in told if one is not None)
 

@@ -16,7 +16,7 @@ from gpunode.cli.envelope import plain
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.journal import record
-from gpunode.journal.chronicle import Chronicle, chronicle
+from gpunode.journal.chronicle import RunRecord, record_of_run
 from gpunode.journal.store import Store
 from tests.unit.journal.chronicles import CONFIG, CUDA, SECRET, entries
 
@@ -42,10 +42,10 @@ STATES = {
 TRIGGER = {"kind", "target", "owed_by", "settled", "note"}
 
 
-def told(*, ended: bool = True) -> Chronicle:
+def told(*, ended: bool = True) -> RunRecord:
     """As the journal is read without backups: a file's content is its name."""
-    data = b"".join(record.lines(entries(ended=ended)))
-    found = chronicle(record.unloaded(data))
+    data = b"".join(record.encode_lines(entries(ended=ended)))
+    found = record_of_run(record.decode_without_contents(data))
     assert found is not None
     return found
 

@@ -14,7 +14,7 @@ from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, 
 
 def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
     found: list[Mapping[str, str]] = []
-    tell = announce.to(found.append)
+    tell = announce.announcer(found.append)
     for number, entry in enumerate(of, 1):
         tell(of[:number], entry)
     return found

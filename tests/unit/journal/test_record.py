@@ -23,16 +23,16 @@ from gpunode.change import (
 )
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import (
-    CutShort,
+    InterruptedRun,
     RunSummary,
-    backwards,
-    cut_short,
-    owed,
-    owed_since,
-    settles,
-    summary,
-    to_undo,
-    unsettled,
+    find_interrupted_run,
+    intents_to_undo,
+    inverse_intents,
+    pending_since,
+    pending_triggers,
+    summarize_run,
+    triggers_settled_by,
+    unsettled_changes,
 )
 from gpunode.journal.record import (
     FORMAT,
@@ -46,10 +46,10 @@ from gpunode.journal.record import (
     Owe,
     Settle,
     decode,
+    decode_without_contents,
     encode,
-    lines,
-    unloaded,
-    whole,
+    encode_lines,
+    without_torn_line,
 )
 from gpunode.package_id import PackageId
 
@@ -73,7 +73,7 @@ def test_the_format_is_written_in_these_very_bytes() -> None:
         Settle(RESTART, "restarted", 3.0),
         Commit("done", "", 4.0),
     )
-    assert b"".join(lines(journal)) == golden
+    assert b"".join(encode_lines(journal)) == golden
     assert decode(golden, {digest(b"{}"): b"{}"}.__getitem__) == journal
 
 
@@ -148,13 +148,13 @@ def test_a_journal_of_a_newer_gpunode_is_named_as_such() -> None:
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
     """What a plain rollback does."""
-    return tuple(intent.change for intent in to_undo(entries, whole=False))
+    return tuple(intent.change for intent in intents_to_undo(entries, whole=False))
 
 
 class TestWholeLines:
     """A line vouches for the one before it, so nobody can take whole lines away, or bring others, unseen."""
 
-    WRITTEN = lines((BEGIN, Done(1), Done(2), Commit("done")))
+    WRITTEN = encode_lines((BEGIN, Done(1), Done(2), Commit("done")))
 
     @pytest.mark.parametrize(
         ("kept", "line"),
@@ -166,34 +166,34 @@ class TestWholeLines:
             decode(b"".join(self.WRITTEN[number] for number in kept), str.encode)
 
     def test_a_line_of_another_journal_is_damage(self) -> None:
-        other = lines((replace(BEGIN, run="000002-20270115T080000Z"), Done(1)))
+        other = encode_lines((replace(BEGIN, run="000002-20270115T080000Z"), Done(1)))
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(self.WRITTEN[0] + other[1], str.encode)
 
     def test_a_journal_in_the_folder_of_another_run_is_damage(self) -> None:
         first, second, *_ = self.WRITTEN
-        assert unloaded(first, run=BEGIN.run) == unloaded(first) == (BEGIN,)
-        assert unloaded(b"", run=BEGIN.run) == ()
+        assert decode_without_contents(first, run=BEGIN.run) == decode_without_contents(first) == (BEGIN,)
+        assert decode_without_contents(b"", run=BEGIN.run) == ()
         for journal, run in ((first + second, "000002-20270115T080000Z"), (encode(Done(1)), BEGIN.run)):
             with pytest.raises(JournalDamaged, match=r"journal x/journal\.jsonl is damaged in line 1") as raised:
-                unloaded(journal, file="x/journal.jsonl", run=run)
+                decode_without_contents(journal, file="x/journal.jsonl", run=run)
             assert raised.value.why == f"it does not begin run {run}, but is in the folder of that run"
 
     def test_damage_is_named_with_its_file_and_a_way_out(self) -> None:
-        for read in (unloaded, partial(decode, load=str.encode)):
+        for read in (decode_without_contents, partial(decode, load=str.encode)):
             with pytest.raises(JournalDamaged, match=r"^the journal journal\.jsonl is damaged in line 1") as raised:
                 read(self.WRITTEN[1])
             assert "the checksum does not match" in (raised.value.why or "")
             assert "Restore that file from a backup" in (raised.value.hint or "")
             assert "can no longer undo that run" in (raised.value.hint or "")
         with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged"):
-            unloaded(self.WRITTEN[1], file="x.jsonl")
+            decode_without_contents(self.WRITTEN[1], file="x.jsonl")
 
 
 def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_is_damage() -> None:
-    first, second = lines((BEGIN, Done(1)))
+    first, second = encode_lines((BEGIN, Done(1)))
     for hole in (second[:30] + bytes(len(second) - 31) + b"\n", bytes(40) + second[40:]):
-        assert whole(first + hole) == first
+        assert without_torn_line(first + hole) == first
         assert decode(first + hole, str.encode) == (BEGIN,)
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(first + hole + encode(Commit("done"), above=hole), str.encode)
@@ -211,7 +211,7 @@ def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing
     assert several.count(b"\n") == 1
     assert decode(first + several, str.encode) == (BEGIN, Done(1), Done(2))
     assert decode(first + several[:-1], str.encode) == (BEGIN,)
-    assert whole(first + several[:-1]) == first
+    assert without_torn_line(first + several[:-1]) == first
     intent = Intent(1, "runtime", "x", write("/a", None, b"1"))
     assert decode(encode(intent, Done(1)), {digest(b"1"): b"1"}.__getitem__) == (intent, Done(1))
 
@@ -243,7 +243,7 @@ class TestUndo:
         changes: tuple[Change, ...] = (package, module, command, blacklist)
         entries = [Intent(n, "packages", "x", change) for n, change in enumerate(changes)]
         assert configuration_back(entries) == ()
-        assert [intent.change for intent in backwards(entries)] == [
+        assert [intent.change for intent in inverse_intents(entries)] == [
             write(blacklist.path, b"blacklist nouveau\n", None),
             ModuleChange("nvidia", True, False),
             PackageChange(PackageId("docker.io"), PackageState("20"), None),
@@ -255,12 +255,12 @@ class TestUnsettled:
 
     def test_the_changes_that_no_daemon_has_read_come_newest_first(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER), Done(1))
-        assert unsettled(entries) == (self.OTHER, self.ONE)
-        assert unsettled((*entries, BEGIN, Settle(RESTART))) == ()
+        assert unsettled_changes(entries) == (self.OTHER, self.ONE)
+        assert unsettled_changes((*entries, BEGIN, Settle(RESTART))) == ()
 
     def test_a_change_that_failed_owes_nothing_whatever_its_number_means_in_another_run(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
-        assert unsettled((*entries, Failed(1, "no"))) == (self.ONE,)
+        assert unsettled_changes((*entries, Failed(1, "no"))) == (self.ONE,)
 
     def test_a_package_that_failed_is_no_matter(self) -> None:
         entries = (
@@ -268,49 +268,52 @@ class TestUnsettled:
             Intent(1, "packages", "x", PackageChange(PackageId("p"), None, PackageState("1"))),
             Failed(1, "no"),
         )
-        assert unsettled(entries) == ()
+        assert unsettled_changes(entries) == ()
 
     def test_only_files_are_put_back(self) -> None:
-        assert unsettled((BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), Owe(RESTART, 1))) == ()
+        assert (
+            unsettled_changes((BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), Owe(RESTART, 1)))
+            == ()
+        )
 
 
 class TestOwed:
     def test_only_a_restart_does_the_work_of_another_trigger(self) -> None:
-        assert settles(RESTART) == (RESTART, RELOAD)
+        assert triggers_settled_by(RESTART) == (RESTART, RELOAD)
         for trigger in (RELOAD, Trigger("daemon-reload"), Trigger("index-refresh", "/etc/apt/sources.list")):
-            assert settles(trigger) == (trigger,)
+            assert triggers_settled_by(trigger) == (trigger,)
 
     def test_a_restart_reads_what_a_reload_would_have(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", None, b"1", RELOAD, RESTART)))
-        assert owed(entries) == (RELOAD, RESTART)
-        assert owed((*entries, Settle(RELOAD))) == (RESTART,)
-        assert owed((*entries, Settle(RESTART))) == ()
+        assert pending_triggers(entries) == (RELOAD, RESTART)
+        assert pending_triggers((*entries, Settle(RELOAD))) == (RESTART,)
+        assert pending_triggers((*entries, Settle(RESTART))) == ()
 
     def test_a_write_after_the_restart_owes_another_one(self) -> None:
         change = write("/a", None, b"1", RESTART)
-        assert owed((BEGIN, Intent(1, "runtime", "x", change), Settle(RESTART))) == ()
-        assert owed((BEGIN, Settle(RESTART), Intent(1, "runtime", "x", change))) == (RESTART,)
+        assert pending_triggers((BEGIN, Intent(1, "runtime", "x", change), Settle(RESTART))) == ()
+        assert pending_triggers((BEGIN, Settle(RESTART), Intent(1, "runtime", "x", change))) == (RESTART,)
 
     def test_what_another_change_owes_stays_when_one_fails(self) -> None:
         one, other = write("/a", None, b"1", RESTART), write("/b", None, b"1", RESTART)
         entries = (BEGIN, Intent(1, "runtime", "x", one), Intent(2, "runtime", "x", other), Failed(1, "put back"))
-        assert owed(entries) == (RESTART,)
+        assert pending_triggers(entries) == (RESTART,)
 
     def test_numbers_start_anew_with_each_run(self) -> None:
         change = write("/a", None, b"1", RESTART)
         entries = (BEGIN, Intent(1, "runtime", "x", change), BEGIN, Intent(1, "runtime", "x", write("/b", None, b"")))
-        assert owed((*entries, Failed(1, "put back"))) == (RESTART,)
+        assert pending_triggers((*entries, Failed(1, "put back"))) == (RESTART,)
 
     def test_a_debt_dates_from_when_its_last_change_was_made(self) -> None:
         """A daemon that started after that owes nothing any more."""
         one, other = (Intent(n, "runtime", "x", write("/a", None, b"1", RESTART), at=float(n)) for n in (1, 2))
-        assert owed_since((BEGIN, one, other)) == {RESTART: 2.0}
-        assert owed_since((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
-        assert owed_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
-        assert owed_since((BEGIN, one, Done(1, 3.0), Owe(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
+        assert pending_since((BEGIN, one, other)) == {RESTART: 2.0}
+        assert pending_since((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
+        assert pending_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
+        assert pending_since((BEGIN, one, Done(1, 3.0), Owe(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
 
     def test_more_can_be_owed_than_the_change_says(self) -> None:
-        assert owed((BEGIN, Owe(Trigger("cdi"), 1), Owe(Trigger("initramfs"), 1))) == (
+        assert pending_triggers((BEGIN, Owe(Trigger("cdi"), 1), Owe(Trigger("initramfs"), 1))) == (
             Trigger("initramfs"),
             Trigger("cdi"),
         )
@@ -319,16 +322,16 @@ class TestOwed:
 def test_a_run_in_short_names_what_it_changed_once() -> None:
     twice = [Intent(n, "runtime", "x", write("/a", None, b"1")) for n in (1, 2)]
     end = Commit("failed", "docker did not start")
-    assert summary((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end, configuration=frozenset({"/a"}))
-    assert summary(()) is None
-    assert summary((BEGIN, *twice)) == RunSummary(BEGIN, ("/a",), configuration=frozenset({"/a"}))
-    assert summary((BEGIN, end, Forget("ada"))) == RunSummary(BEGIN, (), end, forgotten=True)
+    assert summarize_run((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end, configuration=frozenset({"/a"}))
+    assert summarize_run(()) is None
+    assert summarize_run((BEGIN, *twice)) == RunSummary(BEGIN, ("/a",), configuration=frozenset({"/a"}))
+    assert summarize_run((BEGIN, end, Forget("ada"))) == RunSummary(BEGIN, (), end, forgotten=True)
 
 
 class TestCutShort:
     def test_a_run_that_has_ended_was_not(self) -> None:
-        assert cut_short((BEGIN, Commit("failed"))) is None
-        assert cut_short(()) is None
+        assert find_interrupted_run((BEGIN, Commit("failed"))) is None
+        assert find_interrupted_run(()) is None
 
     def test_what_is_known_to_be_made_is_told_from_what_was_under_way(self) -> None:
         first, second, third = write("/a", b"1", b"2"), write("/b", b"1", b"2"), write("/c", b"1", b"2")
@@ -340,7 +343,7 @@ class TestCutShort:
             Failed(2, "no room"),
             Intent(3, "runtime", "x", third),
         )
-        assert cut_short(entries) == CutShort(BEGIN, (first,), (third,), (second,))
+        assert find_interrupted_run(entries) == InterruptedRun(BEGIN, (first,), (third,), (second,))
 
 
 def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
@@ -361,7 +364,7 @@ def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
 )
 def test_every_change_of_a_node_may_owe_a_trigger_and_so_does_its_undoing(change: Change) -> None:
     journal = (BEGIN, Intent(1, "packages", "step", change), Done(1))
-    assert decode(b"".join(lines(journal)), str.encode) == journal
-    assert owed(journal) == (RESTART,)
-    (back,) = backwards(journal)
+    assert decode(b"".join(encode_lines(journal)), str.encode) == journal
+    assert pending_triggers(journal) == (RESTART,)
+    (back,) = inverse_intents(journal)
     assert triggers([back.change]) == (RESTART,)

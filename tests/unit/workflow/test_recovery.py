@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
-from gpunode.journal.history import CutShort
+from gpunode.journal.history import InterruptedRun
 from gpunode.journal.record import Begin, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -36,14 +36,14 @@ PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")
     ],
 )
 def test_how_far_it_came_is_said(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
-    assert told(CutShort(BEGIN, made, begun), "this run finishes it") == (
+    assert told(InterruptedRun(BEGIN, made, begun), "this run finishes it") == (
         "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
 
 
 def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_file() -> None:
-    paths = half_written(CutShort(BEGIN, (), (FILE, *PACKAGES)))
+    paths = half_written(InterruptedRun(BEGIN, (), (FILE, *PACKAGES)))
     assert paths == (
         "/etc/modprobe.d/x.conf",
         "/etc/containerd/config.toml",
@@ -59,7 +59,7 @@ def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
         return PackageChange(PackageId.of(name), None, PackageState("1", auto=auto))
 
     begun = tuple(bring(name, auto=name != "asked") for name in ("needed", "asked", "gone", "newer"))
-    cut = CutShort(BEGIN, (), (FILE, *begun))
+    cut = InterruptedRun(BEGIN, (), (FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
     assert marks_missing(cut, by_id(installed)) == (
@@ -133,7 +133,7 @@ def test_packages_that_a_cut_run_did_not_remove_are_automatic_again(verb: Verb) 
         for name in ("asked", "needed", "gone", "newer")
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
-    cut = CutShort(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
+    cut = InterruptedRun(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
     assert marks_missing(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )

@@ -30,7 +30,7 @@ from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import Workloads
-from gpunode.journal.history import backwards, made
+from gpunode.journal.history import inverse_intents, made_changes
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -538,7 +538,7 @@ class TestWholeRollback:
         assert back.incomplete
         done = undo(host, store, back)
         assert host.files.get(path) is None
-        assert made(store.read(done.run)) == ()
+        assert made_changes(store.read(done.run)) == ()
 
     def test_what_a_purge_takes_along_is_backed_up_before(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/dkms/framework.conf", FileState(b"edited by hand\n")
@@ -584,7 +584,7 @@ def test_of_a_transaction_that_failed_only_what_it_touched_is_undone(store: Stor
     with pytest.raises(ChangeFailed, match="it could not be done"):
         Applier(host, run, silent, lambda: None).transaction("packages", batch, lambda change: str(change.id))
     run.commit("failed")
-    assert {intent.change.subject for intent in backwards(store.read(run.id))} == {"dkms", "half"}
+    assert {intent.change.subject for intent in inverse_intents(store.read(run.id))} == {"dkms", "half"}
     assert set(store.footprint().packages) == ids("dkms", "half")
 
 
