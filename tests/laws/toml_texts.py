@@ -288,13 +288,13 @@ def toml_texts(draw: st.DrawFn) -> Text:
 # Edits.
 
 
-def _tables(document: Any, above: Path = ()) -> list[Path]:
-    """The way to every table of the document, its elements of arrays included."""
+def _tables(document: Any, above: Path = (), *, in_lists: bool = True) -> list[Path]:
+    """Return the path to every table of the document, with ``in_lists`` also of those within lists."""
     found: list[Path] = [above] if isinstance(document, dict) else []
     members = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in members:
-        if isinstance(value, dict | list):
-            found += _tables(value, (*above, key))
+        if isinstance(value, dict) or (in_lists and isinstance(value, list)):
+            found += _tables(value, (*above, key), in_lists=in_lists)
     return found
 
 
@@ -315,36 +315,36 @@ def at(document: Any, path: Path) -> Any:
 
 
 @st.composite
-def extended(draw: st.DrawFn, document: Document) -> Document:
-    """``document`` with keys that it has not, or an item in one of its lists.
+def extended(draw: st.DrawFn, document: Document, *, in_lists: bool = True) -> Document:
+    """``document`` with keys that it has not, or, with ``in_lists``, an item in one of its lists.
 
     Not both: who changes an item and puts one beside it could also have done it the other way round.
     """
     after = copy.deepcopy(document)
-    arrays = _arrays(after)
+    arrays = _arrays(after) if in_lists else []
     if arrays and draw(st.integers(0, 3)) == 0:
         array = at(after, draw(st.sampled_from(arrays)))
         of_tables = bool(array) and all(isinstance(item, dict) for item in array)
         array.insert(draw(st.integers(0, len(array))), draw(tables if of_tables else values))
         return after
     for _ in range(draw(st.integers(1, 4))):
-        table = at(after, draw(st.sampled_from(_tables(after))))
+        table = at(after, draw(st.sampled_from(_tables(after, in_lists=in_lists))))
         fresh = draw(st.sampled_from([key for key in KEYS if key not in table] or ["new"]))
         table[fresh] = draw(values)
     return after
 
 
 @st.composite
-def reduced(draw: st.DrawFn, document: Document, left: int = 0) -> Document:
-    """``document`` with keys taken out, or an item; at least ``left`` in each table and list."""
+def reduced(draw: st.DrawFn, document: Document, left: int = 0, *, in_lists: bool = True) -> Document:
+    """``document`` with keys taken out or, with ``in_lists``, an item; at least ``left`` in each table and list."""
     after = copy.deepcopy(document)
-    arrays = [path for path in _arrays(after) if len(at(after, path)) > left]
+    arrays = [path for path in _arrays(after) if in_lists and len(at(after, path)) > left]
     if arrays and draw(st.integers(0, 3)) == 0:
         array = at(after, draw(st.sampled_from(arrays)))
         del array[draw(st.integers(0, len(array) - 1))]
         return after
     for _ in range(draw(st.integers(1, 3))):
-        places = [path for path in _tables(after) if len(at(after, path)) > left]
+        places = [path for path in _tables(after, in_lists=in_lists) if len(at(after, path)) > left]
         if places:
             table = at(after, draw(st.sampled_from(places)))
             del table[draw(st.sampled_from(sorted(table)))]
