@@ -208,7 +208,11 @@ def test_comments_stay_what_is_asked_is_there_and_twice_is_once(lines: list[str]
         before = tomllib.loads(text)
     except ValueError:
         return
-    after = made(text, *asked)
+    try:
+        after = made(text, *asked)
+    except Refused:  # tomlkit would move the second of them
+        assert text.count("[[site]]") > 1
+        return
     assert made(after, *asked) == after
     found = tomllib.loads(after)
     for setting in settings(asked):
