@@ -731,7 +731,8 @@ runtime_type = "{kind}"
     assert found.handlers.keys() == {"nvidia", "runc"}
     assert configure(out, desired) == out
     entry = f'runtime_type = "io.containerd.runc.v2"\noptions.BinaryName = "{BINARY}"\n'
-    existing = data + f"[plugins.'{CRI_PLUGINS[schema]}'.containerd.runtimes.nvidia]\n{entry}".encode()
+    header = f"[plugins.'{CRI_PLUGINS[schema]}'.containerd.runtimes.nvidia]\n"
+    existing = data.replace(b"\n", f"\n{header}{entry}".encode(), 1)
     assert not satisfies(inspect(existing, desired), desired)
     assert inspect(configure(existing, desired), desired).systemd_cgroup["nvidia"] is True
 
