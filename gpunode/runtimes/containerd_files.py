@@ -159,17 +159,13 @@ def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes 
     """
     if same(document, file.document):
         return former
-    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
-
-    try:
-        return encode(tomltext.edit(file.text, file.document, document), former)
-    except tomltext.Uneditable as error:
-        raise Refused(
-            f"{file.path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
-            why="every possible edit would also change other settings",
-            hint=f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]), "
-            "then run the command again",
-        ) from error
+    advice = (
+        f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]) and run the command again, "
+        "or leave it and keep the handler in another file: --mode=drop-in --drop-in-config=FILE"
+    )
+    if {**file.document, "imports": None} == {**document, "imports": None}:
+        advice = f"set imports = {document.get('imports', [])} in {file.path} by hand, then run the command again"
+    return encode(file.edit(document, advice=advice), former)
 
 
 def is_pattern(place: str) -> bool:

@@ -323,35 +323,8 @@ def _edit(file: _File, before: bytes | None, wanted: Document) -> bytes | None:
     """The file so that it reads as ``wanted``; None for one that would be left without a word."""
     if not _says_anything(wanted) and "#" not in file.text:
         return None
-    return encode(_edited(file, wanted), before)
-
-
-def _edited(file: _File, wanted: Document) -> str:
-    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
-
-    def text(document: Document) -> str | None:
-        try:
-            return tomltext.edit(file.text, file.document, document)
-        except tomltext.Uneditable:
-            return None
-
-    found = next((made for document in _prunings(wanted, file.document) if (made := text(document)) is not None), None)
-    if found is None:
-        raise Refused(
-            f"{file.path}: gpunode found no way to edit [crio.runtime] that leaves the rest of the file as it is",
-            why="every possible edit would also change other settings",
-            hint=f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again",
-        )
-    return found
-
-
-def _prunings(wanted: Document, before: Document) -> Iterator[Document]:
-    """``wanted``, then with one empty table more left out each time: one that no header of its own has held."""
-    yield wanted
-    for keys in (_RUNTIMES, _RUNTIME, _RUNTIME[:1]):
-        if at(wanted, keys) == {} and at(before, keys) != {}:
-            wanted = put(wanted, keys, None)
-            yield wanted
+    advice = f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again"
+    return encode(file.edit(wanted, advice=advice), before)
 
 
 def _says_anything(document: Document) -> bool:

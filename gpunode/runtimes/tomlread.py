@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 from gpunode.errors import Refused
-from gpunode.runtimes.text import decode
+from gpunode.runtimes.text import decode, same
 from gpunode.toml import loads
 
 Path: TypeAlias = tuple[str, ...]
@@ -105,14 +105,36 @@ class TomlFile:
         return node  # type: ignore[no-any-return]  # tables are dicts all the way down
 
     def misshapen(self, keys: Path, value: object, meant: str) -> Refused:
-        """That the value at ``keys`` is not as it is ``meant``, with its line."""
-        from gpunode.runtimes.tomltext import line_of
-
-        line = line_of(self.text, keys)
+        """Return the error that the value at ``keys`` is not as it is ``meant``, with its line."""
         return Refused(
-            f"{self.path}:{line}: {'.'.join(keys)} is not {meant}"
-            if line
-            else f"{self.path}: {'.'.join(keys)} is not {meant}",
+            f"{self._place(keys)}: {'.'.join(keys)} is not {meant}",
             why=f"it is {value!r}"[:200],
             hint=f"correct {self.path}; {self.consequence}",
         )
+
+    def edit(self, document: Document, *, advice: str) -> str:
+        """Return the text changed so that it reads as ``document``.
+
+        Raises:
+            Refused: that would change other lines, too; ``advice`` says what to do instead.
+        """
+        if same(self.document, document):
+            return self.text
+        from gpunode.runtimes import tomltext  # tomlkit takes 25 ms to load, and a right file needs no edit
+
+        try:
+            return tomltext.edit(self.text, self.document, document)
+        except tomltext.Uneditable as error:
+            raise Refused(
+                f"{self._place(error.paths[0])}: gpunode found no way to write {error} "
+                "that leaves the rest of the file as it is",
+                why="every edit that it tried would also change other lines or settings",
+                hint=advice,
+            ) from error
+
+    def _place(self, keys: Path) -> str:
+        """Return the file, with the line that sets ``keys`` or begins the nearest table around it."""
+        from gpunode.recipe.toml import line_of
+
+        line = line_of(self.text, keys)
+        return f"{self.path}:{line}" if line else self.path

@@ -1,361 +1,430 @@
-"""Edits a TOML document as text, so that every byte outside the edited keys stays.
+"""Edit a TOML document as text, so that every byte outside the edited keys stays.
 
-The text is cut into headers and statements (tomllayout); those that differ are changed, go, or get company, and a value
-is changed within itself (tomlvalue). What comes of it is read once more: it is the meant document, or it is nothing.
-tomlkit writes the new strings and dates, and no more: given the whole, it corrupts some documents (it moves dotted keys
-under a table that was added before them) and takes long over large ones.
-
-Source: tomlkit@0.15.2 on the inputs of tests/conformance/runtimes/vectors; toml-lang/toml@1.0.0.
+tomlkit reads the text into a tree that writes itself back byte for byte. Values change within that tree, what is new is
+put into it as text, what goes is taken out of it. The tables' own methods are not used for that: they move comments to
+other tables and, below dotted keys, keys of others (tomlkit 0.15.2 on the inputs of tests/conformance/runtimes). The
+standard library reads the result: it is the intended document and has every foreign line, or the edit is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+# Nobody loads this module before a file has to change.
+import tomlkit  # noqa: TID253
+from tomlkit.exceptions import TOMLKitError  # noqa: TID253
+from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
 from gpunode.runtimes.text import same
-from gpunode.runtimes.tomllayout import Layout, Node, Place, first_blank, last_blank, scan, split_above
-from gpunode.runtimes.tomlread import Document, Path, parse
-from gpunode.runtimes.tomlstyle import Style, table_lines
-from gpunode.runtimes.tomlvalue import changed, differing_items
+from gpunode.runtimes.tomlread import Document, Path, Verbatim, parse
+
+_Entry: TypeAlias = tuple[Key | None, Item]
+# The second round adds the headers of tables that lose their last key but stay.
+_ROUNDS = 2
+# No TOML text holds this character: it marks what is new or gone, until the lines around it are laid out.
+_MARK = "\0"
+_HEADER = re.compile(r"^([ \t]*)\[([^\[\n].*?)\][ \t]*(?:#.*)?$", re.MULTILINE)
+_LINE_ABOVE_HEADER = re.compile(r"^([ \t]*(?:[^#\s].*)?)\n(?=[ \t]*\[)", re.MULTILINE)
+_KEY_BELOW_HEADER = re.compile(r"^([ \t]*)\[[^\[\n].*\n\1([ \t]*)[^\s#\[]", re.MULTILINE)
 
 
 class Uneditable(Exception):
-    """What was made of the text does not read as the meant document."""
+    """No edit was found that leaves the rest of the text as it is.
 
+    Attributes:
+        paths: of the keys that were to change.
+    """
 
-# The second finds tables that went with their last dotted key though they are to stay, empty.
-_ROUNDS = 3
+    def __init__(self, paths: tuple[Path, ...]) -> None:
+        super().__init__(", ".join(".".join(path) for path in paths))
+        self.paths = paths
 
 
 def edit(text: str, before: Document, after: Document) -> str:
-    """``text``, which reads as ``before``, so that it reads as ``after``; floats are as they are written.
+    """Return ``text``, which reads as ``before``, changed so that it reads as ``after``.
 
     Comments and everything outside the differing keys stay byte for byte; a comment goes only with the line of a value
-    that goes. What one edit adds, another takes back.
+    that goes. Floats keep their spelling.
 
     Raises:
-        Uneditable: the document is laid out in a way that no known edit fits.
+        Uneditable: tomlkit cannot read the text, or the result would mean something else or lack a foreign line.
     """
     if same(before, after):
         return text
-    read = before
+    is_crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")
+    is_terminated = not text or text.endswith("\n")
+    result = former = (text.replace("\r\n", "\n") if is_crlf else text) + ("" if is_terminated else "\n")
+    read, replaced = before, None
     for _ in range(_ROUNDS):
         try:
-            text = _Editor(scan(text)).edited(read, after)
-            read = parse(text)
-        except (ValueError, RecursionError):
-            break
-        if same(read, after):
-            return text
-    raise Uneditable(", ".join(".".join(path) for path in _differing(before, after)))
+            result, ends = _edit_once(result, read, after)
+            read = parse(result)
+        except (TOMLKitError, ValueError, LookupError, AttributeError, RecursionError):
+            break  # LookupError and AttributeError are faults of tomlkit's
+        replaced = ends if replaced is None else replaced
+        if same(read, after) and _keeps_foreign_lines(former, result, replaced):
+            result = result if is_terminated else result.removesuffix("\n")
+            return result.replace("\n", "\r\n") if is_crlf else result
+    raise Uneditable(tuple(_list_differences(before, after)))
 
 
-def line_of(text: str, path: Path) -> int:
-    """The line, from 1, on which ``path`` is set or its table begins; 0 when it stands nowhere."""
-    line = 1
-    for node in scan(text).nodes:
-        line += node.above.count("\n")
-        names = _names(node.place)
-        if names == path or (bool(node.keys) and _sets(node, names, path)):
-            return line
-        line += (node.head + node.value + node.tail).count("\n")
-    return 0
+def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[str]]:
+    """Return the edited text, and the ends of the lines that were changed or taken out."""
+    document = tomlkit.parse(text)
+    root = _Part(document)
+    headers = {name: indent for indent, name in _HEADER.findall(text)}
+    _restore_indents(root, headers)
+    if document.as_string() != text:
+        raise ValueError("tomlkit does not write the text back as it was")
+    editor = _Editor(root, text, [*headers.values()])
+    editor.change((), before, after)
+    return _lay_out(document.as_string(), has_gaps=editor.has_gaps), editor.replaced
 
 
-def _sets(node: Node, names: Path, path: Path) -> bool:
-    if names[: len(path)] == path:
-        return True
-    return path[: len(names)] == names and _has(parse(f"v = {node.value}"), ("v", *path[len(names) :]))
-
-
-def _has(document: Any, path: Path) -> bool:
-    for key in path:
-        if not isinstance(document, dict) or key not in document:
-            return False
-        document = document[key]
-    return True
-
-
-def _names(place: Place) -> Path:
-    return tuple(key for key in place if isinstance(key, str))
-
-
-def _differing(old: Document, new: Document, above: Path = ()) -> Iterator[Path]:
+def _list_differences(old: Document, new: Document, above: Path = ()) -> Iterator[Path]:
     for key in {**old, **new}:
         one, other = old.get(key), new.get(key)
         if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differing(one, other, (*above, key))
+            yield from _list_differences(one, other, (*above, key))
         elif not same(one, other):
             yield (*above, key)
 
 
-class _Editor:
-    """A layout on its way from one document to another.
+def _keeps_foreign_lines(old: str, new: str, replaced: set[str]) -> bool:
+    """Return whether ``new`` has each line of ``old``, comments in their order; ``replaced`` are ends of lines."""
+    lost = Counter(old.splitlines()) - Counter(new.splitlines())
+    ends = tuple(replaced)
+    if any(line.strip() and not line.lstrip().startswith("[") and not line.endswith(ends) for line in lost):
+        return False
+    remaining = iter(new.splitlines())
+    comments = (line for line in old.splitlines() if _is_comment(line) and line not in replaced)
+    return all(line in remaining for line in comments)
 
-    First the documents are compared and what has to go is marked; then values change and what is new finds its place
-    beside it; last goes what has to. The style is that of what stays, so one edit takes out what another put in.
+
+def _is_comment(line: str) -> bool:
+    """Return whether it looks like a comment, and not like the last line of a long string."""
+    return line.lstrip().startswith("#") and '"""' not in line and "'''" not in line
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the places where a table's keys stand: below a header, in dotted keys, or within braces.
+
+    A table that has no header of its own (``a`` of ``[a.b]``) is a part, too.
+
+    Attributes:
+        node: of tomlkit's tree.
+        key: as written; None for the root table.
+        above: the part of the table around it.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.nodes = layout.nodes
-        self.statements = {node.place: node for node in self.nodes if node.keys}
-        self.headers = {node.place: node for node in self.nodes if not node.keys}
-        # The last statement of each table that dotted keys make.
-        self.dotted = {node.table + node.keys[:n]: node for node in self.nodes for n in range(1, len(node.keys))}
-        self.changes: list[tuple[Node, Any, Any]] = []
-        self.additions: list[tuple[Place, Any]] = []
-        self.removals: set[Place] = set()
-        self.going: set[Node] = set()
+    node: tomlkit.TOMLDocument | Table | InlineTable
+    key: Key | None = None
+    above: _Part | None = None
 
-    def edited(self, old: Document, new: Document) -> str:
-        """The text, which reads as ``old``, made to read as ``new``."""
-        self._compare((), old, new)
-        if self.removals:
-            self.going.update(node for node in self.nodes if self._is_removed(node.place))
-        self.style = Style.of([node for node in self.nodes if node not in self.going], self.layout.newline)
-        if self.removals:
-            self._mark_emptied()
-        for node, one, other in self.changes:
-            node.value = changed(node.value, one, other, self.style.script)
-        for place, value in self.additions:
-            self._add(place, value)
-        if self.going:
-            self._remove()
-        return self.layout.text
+    @property
+    def body(self) -> list[_Entry]:
+        """The entries, comments and blank lines, in their order."""
+        return self.node.body if isinstance(self.node, tomlkit.TOMLDocument) else self.node.value.body
 
-    # What differs.
+    @property
+    def is_dotted(self) -> bool:
+        """True for a table that dotted keys make."""
+        return self.key is not None and self.key.is_dotted()
 
-    def _compare(self, here: Place, old: Document, new: Document) -> None:
+    @property
+    def header(self) -> Table | None:
+        """The table, if it has a header."""
+        is_one = isinstance(self.node, Table) and not (self.is_dotted or self.node.is_super_table())
+        return self.node if is_one else None  # type: ignore[return-value]
+
+    @property
+    def indent(self) -> str:
+        """The white space before the header, or before the first one within."""
+        if self.header is not None:
+            return self.header.trivia.indent
+        return "" if self.key is None else next((part.indent for part in self.tables()), "")
+
+    def tables(self, name: str | None = None) -> Iterator[_Part]:
+        """Yield the parts of the tables within, or of that with ``name``."""
+        for key, item in self.body:
+            if key is not None and isinstance(item, Table | InlineTable) and name in {None, key.key}:
+                yield _Part(item, key, self)
+
+    def index_of(self, part: _Part) -> int:
+        """Return the index of ``part`` in the body."""
+        return next(index for index, (_, item) in enumerate(self.body) if item is part.node)
+
+    def end_of_lines(self) -> int:
+        """Return the index behind the last ``key = value``; 0 where there is none."""
+        lines = (
+            index
+            for index, (key, item) in enumerate(self.body, 1)
+            if key is not None and (key.is_dotted() or not isinstance(item, Table | AoT))
+        )
+        return max(lines, default=0)
+
+
+def _restore_indents(part: _Part, indents: Mapping[str, str]) -> None:
+    """Indent headers as in the text; tomlkit 0.15.2 indents ``[a.b.d]`` twice after ``[a]`` and ``[a.b.c]``."""
+    for inner in part.tables():
+        if (table := inner.header) is not None:
+            table.trivia.indent = indents.get(table.display_name or "", table.trivia.indent)
+        _restore_indents(inner, indents)
+
+
+class _Editor:
+    """A tree on its way from one document to another.
+
+    Attributes:
+        has_gaps: whether blank lines stand above most headers.
+        replaced: the ends of the lines that were changed or taken out.
+    """
+
+    def __init__(self, root: _Part, text: str, header_indents: list[str]) -> None:
+        self.root = root
+        gaps = [not line.strip() for line in _LINE_ABOVE_HEADER.findall(text)]
+        self.has_gaps = 2 * sum(gaps) >= len(gaps)
+        self.quote = "'" if re.search(r"^[ \t]*\[[^\"\n]*'", text, re.MULTILINE) else '"'
+        self.table_step = min(filter(None, header_indents), key=len, default="" if header_indents else "  ")
+        self.key_step = found[-1][1] if (found := _KEY_BELOW_HEADER.findall(text)) else "  "
+        self.replaced: set[str] = set()
+
+    def change(self, path: Path, old: Document, new: Document) -> None:
+        """Make the table at ``path``, which reads as ``old``, read as ``new``."""
+        if same(old, new):
+            return
+        parts = [self.root]
+        for name in path:
+            parts = [inner for part in parts for inner in part.tables(name)]
         for key, value in new.items():
-            if key in old:
-                self._compare_key((*here, key), old[key], value)
+            if key not in old or same(old[key], value):
+                continue
+            if isinstance(old[key], dict) and isinstance(value, dict):
+                self.change((*path, key), old[key], value)
+            elif isinstance(old[key], dict) or isinstance(value, dict):
+                self._remove(parts, key)
+                self._add(parts, path, key, value)
             else:
-                self.additions.append(((*here, key), value))
-        self.removals.update((*here, key) for key in old if key not in new)
-
-    def _compare_key(self, place: Place, old: Any, new: Any) -> None:
-        if old is new:
-            return
-        node = self.statements.get(place)
-        is_table = isinstance(old, dict), isinstance(new, dict)
-        if node is None and all(is_table):
-            self._compare(place, old, new)
-        elif same(old, new):
-            return
-        elif node and is_table != (False, True):
-            self.changes.append((node, old, new))
-        elif node is None and _are_tables(old) and _are_tables(new):
-            self._compare_elements(place, old, new)
-        else:
-            self.removals.add(place)
-            self.additions.append((place, new))
-
-    def _compare_elements(self, place: Place, old: list[Document], new: list[Document]) -> None:
-        for start, end, first, last in differing_items(old, new):
-            both = min(end - start, last - first)
-            for n in range(both):
-                self._compare((*place, start + n), old[start + n], new[first + n])
-            self.removals.update((*place, n) for n in range(start + both, end))
-            self.additions += (((*place, end), element) for element in new[first + both : last])
+                self._replace(parts, key, value)
+        # What is new goes to the same place one after the other, so the last comes first.
+        for key in reversed([key for key in new if key not in old]):
+            self._add(parts, path, key, new[key])
+        for key in old:
+            if key not in new:
+                self._remove(parts, key)
 
     # What is new.
 
-    def _add(self, place: Place, value: Any) -> None:
-        parent, key = place[:-1], place[-1]
-        if isinstance(key, int):
-            self._add_element(parent, key, value)
-        elif parent in self.dotted:
-            self._add_dotted(place, value)
+    def _add(self, parts: list[_Part], path: Path, key: str, value: Any) -> None:
+        last = next((part for part in parts if part.is_dotted), parts[-1])
+        headers = [part for part in parts if part.header is not None or part.key is None]
+        if isinstance(last.node, InlineTable):
+            self._note_lines(last)
+            _append_in_braces(last.node, key, _parse_value(value, self.quote))
+        elif last.is_dotted:
+            self._add_dotted(last, (key,), value)
         elif isinstance(value, dict):
-            self._add_table(place, value)
-        elif parent in self.headers:
-            self._add_statement(self.headers[parent], key, value)
-        elif not parent:
-            self._add_to_root(key, value)
-        else:
-            self._add_table(parent, {key: value})
+            tables = [part for part in last.tables() if isinstance(part.node, Table) and not part.is_dotted]
+            indent = tables[-1].indent if tables else last.indent + self.table_step * (last.key is not None)
+            at = last.index_of(tables[-1]) + 1 if tables else len(last.body)
+            self._insert_tables(last, at, self._format_tables((*path, key), value, indent))
+        elif headers:
+            self._add_line(headers[0], key, value)
+        elif (above := parts[0].above) is not None:
+            lines = self._format_tables(path, {key: value}, parts[0].indent)
+            self._insert_tables(above, above.index_of(parts[0]), lines)
 
-    def _add_dotted(self, place: Place, value: Any) -> None:
-        beside = self.dotted[place[:-1]]
-        keys = _names(place[len(beside.table) :])
-        self._insert_lines(beside, self.style.script.dotted(keys, value), beside.indent, place)
-        self.dotted[place[:-1]] = self.nodes[self.nodes.index(beside) + 1]
+    def _add_dotted(self, part: _Part, keys: Path, value: Any) -> None:
+        outer = part
+        while outer.is_dotted and outer.key is not None and outer.above is not None:
+            keys, part, outer = (outer.key.key, *keys), outer, outer.above
+        if isinstance(outer.node, InlineTable):
+            raise ValueError("dotted keys within braces are not edited")
+        at = outer.index_of(part)
+        outer.body.insert(at + 1, _make_entry(self._format_lines(keys, value, _read_indent(outer.body[at][1]))))
 
-    def _add_statement(self, header: Node, key: str, value: Any) -> None:
-        last = self.nodes[self._section_end(header) - 1]
-        indent = last.indent if last.keys else header.indent + self.style.key_step
-        self._insert_lines(last, self.style.script.dotted((key,), value), indent, (*header.place, key))
+    def _add_line(self, part: _Part, key: str, value: Any) -> None:
+        at = part.end_of_lines()
+        indent = _read_indent(part.body[at - 1][1]) if at else part.indent + self.key_step * (part.key is not None)
+        lines = self._format_lines((key,), value, indent)
+        if at or part.key is not None:
+            part.body.insert(at, _make_entry(lines))
+        else:  # above all tables, but below the comments about the whole file
+            tables = (n for n, (key, item) in enumerate(part.body) if key or item.as_string().startswith(_MARK))
+            self._insert_tables(part, next(tables, len(part.body)), lines)
 
-    def _insert_lines(self, after: Node, lines: list[str], indent: str, place: Place) -> None:
-        text = "".join(indent + line + self.layout.newline for line in lines)
-        node = Node("", text, "", "", place[: len(after.table)], _names(place[len(after.table) :]))
-        self.nodes.insert(self.nodes.index(after) + 1, node)
+    def _insert_tables(self, part: _Part, at: int, lines: str) -> None:
+        part.body.insert(at, _make_entry(f"{_MARK}{lines}{_MARK}\n"))
 
-    def _add_to_root(self, key: str, value: Any) -> None:
-        lines = self.style.script.dotted((key,), value)
-        last = next((n for n, node in enumerate(self.nodes) if not node.keys), len(self.nodes)) - 1
-        if last >= 0:
-            self._insert_lines(self.nodes[last], lines, self.nodes[last].indent, (key,))
-            return
-        node = Node("", "".join(line + self.layout.newline for line in lines), "", "", (), (key,))
-        if self.nodes:
-            self._insert_above(0, node)
-        else:
-            node.above, self.layout.tail = self.layout.tail, ""
-            self.nodes.append(node)
+    def _format_tables(self, path: Path, table: Document, indent: str) -> str:
+        """Write ``table``; one that only holds tables needs no header."""
+        values = {key: value for key, value in table.items() if not isinstance(value, dict)}
+        blocks = []
+        if values or not table:
+            lines = (self._format_lines((key,), value, indent + self.key_step) for key, value in values.items())
+            blocks.append(f"{indent}[{_format_keys(path, self.quote)}]\n{''.join(lines)}")
+            indent += self.table_step
+        tables = {key: inner for key, inner in table.items() if isinstance(inner, dict)}
+        blocks += (self._format_tables((*path, key), inner, indent) for key, inner in tables.items())
+        return ("\n" if self.has_gaps else "").join(blocks)
 
-    def _add_table(self, place: Place, table: Document) -> None:
-        indent = self._header_indent(place)
-        text = "".join(f"{line}{self.layout.newline}" for line in table_lines(_names(place), table, indent, self.style))
-        node = self.headers[place] = Node("", text, "", "", place)
-        inside = next((n for n, other in enumerate(self.nodes) if other.table[: len(place)] == place), None)
-        if inside is not None:
-            self._insert_above(inside, node)
-        else:
-            self._insert_below(self._end_of_relatives(place), node)
+    def _format_lines(self, keys: Path, value: Any, indent: str) -> str:
+        """Write statements that set ``keys``, one for each value in it."""
+        if isinstance(value, dict) and value:
+            return "".join(self._format_lines((*keys, key), inner, indent) for key, inner in value.items())
+        return f"{indent}{_format_keys(keys, self.quote)} = {_format_value(value, self.quote)}\n"
 
-    def _add_element(self, array: Place, index: int, table: Document) -> None:
-        """One more ``[[array]]`` before that with ``index``, or behind the last."""
-        before = (*array, index - 1)
-        header = self.headers.get((*array, index)) or self.headers[before]
-        lines = table_lines(_names(array), table, header.indent, self.style, brackets="[[{}]]")
-        node = Node("", "".join(f"{line}{self.layout.newline}" for line in lines), "", "", before)
-        if header.place == (*array, index):
-            self._insert_above(self.nodes.index(header), node)
-        else:
-            self._insert_below(self._end_of_relatives(before), node)
+    # What changes.
 
-    def _insert_above(self, at: int, node: Node) -> None:
-        """``node`` above the header at ``at``, which keeps the comment lines that touch it and the blank line above."""
-        below = self.nodes[at]
-        far, near = split_above(below.above)
-        gap = self.layout.newline if self.style.blank else ""
-        if at == 0 and not far.strip():
-            below.above = gap + below.above
-        else:
-            cut = len(far) - (last_blank(far) if gap else 0)
-            node.above, below.above = far[:cut] + gap, far[cut:] + near
-        self.nodes.insert(at, node)
-
-    def _insert_below(self, at: int, node: Node) -> None:
-        """``node`` before what is at ``at``, below the comment lines that belong to what is above."""
-        above = self.nodes[at].above if at < len(self.nodes) else self.layout.tail
-        is_last, is_first = at == len(self.nodes), not (at or above.strip())
-        gap = self.layout.newline if self.style.blank and not is_first else ""
-        cut = len(above) - (last_blank(above) if gap else 0) if is_last else _own_comments(above)
-        node.above = above[:cut] + gap
-        if at < len(self.nodes):
-            self.nodes[at].above = above[cut:]
-        else:
-            self.layout.tail = above[cut:]
-        self.nodes.insert(at, node)
-
-    # Where.
-
-    def _section_end(self, header: Node) -> int:
-        """Where the statements end that stand below ``header``."""
-        start = self.nodes.index(header) + 1
-        return next((n for n in range(start, len(self.nodes)) if not self.nodes[n].keys), len(self.nodes))
-
-    def _end_of_relatives(self, place: Place) -> int:
-        """Where the last table ends that shares the longest beginning with ``place``; the text's end when none does."""
-        headers = [node for node in self.nodes if not node.keys]
-        shared = [_shared(header.place, place) for header in headers]
-        closest = max(shared, default=0)
-        if not closest:
-            return len(self.nodes)
-        return self._section_end(headers[max(n for n, count in enumerate(shared) if count == closest)])
-
-    def _header_indent(self, place: Place) -> str:
-        """That of the last sibling, else the nearest ancestor's and a step for each level below it."""
-        headers = [node for node in self.nodes if not node.keys and node not in self.going]
-        siblings = [node for node in headers if len(node.place) == len(place) and node.place[:-1] == place[:-1]]
-        if siblings:
-            return siblings[-1].indent
-        ancestors = [node for node in headers if node.place == place[: len(node.place)]]
-        if not ancestors:
-            return ""
-        nearest = max(ancestors, key=lambda node: len(node.place))
-        return nearest.indent + self.style.table_step * (len(_names(place)) - len(_names(nearest.place)))
+    def _replace(self, parts: list[_Part], name: str, value: Any) -> None:
+        for part, index, key, item in _find_entries(parts, name):
+            self._note_lines(part, key, item)
+            if isinstance(item, AoT):
+                raise ValueError("a list of tables is not edited")
+            if isinstance(item, Array) and isinstance(value, list):
+                self.replaced -= {line for line in item.as_string().splitlines() if _is_comment(line)}
+                _change_list(item, value, self.quote)
+                return
+            new = _parse_value(value, "'" if item.as_string().startswith("'") else '"')
+            for field in ("indent", "comment_ws", "comment", "trail"):
+                setattr(new.trivia, field, getattr(item.trivia, field))
+            part.body[index] = (key, new)
 
     # What goes.
 
-    def _is_removed(self, place: Place) -> bool:
-        return any(place[:n] in self.removals for n in range(1, len(place) + 1))
-
-    def _mark_emptied(self) -> None:
-        """A header goes with its last statement if it looks as if written for it: the tables in it need it not."""
-        below: Node | None = None
-        body: list[Node] = []
-        for node in reversed(self.nodes):
-            if node.keys:
-                body.append(node)
+    def _remove(self, parts: list[_Part], name: str) -> None:
+        for part, index, key, item in _find_entries(parts, name):
+            self._note_lines(part, key, item)
+            if isinstance(part.node, InlineTable):
+                part.node.remove(key)
                 continue
-            if body and below and node not in self.going and self.going.issuperset(body):
-                self._mark_if_needless(node, below)
-            if node not in self.going:
-                below = node
-            body = []
+            part.body[index] = _make_entry("")
+            is_last_of_root = part.key is None and not part.end_of_lines()
+            if is_last_of_root or (isinstance(item, Table) and not key.is_dotted()):
+                part.body[index] = _make_entry(f"{_MARK}{_MARK}\n{_collect_comments(item)}")
 
-    def _mark_if_needless(self, header: Node, below: Node) -> None:
-        """Marks ``header``, if the table ``below`` is in it and nobody seems to have written it for that table."""
-        is_within = below.place[: len(header.place)] == header.place and isinstance(header.place[-1], str)
-        if not is_within or "#" in header.head or split_above(below.above[first_blank(below.above) :])[0]:
+    def _note_lines(self, part: _Part, key: Key | None = None, item: Item | None = None) -> None:
+        """Note the lines of an entry of ``part``; braces stand on one line, which changes with all in them."""
+        while isinstance(node := part.node, InlineTable) and part.above is not None:
+            part, key, item = part.above, part.key, node
+        if item is None or key is None:
             return
-        staying = [node for node in self.nodes if node not in self.going and node is not header]
-        style = Style.of(staying, self.layout.newline)
-        is_first = header is self.nodes[0] and not header.above.strip()
-        has_gap = first_blank(below.above) if is_first else last_blank(header.above)
-        if not _names_every_table(staying, header) and (has_gap or not style.blank):
-            self.going.add(header)
-            self.style = style
-
-    def _remove(self) -> None:
-        """Takes out what goes, and the blank line that would have been put above it; other lines above it stay."""
-        root = next((node for node in self.nodes if node not in self.going), None)
-        first = self.nodes[0]
-        blocks = {first} if first.keys and (root is None or not root.keys) else set()
-        kept, carried, is_first_blank_due = list[Node](), "", False
-        for node in self.nodes:
-            above = node.above
-            if is_first_blank_due and not node.keys:
-                above, is_first_blank_due = above[first_blank(above) :], False
-            if node not in self.going:
-                node.above, carried = carried + above, ""
-                kept.append(node)
-                continue
-            if self.style.blank and (not node.keys or node in blocks):
-                is_top = not kept and not (carried + above).strip()
-                is_first_blank_due = is_top
-                above = above if is_top else above[: len(above) - last_blank(above)]
-            carried += above
-        tail = self.layout.tail
-        self.layout.tail = carried + (tail[first_blank(tail) :] if is_first_blank_due else tail)
-        self.layout.nodes = kept
+        lines = item.as_string().splitlines()
+        if isinstance(item, Table | AoT):
+            lines = [line for line in lines if not _is_comment(line)]
+        else:
+            trivia = item.trivia
+            end = f"{trivia.comment_ws}{trivia.comment}{trivia.trail}"
+            lines = f"{key.as_string()}{key.sep}{item.as_string()}{end}".splitlines()
+        self.replaced.update(filter(str.strip, lines))
 
 
-def _names_every_table(nodes: list[Node], header: Node) -> bool:
-    """Whether each table that others are in has a header, as where programs write; that of ``header`` apart."""
-    places = {node.place for node in (*nodes, header) if not node.keys}
-    outer = {place[: -2 if isinstance(place[-1], int) else -1] for place in places} - {(), header.place}
-    return bool(outer) and outer <= places
+def _append_in_braces(table: InlineTable, key: str, item: Item) -> None:
+    """Append a key, with the space before the closing brace behind it."""
+    body = table.value.body
+    end = [body.pop()] if body and body[-1][0] is None else []
+    table.append(key, item)
+    body += end
 
 
-def _are_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+def _find_entries(parts: Iterable[_Part], name: str) -> Iterator[tuple[_Part, int, Key, Item]]:
+    for part in parts:
+        for index, (key, item) in enumerate([*part.body]):
+            if key is not None and key.key == name:
+                yield part, index, key, item
 
 
-def _shared(one: Place, other: Place) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _make_entry(text: str) -> _Entry:
+    return None, Whitespace(text, fixed=True)
 
 
-def _own_comments(above: str) -> int:
-    """The length of the comment lines that ``above`` begins with, if a blank line parts them from what follows."""
-    end = 0
-    for line in above.splitlines(keepends=True):
-        if not line.strip():
-            return end
-        end += len(line)
-    return 0
+def _read_indent(item: Item) -> str:
+    """Return the white space before a statement, which may be one of dotted keys."""
+    while isinstance(item, Table):
+        item = next((inner for key, inner in item.value.body if key is not None), tomlkit.item(0))
+    return item.trivia.indent
+
+
+def _collect_comments(item: Item) -> str:
+    """Return the comments in a table that goes, and the blank lines below its last statement."""
+    kept = ""
+    for key, inner in item.value.body if isinstance(item, Table) else ():
+        if key is not None:
+            kept = kept.rstrip("\n") + "\n" * bool(kept.strip()) + _collect_comments(inner)
+        elif isinstance(inner, Comment | Whitespace):
+            kept += inner.as_string()
+    return kept
+
+
+def _change_list(array: Array, new: list[Any], quote: str) -> None:
+    """Take out and put in single items, so that comments and line breaks between the others stay."""
+    old = parse(f"v = {array.as_string()}")["v"]
+    head = 0
+    while head < min(len(old), len(new)) and same(old[head], new[head]):
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and same(old[-1 - tail], new[-1 - tail]):
+        tail += 1
+    del array[head : len(old) - tail]
+    for index in range(head, len(new) - tail):
+        array.insert(index, _parse_value(new[index], quote))
+
+
+def _parse_value(value: Any, quote: str) -> Item:
+    return tomlkit.value(_format_value(value, quote))
+
+
+def _format_keys(keys: Path, quote: str) -> str:
+    return ".".join(key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _format_value(key, quote) for key in keys)
+
+
+def _format_value(value: Any, quote: str) -> str:
+    """Write ``value`` on one line."""
+    match value:
+        case Verbatim():
+            return str(value)
+        case str():
+            is_literal = quote == "'" and not re.search(r"['\x00-\x1f\x7f]", value)
+            return tomlkit.string(value, literal=is_literal).as_string()
+        case list():
+            return f"[{', '.join(_format_value(item, quote) for item in value)}]"
+        case dict():
+            members = (f"{_format_keys((key,), quote)} = {_format_value(inner, quote)}" for key, inner in value.items())
+            return f"{{ {', '.join(members)} }}" if value else "{}"
+        case _:
+            return str(tomlkit.item(value).as_string())
+
+
+def _lay_out(text: str, *, has_gaps: bool) -> str:
+    """Return ``text`` without marks: comments that touch a header stay above it, gaps are as between the others."""
+    blank = "\n" if has_gaps else ""
+    text = text.replace(f"{_MARK}\n{_MARK}", blank)
+    while _MARK in text:
+        head, lines, tail = text.split(_MARK, 2)
+        tail = tail.removeprefix("\n")
+        if lines.strip():
+            head, below = _split_end(head) if tail else (head, "")
+            above = "" if head.endswith("\n\n") or not head.strip() else blank
+            is_table = lines.lstrip().startswith("[")
+            between = "" if is_table or (below or tail or "\n").startswith("\n") else blank
+            text = head + above + lines + between + below + tail
+        elif head.endswith("\n\n"):
+            text = head.removesuffix(blank) + tail
+        else:
+            text = head + (tail if head.strip() else tail.removeprefix(blank))
+    return text
+
+
+def _split_end(head: str) -> tuple[str, str]:
+    """Split off the blank lines and comments at the end; comments above the first blank line stay."""
+    lines = head.splitlines(keepends=True)
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or _is_comment(lines[end - 1])):
+        end -= 1
+    blank = next((index for index in range(end, len(lines)) if not lines[index].strip()), end)
+    return "".join(lines[:blank]), "".join(lines[blank:])

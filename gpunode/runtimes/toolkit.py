@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
+from gpunode.recipe.toml import literal
 from gpunode.runtimes.text import encode, same
 from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parsed, put
 
@@ -268,10 +269,7 @@ def _statements(keys: Iterable[Key], values: Mapping[str, Usual | Value | None])
 
 
 def _statement(key: Key, value: Value | Usual) -> str:
-    from gpunode.runtimes import tomltext
-
-    plain = list(value) if isinstance(value, tuple) else value
-    return tomltext.edit("", {}, {key.path[-1]: plain}).strip()
+    return f"{key.path[-1]} = {literal(value)}"
 
 
 def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
@@ -311,26 +309,14 @@ def _parsed(data: bytes | None, path: str) -> tuple[str, Document]:
 
 
 def _edited(text: str, before: Document, setting: Setting, path: str) -> str:
-    from gpunode.runtimes import tomltext
-
     keys = setting.key.path
-    _File(path, text, before).table(keys[:-1])
+    file = _File(path, text, before)
+    file.table(keys[:-1])
     after = put(before, keys, setting.value, prune=True)
-    if same(before, after):
-        return text
     if at(before, keys) is None and (found := _below_its_comment(text, after, setting)):
         return found
-    try:
-        return tomltext.edit(text, before, after)
-    except tomltext.Uneditable as error:
-        table = ".".join(keys[:-1])
-        raise Refused(
-            f"{path}: gpunode found no way to write {setting.key.name} that leaves the rest of the file as it is",
-            why="every possible edit would also change other settings",
-            hint=f"write [{table}] as a table with a header of its own, then run the command again"
-            if table
-            else f"write {setting.key.name} into it by hand",
-        ) from error
+    table = f"[{'.'.join(keys[:-1])}] as a table with a header of its own" if keys[1:] else f"{keys[0]} by hand"
+    return file.edit(after, advice=f"write {table} in {path}, then run the command again")
 
 
 def _below_its_comment(text: str, after: Document, setting: Setting) -> str:

@@ -108,7 +108,7 @@ def test_to_take_out_a_key_is_to_delete(case: tuple[Text, dict[str, Any]]) -> No
 def test_keys_that_were_added_can_be_taken_out_again(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     added = edit(text.text, text.document, after)
-    back = edit(added, parse(added), text.document)
+    back = tomltext.edit(added, parse(added), text.document)
     assert same(parse(back), text.document)
     # An empty header may be left, and space within braces.
     assert ["".join(line.split()) for line in lines_that_say_something(back)] == [
@@ -120,7 +120,7 @@ def test_keys_that_were_added_can_be_taken_out_again(case: tuple[Text, dict[str,
 def test_tables_that_were_added_can_be_taken_out_again(text: Text, new: dict[str, Any]) -> None:
     after = {**new, **text.document}
     added = edit(text.text, text.document, after)
-    back = edit(added, parse(added), text.document)
+    back = tomltext.edit(added, parse(added), text.document)
     assert [line for line in back.split("\n") if line.strip()] == [
         line for line in text.text.split("\n") if line.strip()
     ]

@@ -534,7 +534,8 @@ def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pyte
     monkeypatch.setattr(tomltext, "parse", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, DesiredConfig())
-    assert "would also change other settings" in refused.value.why
+    assert "would also change other lines or settings" in refused.value.why
+    assert "keep the handler in another file: --mode=drop-in" in refused.value.hint
     assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
 
