@@ -125,10 +125,16 @@ class TomlFile:
         try:
             return tomltext.edit(self.text, self.document, document)
         except tomltext.Uneditable as error:
+            place, why = (
+                self._place(error.paths[0]),
+                "every edit that it tried would also change other lines or settings",
+            )
+            if error.line:
+                place, why = f"{self.path}:{error.line}", "tomlkit, which edits it, would not keep this line as it is"
+                advice = f"write line {error.line} with headers or one value a line instead of braces; or {advice}"
             raise Refused(
-                f"{self._place(error.paths[0])}: gpunode found no way to write {error} "
-                "that leaves the rest of the file as it is",
-                why="every edit that it tried would also change other lines or settings",
+                f"{place}: gpunode found no way to write {error} that leaves the rest of the file as it is",
+                why=why,
                 hint=advice,
             ) from error
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 # Nobody loads this module before a file has to change.
 import tomlkit  # noqa: TID253
-from tomlkit.exceptions import TOMLKitError  # noqa: TID253
+from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
 from gpunode.runtimes.text import same
@@ -37,11 +37,13 @@ class Uneditable(Exception):
 
     Attributes:
         paths: of the keys that were to change.
+        line: from 1, that tomlkit cannot read or would write otherwise; 0 where it is none of them.
     """
 
-    def __init__(self, paths: tuple[Path, ...]) -> None:
+    def __init__(self, paths: tuple[Path, ...], line: int) -> None:
         super().__init__(", ".join(".".join(path) for path in paths))
         self.paths = paths
+        self.line = line
 
 
 def edit(text: str, before: Document, after: Document) -> str:
@@ -58,18 +60,19 @@ def edit(text: str, before: Document, after: Document) -> str:
     is_crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")
     is_terminated = not text or text.endswith("\n")
     result = former = (text.replace("\r\n", "\n") if is_crlf else text) + ("" if is_terminated else "\n")
-    read, replaced = before, None
+    read, replaced, line = before, None, 0
     for _ in range(_ROUNDS):
         try:
             result, ends = _edit_once(result, read, after)
             read = parse(result)
-        except (TOMLKitError, ValueError, LookupError, AttributeError, RecursionError):
+        except (TOMLKitError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            line = error.line if isinstance(error, ParseError) and result == former else 0
             break  # LookupError and AttributeError are faults of tomlkit's
         replaced = ends if replaced is None else replaced
         if same(read, after) and _keeps_foreign_lines(former, result, replaced):
             result = result if is_terminated else result.removesuffix("\n")
             return result.replace("\n", "\r\n") if is_crlf else result
-    raise Uneditable(tuple(_list_differences(before, after)))
+    raise Uneditable(tuple(_list_differences(before, after)), line)
 
 
 def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[str]]:
@@ -78,8 +81,9 @@ def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[s
     root = _Part(document)
     headers = {name: indent for indent, name in _HEADER.findall(text)}
     _restore_indents(root, headers)
-    if document.as_string() != text:
-        raise ValueError("tomlkit does not write the text back as it was")
+    if (written := document.as_string()) != text:
+        pairs = enumerate(zip(written.split("\n"), text.split("\n"), strict=False), 1)
+        raise ParseError(next((line for line, (one, other) in pairs if one != other), 0), 0, "it is written otherwise")
     editor = _Editor(root, text, [*headers.values()])
     editor.change((), before, after)
     return _lay_out(document.as_string(), has_gaps=editor.has_gaps), editor.replaced

@@ -539,6 +539,12 @@ def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pyte
     assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
 
+def test_a_line_that_would_not_stay_as_it_is_is_named_with_a_way_on() -> None:
+    with pytest.raises(Refused, match=r"config\.toml:2: gpunode found no way to write plugins") as refused:
+        configure(b"version = 2\nx = { a = 1979-05-27 }\n", DesiredConfig())
+    assert "write line 2 with headers" in refused.value.hint
+
+
 def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
     data = b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n'
     with pytest.raises(Refused, match="schema 1 supports no drop-ins") as refused:

@@ -166,6 +166,12 @@ def test_what_could_lose_a_foreign_line_is_refused(text: str, path: str, value: 
     assert refused.value.paths == (tuple(path.split("/")),)
 
 
+def test_the_line_is_named_that_tomlkit_would_not_keep() -> None:
+    with pytest.raises(Uneditable) as refused:
+        edited("k = 1\n# c\nt = { d = 1979-05-27 }\n", "k", 2)
+    assert refused.value.line == 3
+
+
 @pytest.mark.parametrize("wrong", ["[a]\nb = 4\n", "[a]\nb = ]\n"], ids=["another meaning", "no TOML"])
 def test_what_does_not_read_as_meant_is_not_written(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setattr(tomltext, "_lay_out", lambda *_, **__: wrong)
