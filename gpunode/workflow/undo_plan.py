@@ -99,6 +99,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         Refused: the package manager would do something else.
     """
     footprint, there = request.footprint, installed_packages(facts)
+    conffiles = tuple(_restore_conffiles(footprint.conffiles, host, force=request.force))
     files, notes, unknown = _restore_files(request, host, footprint.files)
     layouts, unchanged = mig_layouts.plan_restore(host, footprint.layouts, force=request.force)
     wanted = {
@@ -116,7 +117,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
-    steps = (*files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
+    steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_the_driver_needs(steps, packages, wanted, there)
     ordered = redo_order(steps) if request.is_redo else undo_order(steps)
     steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
@@ -154,7 +155,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
 def _restore_files(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
-    steps = [*_restore_conffiles(request.footprint.conffiles, host, force=request.force)]
+    steps: list[UndoStep] = []
     notes: list[str] = []
     kept: list[KeptItem] = []
     for path, trail in reversed(tuple(trails.items())):

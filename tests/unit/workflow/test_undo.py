@@ -511,6 +511,19 @@ class TestWholeRollback:
         host.files[path] = edited
         assert plan_rollback(store, host, run.id, now({"nvidia-driver": OLD})).steps == ()
 
+    def test_plain_rollback_leaves_configuration_files_of_purged_packages_alone(
+        self, host: Machine, store: Store
+    ) -> None:
+        path = "/etc/nvidia/old.conf"
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.commit("done")
+        assert plan_rollback(store, host, run.id).steps == (), "its package does not come back either"
+        host.files[path] = FileState(b"of a package that somebody installed again, and edited\n")
+        host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
+        assert plan_rollback(store, host, run.id).steps == ()
+
     def test_a_configuration_file_that_was_purged_with_its_package_comes_back_edited_as_it_was(
         self, host: Machine, store: Store
     ) -> None:
