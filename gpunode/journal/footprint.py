@@ -140,13 +140,18 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
         for one in intents
         if one.step != CONFFILES and not (one.seq in failed and isinstance(one.change, PackageChange))
     ]
-    kept = ((one, one.change) for one in intents if one.step == CONFFILES)
+    # Where a rollback restored one, its package goes again, and the purge takes the file along.
+    purged = ((one, one.change) for one in intents if one.step == CONFFILES)
     return Footprint(
         {span.change.path: _trail((span,)) for span in _join_all(changes, FileChange)},
         {span.change.id: span for span in _join_all(changes, PackageChange)},
         {span.change.unit: span for span in _join_all(changes, ServiceChange)},
         {span.change.gpu: span for span in _join_all(changes, MigChange)},
-        tuple(Span(one.stage, one.step, change) for one, change in kept if isinstance(change, FileChange)),
+        tuple(
+            Span(one.stage, one.step, change)
+            for one, change in purged
+            if isinstance(change, FileChange) and change.after is None
+        ),
     )
 
 

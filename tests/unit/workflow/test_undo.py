@@ -66,7 +66,7 @@ class Machine(Node):
         super().__init__(facts, solver=_obeys)
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
-        self.after_packages: dict[str, FileState] = {}
+        self.after_packages: dict[str, FileState | None] = {}
         self.enrolled = ""
 
     def look(self, probe: Probe, /) -> Capture:
@@ -536,6 +536,29 @@ class TestWholeRollback:
         assert [one.subject for one in back.changes] == ["nvidia-driver", path]
         host.files[path] = FileState(b"as the package ships it\n")  # apt has brought it meanwhile
         undo(host, store, back)
+        assert host.files[path] == edited
+
+    @pytest.mark.parametrize(
+        "edited", [FileState(b"edited by hand\n"), FileState(b"as shipped\n", 0o600)], ids=["content", "mode"]
+    )
+    def test_a_configuration_file_that_came_back_edited_goes_again_with_its_package(
+        self, host: Machine, store: Store, edited: FileState
+    ) -> None:
+        path, shipped = "/etc/nvidia/old.conf", FileState(b"as shipped\n")
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
+        run.commit("done")
+        database = paragraph("nvidia-driver", conffile=path).replace("0123", hashlib.md5(shipped.content).hexdigest())
+        host.after_packages = {path: shipped, STATUS: FileState(database.encode())}
+        back = undo(host, store, plan_rollback(store, host, run.id, now({})))
+        assert host.files[path] == edited
+
+        host.after_packages = {path: None}
+        again = undo(host, store, plan_rollback(store, host, back.run, now({"nvidia-driver": OLD})))
+        assert host.files[path] is None
+        host.after_packages = {path: shipped}
+        undo(host, store, plan_rollback(store, host, again.run, now({})))
         assert host.files[path] == edited
 
     def test_a_configuration_file_stays_away_when_its_package_cannot_come_back(
