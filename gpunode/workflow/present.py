@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import Undetermined
-from gpunode.facts.evidence import Probe
+from gpunode.facts.evidence import Probe, decode_found
 from gpunode.host.port import HostView
 from gpunode.packages import SYSTEMS, Database
 
@@ -29,6 +29,13 @@ def state(host: HostView, path: str) -> FileState | None:
         )
     owner = capture.ownership
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+
+
+def names_in(host: HostView, folder: str) -> frozenset[str]:
+    """Return the paths of all that is in ``folder``; of one that cannot be listed what could be seen."""
+    patterns = (f"{folder}/{name}" for name in ("*", ".*"))
+    captures = [host.look(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
+    return frozenset(found.path for capture in captures for found in decode_found(capture.data))
 
 
 def database(host: HostView) -> Database:

@@ -155,17 +155,21 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
 def _restore_files(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
-    steps: list[UndoStep] = []
-    notes: list[str] = []
     kept: list[KeptItem] = []
+    found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     for path, trail in reversed(tuple(trails.items())):
         now = present.state(host, path)
         if trail.forgotten and now is not None and not _is_gpunodes_alone(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
         restored = RestoredFile(None) if trail.forgotten else _take_back(trail, now, request.resolve_edit)
+        found.append((path, trail, now, restored))
+    going = frozenset(path for path, _, _, restored in found if restored.state is None)
+    steps: list[UndoStep] = []
+    notes: list[str] = []
+    for path, trail, now, restored in found:
         first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
-        if restored.state == now and not (now is None and _outlived(host, folders)):
+        if restored.state == now and not (now is None and _leaves_folder(host, folders, going)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
@@ -193,9 +197,16 @@ def _take_back(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdi
     return found
 
 
-def _outlived(host: Host, folders: Sequence[str]) -> bool:
-    """Return whether a folder that was made for a file is still there: an undo was stopped before it was removed."""
-    return any(host.look(Probe(folder, glob=folder, contents=False)).data for folder in folders)
+def _leaves_folder(host: Host, folders: Collection[str], going: Collection[str]) -> bool:
+    """Return whether one of ``folders``, made for a file that is gone, is there and has nothing but what is ``going``.
+
+    An undo was stopped before it was removed. In one that somebody else uses nothing is left to do.
+    """
+    return any(
+        host.look(Probe(folder, glob=folder, contents=False)).data
+        and present.names_in(host, folder) <= {*going, *folders}
+        for folder in folders
+    )
 
 
 def _expectation(path: str) -> RuntimeExpectation | None:

@@ -98,6 +98,26 @@ def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Stor
     assert plan_rollback(store, host, run.id).steps == ()
 
 
+@pytest.mark.parametrize("theirs", ["certs.d", ".theirs"])
+def test_a_folder_that_others_use_by_now_leaves_nothing_to_undo(store: Store, tmp_path: Path, theirs: str) -> None:
+    host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
+    (tmp_path / "etc").mkdir()
+    run = store.begin("setup", version="test")
+    ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
+    change = host.realize(FileChange(DAEMON_JSON, None, ours, frozenset({RESTART})))
+    seq = run.intend("runtime", "step", change)
+    host.apply([change])
+    run.done(seq)
+    run.settle(RESTART)
+    run.commit("done")
+    (folder / "daemon.json").unlink()
+    (folder / theirs).mkdir()
+    assert plan_rollback(store, host, run.id).steps == (), "no daemon is restarted for a file that is gone already"
+    (folder / theirs).rmdir()
+    (step,) = plan_rollback(store, host, run.id).steps
+    assert step.change.folders == ("/etc/docker",)
+
+
 def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node) -> None:
     run = write(host, store)
     host.files[CONTAINERD] = EDITED
