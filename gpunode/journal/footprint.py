@@ -136,7 +136,7 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
     done = {entry.seq for entry in known if isinstance(entry, Done)}
     failed = {entry.seq for entry in known if isinstance(entry, Failed)}
     changes = [
-        _Made(one, is_known=one.seq in done)
+        _Made(one, is_known=one.seq in done, is_run_alone=True)
         for one in intents
         if one.step != CONFFILES and not (one.seq in failed and isinstance(one.change, PackageChange))
     ]
@@ -162,12 +162,14 @@ class _Made:
     Attributes:
         is_removal: whether a removal made it; likewise ``is_withdrawal`` for a run that took a handler out of a file.
         is_known: False if the run ended before it was recorded that the change was made.
+        is_run_alone: whether the footprint is of its run alone, in which nobody asks who else was at work.
     """
 
     intent: Intent
     is_removal: bool = False
     is_withdrawal: bool = False
     is_known: bool = True
+    is_run_alone: bool = False
 
     @property
     def change(self) -> Change:
@@ -233,7 +235,9 @@ def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[Span[Sta
         # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
         if made.is_removal:
             continue
-        span = _join(former, made, change) if former else _begin_span(made, change)
+        span = _begin_span(made, change)
+        if former is not None:
+            span = former if span is None else _join(former, span, is_run_alone=made.is_run_alone)
         if span is not None:
             found[change.subject] = span
     return tuple(found.values())
@@ -246,17 +250,17 @@ def _begin_span(made: _Made, change: StatefulT) -> Span[StatefulT] | None:
     return Span(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
 
 
-def _join(former: Span[StatefulT], made: _Made, change: StatefulT) -> Span[StatefulT] | None:
-    """Return ``former`` and a later change of the same thing as one; None if the thing is known to be as it was."""
-    first = former.change
-    if change.before == change.after:
-        return former
-    if first.before == change.after:
-        return None if made.is_known else replace(former, is_known=False)
-    joined = replace(change, before=first.before, triggers=first.triggers | change.triggers)
-    folders = tuple(dict.fromkeys((*former.folders, *change.folders)))
-    passed = (former.passed | {first.after, change.before}) - {first.before}
-    return Span(former.stage, former.step, joined, made.is_known, folders, passed)
+def _join(former: Span[StatefulT], later: Span[StatefulT], *, is_run_alone: bool = False) -> Span[StatefulT] | None:
+    """Return two spans of the same thing as one; None if the thing is known to be as it was."""
+    first, last = former.change, later.change
+    if first.before == last.after:
+        return None if later.is_known else replace(former, is_known=False)
+    joined = replace(last, before=first.before, triggers=first.triggers | last.triggers)
+    folders = tuple(dict.fromkeys((*former.folders, *later.folders)))
+    # Between two runs somebody else may have made what the second one found; that is theirs.
+    between = {first.after, last.before} if is_run_alone else {first.after}
+    passed = (former.passed | later.passed | between) - {first.before}
+    return Span(former.stage, former.step, joined, later.is_known, folders, passed)
 
 
 def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
@@ -270,7 +274,8 @@ def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
         spans = _confirm_last(found.get(change.path, ()), change)
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
         if not made.is_withdrawal or (spans and spans[-1].change.after == change.before):
-            spans = _append(spans, made, change)
+            span = _begin_span(made, change)
+            spans = spans if span is None else _append(spans, span)
         found[change.path] = spans
     return {path: _trail(spans) for path, spans in found.items() if spans}
 
@@ -286,20 +291,20 @@ def _confirm_last(spans: tuple[Span[FileChange], ...], later: FileChange) -> tup
         return spans
     last = spans[-1]
     if last.change.after == later.before:
-        return _append(spans[:-1], _Made(Intent(0, last.stage, last.step, last.change)), last.change)
-    return spans[:-1] if last.change.before == later.before else spans
+        return _append(spans[:-1], replace(last, is_known=True))
+    # One that made folders may have left them, although its file is not there.
+    return spans[:-1] if last.change.before == later.before and not last.folders else spans
 
 
-def _append(spans: tuple[Span[FileChange], ...], made: _Made, change: FileChange) -> tuple[Span[FileChange], ...]:
-    """Return ``spans`` with ``change`` after them; joined to the last one if it went on from there, and is known.
+def _append(spans: tuple[Span[FileChange], ...], later: Span[FileChange]) -> tuple[Span[FileChange], ...]:
+    """Return ``spans`` with ``later`` after them; joined to the last one if it went on from there, and is known.
 
     One that may have led back is passed over: the file tells, since it is then as before, or as it was left.
     """
-    follows = bool(spans) and spans[-1].change.after == change.before
-    if not follows or (not made.is_known and spans[-1].change.before != change.after):
-        span = _begin_span(made, change)
-        return (*spans, span) if span else spans
-    joined = _join(spans[-1], made, change)
+    follows = bool(spans) and spans[-1].change.after == later.change.before
+    if not follows or (not later.is_known and spans[-1].change.before != later.change.after):
+        return (*spans, later)
+    joined = _join(spans[-1], later)
     return (*spans[:-1], joined) if joined else spans[:-1]
 
 

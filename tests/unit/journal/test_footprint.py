@@ -10,6 +10,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     MigChange,
+    MigInstance,
     MigLayout,
     PackageChange,
     PackageState,
@@ -17,7 +18,7 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
-from gpunode.journal.footprint import Footprint, footprint_of_node
+from gpunode.journal.footprint import Footprint, footprint_of_node, footprint_of_run
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Verb
 from gpunode.package_id import PackageId
 
@@ -195,6 +196,29 @@ def test_folders_and_triggers_of_all_runs_are_kept() -> None:
     assert span.change.path == "/a"
     assert span.folders == ("/new",)
     assert span.change.triggers == {RESTART, Trigger("initramfs")}
+
+
+def test_folders_outlast_an_undo_that_was_cut_short() -> None:
+    made = FileChange("/a", None, state("1"), folders=("/new",))
+    later, taken = wrote("1", "2"), FileChange("/a", state("2"), None, folders=("/new",))
+    cut = [*run(1, made), *run(2, later), *run(3, taken, verb="remove", result=None)]
+    for goes_on in (wrote("2", "3"), wrote(None, "3")):
+        trail = footprint_of_node([*cut, *run(4, goes_on)]).files["/a"]
+        assert {folder for span in trail.spans for folder in span.folders} == {"/new"}
+
+
+def test_what_somebody_made_between_two_runs_is_not_what_gpunode_left() -> None:
+    off, ours, theirs = MigLayout(enabled=False), *(MigLayout(True, _one(profile)) for profile in ("3g", "7g"))
+    last = MigLayout(True, _one("1g"))
+    changes = MigChange("GPU-1", off, ours), MigChange("GPU-1", theirs, last)
+    found = footprint_of_node([*run(1, changes[0]), *run(2, changes[1])]).layouts["GPU-1"]
+    assert [found.left(layout) for layout in (ours, theirs, last)] == [True, False, True]
+    alone = footprint_of_run(run(1, *changes)).layouts["GPU-1"]
+    assert [alone.left(layout) for layout in (ours, theirs, last)] == [True, True, True]
+
+
+def _one(profile: str) -> tuple[MigInstance, ...]:
+    return (MigInstance(profile, 0, 1, ("1",)),)
 
 
 def test_what_was_forgotten_is_known_to_be() -> None:
