@@ -179,8 +179,12 @@ def _restore_files(
 
 
 def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
-    """Return whether nobody else's content is in a file whose backups are gone."""
-    return trail.spans[0].change.before is None and (force or now.digested().content.decode() == trail.left)
+    """Return whether nobody else's content is in a file whose backups are gone; with ``force`` that does not matter."""
+    if force:
+        return trail.spans[0].change.before is None
+    # Where a run found what somebody had made of gpunode's file, that is in it still.
+    is_made_anew = all(span.change.before is None for span in trail.spans)
+    return is_made_anew and now.digested().content.decode() == trail.left
 
 
 def _take_back(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:

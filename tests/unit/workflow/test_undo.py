@@ -748,6 +748,21 @@ class TestRemove:
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
         assert CUDA_LIST not in (one.subject for one in plan_removal(store, host, now()).changes)
 
+    def test_of_what_was_forgotten_stays_what_somebody_wrote_between_two_runs(
+        self, host: Machine, store: Store
+    ) -> None:
+        change = FileChange(BLACKLIST, FileState(b"blacklist nouveau\n# mine\n"), FileState(b"# both\n# mine\n"))
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "step", change))
+        run.commit("done")
+        host.files[BLACKLIST] = FileState(b"# both\n# mine\n")
+        for name in store.ids():
+            forget(store, name)
+        back = plan_removal(store, host, now())
+        assert BLACKLIST not in {file.path for file in back.files}
+        assert any(BLACKLIST in remark and "deleted" in remark for remark in back.remarks)
+        assert BLACKLIST in {file.path for file in plan_removal(store, host, now(), force=True).files}
+
     def test_what_the_user_installed_after_an_undo_is_the_users(self, host: Machine, store: Store) -> None:
         undo(host, store, plan_rollback(store, host, newest(store), now()))
         back = plan_removal(store, host, machine(packages={"dkms": PackageState("3")}))
