@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import Undetermined
@@ -31,7 +33,19 @@ def state(host: HostView, path: str) -> FileState | None:
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
 
 
-def names_in(host: HostView, folder: str) -> frozenset[str]:
+def has_empty_folder(host: HostView, folders: Collection[str], going: Collection[str] = ()) -> bool:
+    """Return whether one of ``folders`` is there and has nothing in it but what is ``going``.
+
+    They were made for a file that is gone: an undo was stopped before it removed them. Where somebody else uses one,
+    nothing is left to do.
+    """
+    return any(
+        host.look(Probe(folder, glob=folder, contents=False)).data and _names_in(host, folder) <= {*going, *folders}
+        for folder in folders
+    )
+
+
+def _names_in(host: HostView, folder: str) -> frozenset[str]:
     """Return the paths of all that is in ``folder``; of one that cannot be listed what could be seen."""
     patterns = (f"{folder}/{name}" for name in ("*", ".*"))
     captures = [host.look(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]

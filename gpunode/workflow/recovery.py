@@ -137,8 +137,9 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
 
     for intent in intents:
         match intent.change:
-            case FileChange(path=path, before=FileState(), after=None) if present.state(host, path) is None:
-                yield intent
+            case FileChange(path=path, before=FileState(), after=None, folders=folders):
+                if present.state(host, path) is None and not present.has_empty_folder(host, folders):
+                    yield intent
             case FileChange(path=path, after=FileState() as after):
                 now = present.state(host, path)
                 if now is not None and replace(now, content=digest(now.content).encode()) == after:

@@ -26,7 +26,6 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, Unknown
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, Span
@@ -169,7 +168,7 @@ def _restore_files(
     notes: list[str] = []
     for path, trail, now, restored in found:
         first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
-        if restored.state == now and not (now is None and _leaves_folder(host, folders, going)):
+        if restored.state == now and not (now is None and present.has_empty_folder(host, folders, going)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
@@ -199,18 +198,6 @@ def _take_back(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdi
                 return found
             found = replace(resolved, notes=(*found.notes, *resolved.notes))
     return found
-
-
-def _leaves_folder(host: Host, folders: Collection[str], going: Collection[str]) -> bool:
-    """Return whether one of ``folders``, made for a file that is gone, is there and has nothing but what is ``going``.
-
-    An undo was stopped before it was removed. In one that somebody else uses nothing is left to do.
-    """
-    return any(
-        host.look(Probe(folder, glob=folder, contents=False)).data
-        and present.names_in(host, folder) <= {*going, *folders}
-        for folder in folders
-    )
 
 
 def _expectation(path: str) -> RuntimeExpectation | None:

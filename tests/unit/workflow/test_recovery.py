@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.host.local import LocalHost
 from gpunode.journal.history import InterruptedRun
 from gpunode.journal.record import Begin, Verb
 from gpunode.journal.store import Store
@@ -116,6 +117,23 @@ class TestRecordWhatWasMade:
         node.files["/var/lib/dpkg/status"] = FileState(self.STATUS.encode() + half)
         record_what_was_made(store, node)
         assert set(store.footprint().packages) == {PackageId("dkms")}
+
+    def test_file_whose_folder_is_left_is_not_gone(self, tmp_path: Path) -> None:
+        """Killed after the file was removed and before the folder was: the next undo removes that."""
+        store, host, folder = Store(tmp_path), LocalHost(str(tmp_path)), tmp_path / "etc/nvidia"
+        ours = FileChange("/etc/nvidia/ours.conf", None, self.OURS, folders=("/etc/nvidia",))
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "x", ours))
+        run.commit("done")
+        cut = store.begin("remove", version="test")
+        cut.intend("packages", "x", replace(ours, before=self.OURS, after=None))
+        cut.close()
+        folder.mkdir(parents=True)
+        record_what_was_made(store, host)
+        assert set(store.footprint().files) == {ours.path}
+        (folder / "theirs.conf").touch()
+        record_what_was_made(store, host)
+        assert store.footprint().files == {}
 
     def test_what_a_later_run_changed_again_tells_nothing_of_the_one_before(self, store: Store) -> None:
         run = store.begin("setup", version="test")
