@@ -257,8 +257,8 @@ def _join(former: Span[StatefulT], later: Span[StatefulT], *, is_run_alone: bool
         return None if later.is_known else replace(former, is_known=False)
     joined = replace(last, before=first.before, triggers=first.triggers | last.triggers)
     folders = tuple(dict.fromkeys((*former.folders, *later.folders)))
-    # Between two runs somebody else may have made what the second one found; that is theirs.
-    between = {first.after, last.before} if is_run_alone else {first.after}
+    # Between two runs somebody else may have made what the second one found, and after them a file go; that is theirs.
+    between = {first.after, last.before} if is_run_alone else {first.after} - {None}
     passed = (former.passed | later.passed | between) - {first.before}
     return Span(former.stage, former.step, joined, later.is_known, folders, passed)
 

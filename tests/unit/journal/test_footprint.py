@@ -217,6 +217,15 @@ def test_what_somebody_made_between_two_runs_is_not_what_gpunode_left() -> None:
     assert [alone.left(layout) for layout in (ours, theirs, last)] == [True, True, True]
 
 
+def test_file_that_somebody_removes_after_two_runs_is_not_as_the_first_one_left_it() -> None:
+    """They removed what the second one wrote; what the first one removed does not come back for that."""
+    first, second = wrote("0", None), wrote(None, "1")
+    (span,) = footprint_of_node([*run(1, first), *run(2, second)]).files["/a"].spans
+    assert (span.left(state("1")), span.left(None)) == (True, False)
+    (alone,) = footprint_of_run(run(1, first, second)).files["/a"].spans
+    assert alone.left(None), "it may have ended in between"
+
+
 def _one(profile: str) -> tuple[MigInstance, ...]:
     return (MigInstance(profile, 0, 1, ("1",)),)
 
