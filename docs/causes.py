@@ -121,10 +121,10 @@ def _fixes(fixes: Iterable[Fix]) -> Iterator[str]:
 @cache
 def _node(os_release: str) -> Snapshot:
     """A node of which nothing but its distribution is known."""
-    from gpunode.diagnoses.snapshot import snapshot
+    from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.facts import pasted
 
-    return snapshot(pasted.evidence([("/etc/os-release", os_release)]))
+    return take_snapshot(pasted.evidence([("/etc/os-release", os_release)]))
 
 
 @cache

@@ -13,7 +13,7 @@ from gpunode.cli.screen.words import count, listed
 from gpunode.errors import ChangesPending, Undetermined, UsageError
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.comparison import Comparison, Difference, Side, Unseen
+    from gpunode.diagnoses.comparison import Comparison, Difference, Side, Uncompared
     from gpunode.diagnoses.model import Diagnosis
     from gpunode.diagnoses.traits import Reason, Weight
     from gpunode.facts.evidence import Evidence
@@ -45,7 +45,7 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
     yield _verdict_line(found, hidden=len(found.differences) - len(shown))
 
 
-def _unseen(unseen: Sequence[Unseen], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
+def _unseen(unseen: Sequence[Uncompared], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
     """Yield what one of the two does not show, and why."""
     groups: dict[tuple[Side, Reason], list[str]] = {}
     for one in unseen:
@@ -63,7 +63,7 @@ _REASONS: dict[Reason, str] = {
 }
 
 
-def _what(one: Unseen, *, verbose: bool) -> str:
+def _what(one: Uncompared, *, verbose: bool) -> str:
     if not one.names:
         return one.title
     names = [name.removeprefix(f"{one.title}: ") for name in one.names]
@@ -99,11 +99,11 @@ def _verdict_line(found: Comparison, *, hidden: int) -> Line:
         if hidden == 1
         else (f"; {hidden} others that explain little: -v shows them" if hidden else "")
     )
-    if not found.matters and not found.tells:
+    if not found.has_explanation and not found.is_conclusive:
         missing = listed(found.missing)
         told = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
         return line(told, hang=2)
-    if not found.matters:
+    if not found.has_explanation:
         return line(f"no difference explains a fault{more}", hang=2)
     possible = sum(one.weight == "possible" for one in found.differences)
     return line(f"{count(likely, 'likely explanation')}, {possible} possible{more}", hang=2)
@@ -112,14 +112,14 @@ def _verdict_line(found: Comparison, *, hidden: int) -> Line:
 def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     """Rank the differences of two reports, or of one and this machine."""
     from gpunode.diagnoses import comparison, diagnose
-    from gpunode.diagnoses.snapshot import snapshot
+    from gpunode.diagnoses.snapshot import take_snapshot
 
     if "" in (good, bad):
         raise UsageError("an empty name is no report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
         raise UsageError("only one of the two reports can come from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.
-    healthy, sick = (snapshot(_evidence(name)) for name in (good, bad))
+    healthy, sick = (take_snapshot(_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
     screen = how.report_screen()
@@ -133,9 +133,9 @@ def compare(good: str, bad: str | None, how: OutputOptions) -> None:
 
 def _verdict(found: Comparison) -> tuple[str, int]:
     """Return the status and exit code: different, the same, or too little compared to tell."""
-    if found.matters:
+    if found.has_explanation:
         return "different", ChangesPending.exit_code
-    return ("ok", 0) if found.tells else (Undetermined.status, Undetermined.exit_code)
+    return ("ok", 0) if found.is_conclusive else (Undetermined.status, Undetermined.exit_code)
 
 
 def _evidence(name: str | None) -> Evidence:

@@ -197,7 +197,7 @@ def _xid(name: str) -> Xid | None:
 
 def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
     """The whole story of one cause, or of that as which an Xid is known, with the remedy for any node."""
-    from gpunode.diagnoses.snapshot import snapshot
+    from gpunode.diagnoses.snapshot import take_snapshot
 
     if xid is not None:
         from gpunode.workflow.doctor import cause_of_xid
@@ -208,7 +208,7 @@ def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
             how.answer(Envelope("doctor", result={"xid": xid}))
             return
     rule = rules_by_cause()[cause]
-    remedy = generic_remedy(cause, snapshot({}))
+    remedy = generic_remedy(cause, take_snapshot({}))
     above = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
     how.report_screen().story(rule, remedy, above)
     told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")

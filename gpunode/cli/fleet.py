@@ -40,7 +40,7 @@ def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str,
         for row in rows(found, census, recipe):
             answers.append(row)
             screen.fleet_row(row, len(answers), [one.name for one in found])
-        seen = picture(held_against_each_other(answers, census.groups()))
+        seen = picture(held_against_each_other(answers, census.group_by_model()))
         if html:
             doctor_page.write(html, _page(seen, named, recipe))
         if html != doctor_page.STANDARD_OUTPUT:

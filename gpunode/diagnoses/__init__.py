@@ -62,11 +62,11 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         guarded: record and skip rules that crash instead of raising.
         report_words: orders suspects; default: the shipped collection.
     """
-    snapshot = resolved.without_what_is_over(snapshot)
+    snapshot = resolved.drop_resolved_faults(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings = _evaluate_rules(snapshot, bugs)
     before = snapshot.with_history
-    is_well = driver.works(snapshot) and not snapshot.view(driver.unread)
+    is_well = driver.works(snapshot) and not snapshot.view(driver.error_rows)
     if before is not None and not is_well and not any(_is_certain_error(finding) for finding in findings):
         findings = (*findings, *_findings_of_earlier_boots(findings, _evaluate_rules(before, bugs), snapshot))
     findings = _rank_all(findings)
@@ -92,7 +92,7 @@ def _select_suspects(
     if is_well or any(_is_certain_error(finding) for finding in findings):
         return ()
     found = find_suspects(rules_by_cause(), snapshot, findings, report_words)
-    return tuple(replace(one, look_at=systems.fitted_look(snapshot, one.look_at)) for one in found)
+    return tuple(replace(one, look_at=systems.fit_look_at(snapshot, one.look_at)) for one in found)
 
 
 def _findings_of_earlier_boots(
@@ -116,7 +116,7 @@ def _evaluate_rules(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Finding, ...
     """Return the findings in the order of the rules."""
     found: list[Finding] = []
     for rule in rules_by_cause().values():
-        visible = trust.node_alone(snapshot) if rule.layer in trust.OF_NODE else snapshot
+        visible = trust.node_evidence_only(snapshot) if rule.layer in trust.NODE_LAYERS else snapshot
         if proofs := _find_proofs(rule, visible, bugs):
             found.append(_weigh_origin(rule, proofs, visible, bugs))
     return tuple(found)
@@ -143,13 +143,13 @@ def _run_guarded(rule: Rule, bugs: _Tracebacks, work: Callable[[], _T], otherwis
 
 def _weigh_origin(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
     """Return the finding by the node's own evidence; one that only containers report is never certain."""
-    node_only = trust.without_containers(snapshot, of_node=rule.layer in trust.OF_NODE)
+    node_only = trust.without_containers(snapshot, of_node=rule.layer in trust.NODE_LAYERS)
     if node_only is snapshot:
         return _merge_proofs(rule, proofs, snapshot, bugs)
     if own := _find_proofs(rule, node_only, bugs):
         return _merge_proofs(rule, own, node_only, bugs)
     found = _merge_proofs(rule, proofs, snapshot, bugs)
-    origin = trust.speaker(snapshot, found.citations)
+    origin = trust.container_source(snapshot, found.citations)
     return replace(found, confidence="likely", summary=f"By {origin}: {found.summary}", heard_from=origin)
 
 
@@ -172,11 +172,11 @@ def _fit_remedy(
     rule: Rule, proofs: tuple[Proof, ...], gpus: tuple[str, ...], snapshot: Snapshot, bugs: _Tracebacks
 ) -> tuple[tuple[Fix, ...], Disruption]:
     """Return the first proof's remedy, else the rule's, fitted to GPUs and system, and its disruption."""
-    action = recovery.gravest(snapshot, gpus or ("",))
+    action = recovery.gravest_action(snapshot, gpus or ("",))
     fallback = (Fix("inspect", _FALLBACK_TEXT, (command("gpunode", "doctor", rule.cause),)),)
     fixes = fitting.merge_remedies(proofs) or _run_guarded(rule, bugs, lambda: tuple(rule.remedy(snapshot)), fallback)
     fixes, disruption = fitting.apply_driver_recovery(fixes, proofs[0].disruption or rule.disruption, action)
-    fixes = systems.fitted(snapshot, fitting.fit_to_gpus(fixes, fitting.affected_gpus(snapshot, gpus)))
+    fixes = systems.fit_fixes(snapshot, fitting.fit_to_gpus(fixes, fitting.affected_gpus(snapshot, gpus)))
     return fixes, fitting.minimum_disruption(fixes, disruption)
 
 
@@ -210,7 +210,7 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
 
 def _fault_onsets(proofs: Iterable[Proof], snapshot: Snapshot) -> Iterator[FaultOnset]:
     """Yield the onset of each proof on the clock of the cited line."""
-    messages = snapshot.view(kernel.by_place)
+    messages = snapshot.view(kernel.messages_by_line)
     for proof in proofs:
         if proof.at is not None:
             lines = (messages.get((one.key, one.line_number or 0)) for one in proof.citations)
@@ -234,4 +234,7 @@ def _list_open_questions(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[OpenQue
     crashed = ((bug.partition(":\n")[0], bug.rstrip().rpartition("\n")[2][:200]) for bug in bugs or ())
     questions = dict.fromkeys(f"{cause} could not be judged, by a bug in gpunode ({error})" for cause, error in crashed)
     report = Shell("gpunode capture FILE")
-    return (*(OpenQuestion(f"{one}; please report it", (report,)) for one in questions), *xids.unexplained(snapshot))
+    return (
+        *(OpenQuestion(f"{one}; please report it", (report,)) for one in questions),
+        *xids.find_unexplained(snapshot),
+    )

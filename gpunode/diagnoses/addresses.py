@@ -1,4 +1,4 @@
-"""Where the facts of several families come from: the documentation that they name as their source."""
+"""List the URLs of the documentation that several rule families cite."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_failed_pods
-from gpunode.diagnoses.commands import Shell, command, is_unit, joined
+from gpunode.diagnoses.commands import Shell, command, is_unit, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.plugin import UNHEALTHY
-from gpunode.diagnoses.remedies import always, by_hand, restart, run
+from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kube
@@ -86,9 +86,9 @@ _STALE: Final = any_of(
 )
 
 
-def _free(snapshot: Snapshot) -> Iterator[Citation]:
-    """GPUs of the node that the scheduler has not given away."""
-    for node in snapshot.view(kube.nodes):
+def _free_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield GPUs that the scheduler has not assigned."""
+    for node in snapshot.view(kube.kube_nodes):
         for name, amount in node.allocatable.items():
             used = node.allocated.get(name)
             yield from (amount.citation, used.citation) if used is not None and used.value < amount.value else ()
@@ -99,24 +99,24 @@ _UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk
 
 
 def _kubelet_unit(snapshot: Snapshot) -> str:
-    """The unit that runs the kubelet: where the node was not looked at, the product's usual one."""
+    """Return the unit that runs the kubelet; by default the product's usual one."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
         unit = kubelet.value.unit.removesuffix(".service")
         return unit if is_unit(unit) else "kubelet"
-    return _UNITS.get(snapshot.view(containerd.product), "kubelet")
+    return _UNITS.get(snapshot.view(containerd.kubernetes_product), "kubelet")
 
 
-def _forget(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
     yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
     yield _DELETE_REFUSED
     stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
     move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
-    yield run(
+    yield run_step(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        joined(stop, Shell("&&"), move, Shell("&&"), start),
+        join_commands(stop, Shell("&&"), move, Shell("&&"), start),
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
 
@@ -147,7 +147,7 @@ FAMILY: Final = RuleFamily(
             summary="after its start the kubelet took up pods with a GPU before the device plugin had told it of any",
             remedy=always(
                 _DELETE_REFUSED,
-                by_hand(
+                manual_step(
                     "configure",
                     "start the device plugin first: give it the priority class system-node-critical",
                 ),
@@ -176,7 +176,7 @@ FAMILY: Final = RuleFamily(
             share=2,
             summary="the kubelet was restarted and admitted its pods anew before the device plugin was registered",
             remedy=always(
-                _DELETE_REFUSED, by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
+                _DELETE_REFUSED, manual_step("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
             ),
         ),
         Rule(
@@ -192,15 +192,15 @@ FAMILY: Final = RuleFamily(
                 "Every further pod fails the same way until the kubelet is restarted."
             ),
             sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
-            decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free)))),
-            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free))),
+            decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
+            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, custom_sign(_free_gpus))),
             symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
             context=_STALE,
             against=(_PAST, _BOOTED),
             look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
             share=2,
             summary="the kubelet still counts GPUs as given to pods that no longer exist",
-            remedy=_forget,
+            remedy=_reset_checkpoint,
         ),
     ),
 )

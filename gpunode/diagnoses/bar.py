@@ -12,7 +12,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NOT_STARTED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, boot_with, by_hand
+from gpunode.diagnoses.remedies import add_kernel_argument, always, manual_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, links, pci, system
@@ -31,16 +31,16 @@ _HOTPLUG: Final = any_of(
 )
 
 
-def _unplaced(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where the kernel finds no place for a region of a GPU, or for a window of a bridge that may stand above one."""
-    gpus, ports = snapshot.view(links.nvidia), snapshot.view(links.ports)
+def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield regions of a GPU without an address, or windows of bridges that may lead to one."""
+    gpus, ports = snapshot.view(links.nvidia_slots), snapshot.view(links.gpu_bridges)
     # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
-    trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi))
+    trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi_states))
     trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.CLOSED_OR_BAR))
     is_all = ports is None and not gpus and not driver.works(snapshot)
-    for address, is_window, citation in _left(snapshot):
+    for address, is_window, citation in _failed_assignments(snapshot):
         is_above = is_window and (address in ports if ports is not None else trouble)
-        if links.slot(address) in gpus or is_above or is_all:
+        if links.pci_slot(address) in gpus or is_above or is_all:
             yield citation
 
 
@@ -54,19 +54,19 @@ _ASSIGNMENT: Final = Pattern(
 _ROM, _WINDOWS = 6, 13
 
 
-def _left(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citation]]:
-    """The regions that the kernel could not place at last, and whether each is a bridge's window.
+def _failed_assignments(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citation]]:
+    """Yield the regions that the kernel could not place, and whether each is a bridge window.
 
-    Not those that nothing needs: expansion ROMs, I/O ports, the BARs of virtual functions.
+    Expansion ROMs, I/O ports and BARs of virtual functions are left out: nothing needs them.
     """
     found: dict[tuple[str, str, bool], tuple[str, bool, Citation]] = {}
-    for message in kernel.said(snapshot, _ASSIGNMENT):
+    for message in kernel.matching_messages(snapshot, _ASSIGNMENT):
         match = _ASSIGNMENT.search(message.text)
         resource = (match["before"] or match["behind"] or "") if match else ""
         if match is None or not resource.startswith("mem"):
             continue
         bar = int(match["bar"]) if match["bar"] else _WINDOWS
-        address = pci.address(match["address"])
+        address = pci.normalize_address(match["address"])
         key = address, match["bar"] or "", "pref" in resource
         if match["verdict"] == "assigned":
             found.pop(key, None)
@@ -80,14 +80,14 @@ _FOUR_GIB: Final = 1 << 32
 
 
 def _has_high_window(snapshot: Snapshot) -> bool | None:
-    """Whether firmware gave the bus addresses above 4 GiB; None where the log does not show its windows."""
-    found = [_ROOT_WINDOW.search(message.text) for message in kernel.said(snapshot, _ROOT_WINDOW)]
+    """Return whether firmware gave the bus addresses above 4 GiB; None where the log does not show its windows."""
+    found = [_ROOT_WINDOW.search(message.text) for message in kernel.matching_messages(snapshot, _ROOT_WINDOW)]
     return any(int(match["end"], 16) >= _FOUR_GIB for match in found if match) if found else None
 
 
-_UNPLACED: Final = custom_sign(_unplaced)
+_UNPLACED: Final = custom_sign(_unplaced_regions)
 _UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
-_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: links.of_gpus(snapshot, _UNASSIGNED)))
+_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: links.gpu_lines(snapshot, _UNASSIGNED)))
 ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
 """A memory region of a GPU that has no address."""
 GUEST: Final = predicate(system.is_guest, "this is a virtual machine")
@@ -98,11 +98,11 @@ _SHOWN: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES,
 _SWITCHED_OFF: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
-def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from boot_with(snapshot, "pci=realloc", "let the kernel place the regions anew")
-    yield by_hand("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size)")
+def _reallocate(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from add_kernel_argument(snapshot, "pci=realloc", "let the kernel place the regions anew")
+    yield manual_step("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size)")
     windows = "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G"
-    yield by_hand("configure", windows, "the GPU is plugged in while the system runs")
+    yield manual_step("configure", windows, "the GPU is plugged in while the system runs")
 
 
 _rule = partial(Rule, layer="pci")
@@ -130,8 +130,8 @@ FAMILY: Final = RuleFamily(
             against=(GUEST,),
             summary="firmware gives the bus no addresses above 4 GiB, so the GPU's memory region has no place",
             remedy=always(
-                by_hand("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
-                by_hand("firmware", "update the board's firmware", "the settings are on already"),
+                manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
+                manual_step("firmware", "update the board's firmware", "the settings are on already"),
             ),
             explains=NOT_STARTED,
         ),
@@ -152,7 +152,7 @@ FAMILY: Final = RuleFamily(
             typical=any_of(_UNPLACED, all_of(_EMPTY, _HOTPLUG)),
             against=(GUEST, _NO_HIGH),
             summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
-            remedy=_realloc,
+            remedy=_reallocate,
             explains=NOT_STARTED,
         ),
     ),

@@ -13,14 +13,14 @@ from typing import Final
 from gpunode import distros
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Command, Shell, beside, command, is_release, joined
-from gpunode.diagnoses.commands import kernel as of_kernel
+from gpunode.diagnoses.commands import Command, Shell, command, is_release, join_commands, surround
+from gpunode.diagnoses.commands import kernel_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import change_driver, install, is_supported, manual_step, reboot, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite_fact
 from gpunode.diagnoses.views import build, modules, packages, system
-from gpunode.diagnoses.views.build import log_line
+from gpunode.diagnoses.views.build import build_log_line
 from gpunode.diagnoses.views.system import PackageManager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -38,7 +38,7 @@ _ABSENT: Final = (
 _ERROR: Final = r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 
 _NO_HEADERS: Final = unless(
-    log_line(
+    build_log_line(
         r"[Kk]ernel headers (?:for (?:kernel )?\S+ )?(?:cannot be|(?:are|is|were|was) not) (?:found|installed)"
         r"|Missing \S+ kernel headers|(?:build|autoinstall) for [^\n]{0,60} was skipped since"
         r"|development files for kernel \S+ or (?:the appropriate|source tree)|needed to compile modules for"
@@ -50,30 +50,32 @@ _NO_HEADERS: Final = unless(
         r"|Unable to locate package (?:linux|proxmox|pve)-headers-|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
     ),
-    predicate(lambda snapshot: headers_present(snapshot, build.kernel(snapshot)), "the headers are there"),
+    predicate(lambda snapshot: has_headers(snapshot, build.build_kernel(snapshot)), "the headers are there"),
 )
-_TREE: Final = log_line(
+_TREE: Final = build_log_line(
     r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
     r"|Missing the module source directory or the symbolic link pointing to it|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia|module/version combo: ?nvidia\S* is not located in the DKMS tree"
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken"
 )
 # A disk that was full once, and is not any more, keeps no build from being done.
-_NO_SPACE: Final = unless(log_line(r"No space left on device"), predicate(system.has_room, "there is room on the disk"))
-_NO_TOOL: Final = log_line(
+_NO_SPACE: Final = unless(
+    build_log_line(r"No space left on device"), predicate(system.has_disk_space, "there is room on the disk")
+)
+_NO_TOOL: Final = build_log_line(
     rf"(?:^|[\s:/'\"‘`]){_TOOL}['’]?: {_ABSENT}|Unable to find the development tool [`'‘]{_TOOL}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]|please install (?:libelf|libssl|openssl)-dev"
     r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found"
 )
-_COMPILER: Final = log_line(
+_COMPILER: Final = build_log_line(
     r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"
     r"|cc_version_check failed|gcc-version-check failed|incompatible gcc/plugin versions"
     r"|error: unrecogni[sz]ed command[- ]line option|error: Compiler lacks |error: unknown argument: '-"
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
-_API: Final = log_line(
+_API: Final = build_log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
     rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_ERROR}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
@@ -84,13 +86,13 @@ _BEFORE_API: Final = (_NO_HEADERS, _TREE, _NO_SPACE, _NO_TOOL, _COMPILER)
 _FAILED: Final = any_of(*_BEFORE_API, _API)
 
 
-def _without_headers(snapshot: Snapshot) -> Iterator[Citation]:
-    """Headers that are known not to be there, of the running kernel, for which the driver's source is not built."""
+def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the evidence of missing headers of the running kernel, whose module is not built."""
     running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_builds)
-    is_source = builds or packages.matching(snapshot, *_AS_SOURCE)
-    is_due = running and is_source and modules.built_for(snapshot, running) is False
-    if is_due and headers_present(snapshot, running) is False:
-        yield stated("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
+    is_source = builds or packages.matching_packages(snapshot, *_AS_SOURCE)
+    is_due = running and is_source and modules.is_built_for(snapshot, running) is False
+    if is_due and has_headers(snapshot, running) is False:
+        yield cite_fact("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
         yield from (row.citation for row in builds)
 
 
@@ -103,20 +105,20 @@ _SOURCE: Final = Pattern(r"^/usr/src/nvidia[^\s/]*", re.MULTILINE)
 _ENTRY: Final = Pattern(r"^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$", re.MULTILINE)
 
 
-def _without_source(snapshot: Snapshot) -> Iterator[Citation]:
-    """Entries of the driver in DKMS's tree whose source is gone, where the sources of /usr/src were listed."""
-    text = "\n".join(item.text for item in snapshot.of("listing"))
+def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield entries in DKMS's tree whose source is missing from a listed /usr/src."""
+    text = "\n".join(item.text for item in snapshot.items_of("listing"))
     there = set(_SOURCE.findall(text))
-    if there or any(item.written == "/usr/src/*" for item in snapshot.of("listing")):
+    if there or any(item.written == "/usr/src/*" for item in snapshot.items_of("listing")):
         links = {match["entry"] or match["bare"]: match["target"] or match["bare"] for match in _LINK.finditer(text)}
         for entry in dict.fromkeys((*_ENTRY.findall(text), *links)):
             if links.get(entry, "").rstrip("/") not in there:
-                yield stated(entry, f"its source is not there; /usr/src has {', '.join(sorted(there)) or 'none'}")
+                yield cite_fact(entry, f"its source is not there; /usr/src has {', '.join(sorted(there)) or 'none'}")
 
 
-_GONE: Final = custom_sign(_without_source)
+_GONE: Final = custom_sign(_missing_sources)
 _NOT_BUILT: Final = predicate(
-    lambda snapshot: not modules.built_for(snapshot, snapshot.view(system.running_kernel)), "no module was built"
+    lambda snapshot: not modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "no module was built"
 )
 
 
@@ -125,12 +127,12 @@ _BUILD: Final = Pattern(
 )
 
 
-def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
-    """Whether the headers of ``kernel`` are installed; None where nothing shows it."""
+def has_headers(snapshot: Snapshot, kernel: str) -> bool | None:
+    """Return whether the headers of ``kernel`` are installed; None if unknown."""
     known = snapshot.facts.headers
     if isinstance(known, Known):
         return kernel in known.value
-    for item in snapshot.of("listing", "file", "which"):
+    for item in snapshot.items_of("listing", "file", "which"):
         match = _BUILD.search(item.subject)
         if match and (match["kernel"] or match["tree"]) in {kernel, "$(uname -r)"}:
             if item.outcome == "absent" or "broken symbolic link" in item.text:
@@ -138,14 +140,14 @@ def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
             # "ls -d" prints the folder's own name where it is there.
             if "Makefile" in item.text or item.subject in item.lines:
                 return True
-    rpm = snapshot.view(packages.packages).get("kernel-devel")
+    rpm = snapshot.view(packages.listed_packages).get("kernel-devel")
     if rpm is not None:
         return rpm.version == kernel.removesuffix(".x86_64").removesuffix(".aarch64")
-    return packages.installed(snapshot, f"linux-headers-{kernel}")
+    return packages.is_installed(snapshot, f"linux-headers-{kernel}")
 
 
 def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
-    """The packages that bring the headers of ``kernel``; the shell finds its name where it is not known."""
+    """Return the packages with the headers of ``kernel``, or of the running one if unknown."""
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
@@ -160,23 +162,25 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     return (f"linux-{flavour}-headers" if flavour in {"lts", "zen", "hardened", "rt"} else "linux-headers",)
 
 
-def build_again(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:
-    """Has the module built for ``kernel`` by what builds it here, and loaded where that kernel runs."""
+def rebuild_module(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:
+    """Return the step that builds the module for ``kernel``, and loads it if that runs."""
     name = of_kernel(kernel)
-    akmods = bool(packages.matching(snapshot, "akmod-nvidia*")) or any("akmod" in item.text for item in snapshot.items)
+    akmods = bool(packages.matching_packages(snapshot, "akmod-nvidia*")) or any(
+        "akmod" in item.text for item in snapshot.items
+    )
     by_akmods, by_dkms = ("akmods", "--force", "--kernels", name), (*prefix, "dkms", "autoinstall", "-k", name)
     build_it = command("sudo", *(by_akmods if akmods else by_dkms))
     runs = not kernel or kernel == (snapshot.view(system.running_kernel) or kernel)
-    return run("rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_LOAD[:runs])
+    return run_step("rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_LOAD[:runs])
 
 
 _LOAD: Final = (Shell("sudo modprobe nvidia"),)
 
 
-def built_anew(snapshot: Snapshot) -> Iterator[Command]:
-    """The commands that build a module that is there; autoinstall passes over what is installed."""
+def rebuild_commands(snapshot: Snapshot) -> Iterator[Command]:
+    """Return the commands that rebuild an installed module, which autoinstall would skip."""
     kernel = snapshot.view(system.running_kernel)
-    if packages.matching(snapshot, "akmod-nvidia*"):
+    if packages.matching_packages(snapshot, "akmod-nvidia*"):
         yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
         return
     for verb in ("build", "install"):
@@ -189,34 +193,34 @@ _FIRST_TREE: Final = Shell(
 )
 
 
-def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build.kernel(snapshot)
+def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = build.build_kernel(snapshot)
     yield install(
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
-    yield build_again(snapshot, kernel)
-    if takes_gpunode(snapshot):
+    yield rebuild_module(snapshot, kernel)
+    if is_supported(snapshot):
         text = "have the headers of later kernels installed with them: gpunode finds the right meta package"
         yield setup_step(snapshot, "install", text, "headers", when="no package brings those of later kernels yet")
     text, when = "upgrade the kernel together with its headers, then reboot", "the archive no longer has those headers"
-    yield by_hand("install", text, when)
+    yield manual_step("install", text, when)
 
 
 # The kernel names it in /proc/version.
 _KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
 
 
-def _get_compiler(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build.kernel(snapshot)
+def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = build.build_kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
         yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
-        yield build_again(snapshot, kernel, ("env", beside("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
+        yield rebuild_module(snapshot, kernel, ("env", surround("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
         yield install(snapshot, text, "gcc")
-        yield build_again(snapshot, kernel)
+        yield rebuild_module(snapshot, kernel)
     text = "install clang, llvm and lld, and build with LLVM=1"
-    yield by_hand("rebuild", text, "/proc/version names clang")
+    yield manual_step("rebuild", text, "/proc/version names clang")
 
 
 # All that a build needs.
@@ -228,16 +232,16 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 }
 
 
-def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
+def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(snapshot, "install what a build needs", *_TOOLCHAIN[snapshot.view(system.package_manager)])
-    yield build_again(snapshot, build.kernel(snapshot))
+    yield rebuild_module(snapshot, build.build_kernel(snapshot))
 
 
-def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    kernel = build.kernel(snapshot) or "this kernel"
+def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = build.build_kernel(snapshot) or "this kernel"
     text = f"install a release of the driver that supports {kernel} and still drives this GPU"
-    yield from newer_driver(snapshot, text, here=build.release(snapshot))
-    others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
+    yield from change_driver(snapshot, text, installed_version=build.release(snapshot))
+    others = sorted({one.kernel for one in snapshot.view(modules.modules_on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="no such release is there")
 
@@ -258,20 +262,20 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
         text = f"remove what is left of {found['module']} {found['version']} from DKMS's tree, if its source is gone"
-        yield run("remove", text, joined(sound, Shell("||"), command("sudo", "rm", "-r", place)))
+        yield run_step("remove", text, join_commands(sound, Shell("||"), command("sudo", "rm", "-r", place)))
     else:
         find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
-        yield run("inspect", "find the version in DKMS's tree whose link to its source leads nowhere", find)
-        yield by_hand("remove", "remove the folder of that version, by its whole name and no other")
-    yield build_again(snapshot, snapshot.view(system.running_kernel))
+        yield run_step("inspect", "find the version in DKMS's tree whose link to its source leads nowhere", find)
+        yield manual_step("remove", "remove the folder of that version, by its whole name and no other")
+    yield rebuild_module(snapshot, snapshot.view(system.running_kernel))
 
 
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     text = "free some space: take out the packages that were downloaded, then see what fills the disk, inodes too"
     clean = _CLEAN[snapshot.view(system.package_manager)]
     see = (Shell("df -h /boot /usr /var /tmp"), Shell("df -i /usr /var /tmp"), Shell("sudo du -xhd1 /boot /usr /var"))
-    yield run("remove", text, clean, *see)
-    yield build_again(snapshot, build.kernel(snapshot))
+    yield run_step("remove", text, clean, *see)
+    yield rebuild_module(snapshot, build.build_kernel(snapshot))
 
 
 _CLEAN: Final[dict[PackageManager, Command]] = {
@@ -294,7 +298,7 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="the kernel's headers are not installed",
             share=4,
-            decisive=any_of(_NO_HEADERS, unless(custom_sign(_without_headers), symptoms.MODULE_LOADED)),
+            decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
             summary="the kernel headers are not installed, so the module was not built for it",
             symptoms=_SYMPTOMS,
             latent=symptoms.DRIVER_WORKS,
@@ -308,7 +312,7 @@ FAMILY: Final = RuleFamily(
                 "only. The meta package for headers, beside the kernel's own, keeps this from coming back."
             ),
             sources=(DRIVER_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
-            remedy=_get_headers,
+            remedy=_install_headers,
             explains=chains.NOT_BUILT,
         ),
         Rule(
@@ -320,7 +324,7 @@ FAMILY: Final = RuleFamily(
             share=2,
             decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
             typical=unless(
-                log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
+                build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
             ),
             summary="the compiler is not the one that the kernel was built with, so the module was not built",
             symptoms=_SYMPTOMS,
@@ -338,7 +342,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/clearlinux/distribution/issues/1970",
                 "https://github.com/linux-surface/linux-surface/issues/705",
             ),
-            remedy=_get_compiler,
+            remedy=_install_compiler,
             explains=chains.NOT_BUILT,
         ),
         Rule(
@@ -352,7 +356,7 @@ FAMILY: Final = RuleFamily(
             summary="the driver's source does not fit the kernel, so no module was built",
             symptoms=_SYMPTOMS,
             latent=symptoms.DRIVER_WORKS,
-            context=log_line(r"[Bb]ad (?:return|exit) status"),
+            context=build_log_line(r"[Bb]ad (?:return|exit) status"),
             look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
                 "The kernel has no stable interface for modules: a new one renames functions, changes their arguments "
@@ -367,7 +371,7 @@ FAMILY: Final = RuleFamily(
                 f"{OPEN_MODULES}/issues/840",
                 "https://github.com/negativo17/nvidia-driver/issues/174",
             ),
-            remedy=_get_driver,
+            remedy=_change_driver,
             explains=chains.NOT_BUILT,
         ),
         Rule(
@@ -389,7 +393,7 @@ FAMILY: Final = RuleFamily(
                 "successful until the module is wanted."
             ),
             sources=(f"{OPEN_MODULES}/issues/805", DRIVER_GUIDE),
-            remedy=_get_tools,
+            remedy=_install_tools,
             explains=chains.NOT_BUILT,
         ),
         Rule(
@@ -426,7 +430,7 @@ FAMILY: Final = RuleFamily(
             shows_in="driver",
             disruption="none",
             title="the disk was full during the build",
-            decisive=all_of(_NO_SPACE, predicate(system.is_full, "a disk is full")),
+            decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
             typical=_NO_SPACE,
             summary="the disk was full while the module was built",
             symptoms=_SYMPTOMS,

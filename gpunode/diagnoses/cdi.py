@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import Shell, command, is_place
+from gpunode.diagnoses.commands import Shell, command, is_path_below
 from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, run, upgrade
+from gpunode.diagnoses.remedies import always, manual_step, run_step, upgrade
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -22,20 +22,20 @@ from gpunode.diagnoses.signs import (
     predicate,
     unless,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import cdi, docker, driver, toolkit
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
 
-_NO_DRIVER: Final = predicate(driver.fails, "the driver itself does not work")
+_NO_DRIVER: Final = predicate(driver.is_broken, "the driver itself does not work")
 # Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
 _UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
 _UNRESOLVED_DEVICE: Final = message_line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
 _UNRESOLVED_MANAGEMENT: Final = message_line(rf"{_UNRESOLVED}management\.nvidia\.com/")
-_NONE_FOUND: Final = custom_sign(cdi.none_found)
+_NONE_FOUND: Final = custom_sign(cdi.empty_listings)
 _THERE: Final = any_of(
-    custom_sign(lambda node: (one.citation for one in node.view(cdi.specifications))),
+    custom_sign(lambda node: (one.citation for one in node.view(cdi.cdi_specifications))),
     message_line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
     message_line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
 )
@@ -52,24 +52,24 @@ _BY_CDI: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\
 _VERSIONED: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
 
 
-def _versions_now(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
-    """The driver's versions: of the module, of nvidia-smi, and of the libraries that were listed."""
-    seen = (driver.loaded(snapshot), driver.smi_version(snapshot), driver.on_disk(snapshot))
+def _current_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """Return the driver's versions: of the module, of nvidia-smi, and of the libraries that were listed."""
+    seen = (driver.loaded_version(snapshot), driver.smi_version(snapshot), driver.on_disk_version(snapshot))
     libraries = (
         (match["version"], cite(item, item.number_at(match.start())))
-        for item in snapshot.of("listing")
-        for match in finds(item, _VERSIONED)
+        for item in snapshot.items_of("listing")
+        for match in find_all(item, _VERSIONED)
     )
     return (*((one.version, one.citation) for one in seen if one), *libraries)
 
 
-def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
-    """A specification of another driver, where none of this one is read after it; or a file of one that is gone."""
-    now = snapshot.view(_versions_now)
+def _foreign_specifications(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield a specification of another driver that is in use, or a missing file of one."""
+    now = snapshot.view(_current_versions)
     versions = {version for version, _ in now}
     if len(versions) != 1:
         return
-    specs = [one for one in snapshot.view(cdi.specifications) if one.drivers]
+    specs = [one for one in snapshot.view(cdi.cdi_specifications) if one.drivers]
     is_newer = any(versions & one.drivers for one in specs if one.folder == CDI_FOLDERS[1])
     old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
     gone = ((one, match) for one in snapshot.view(_GONE) if (match := _VERSIONED.search(one.line)))
@@ -77,18 +77,18 @@ def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
     yield from (old[0], now[0][1]) if old else ()
 
 
-_OF_ANOTHER: Final = custom_sign(_of_another)
+_OF_ANOTHER: Final = custom_sign(_foreign_specifications)
 _GONE_BY_CDI: Final = all_of(_GONE, any_of(_THERE, command_run(_BY_CDI), any_line(_BY_CDI)))
-_LISTED: Final = custom_sign(lambda node: (one.citation for one in node.view(cdi.specifications) if one.drivers))
+_LISTED: Final = custom_sign(lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers))
 _GENERATE: Final = always(
-    run(
+    run_step(
         "rebuild",
         "write the specification from the driver as it is now",
         Shell("sudo mkdir -p /etc/cdi"),
         Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
         Shell("nvidia-ctk cdi list"),
     ),
-    run(
+    run_step(
         "configure",
         "have it written again whenever the driver changes",
         Shell("sudo systemctl reset-failed nvidia-cdi-refresh.service"),
@@ -100,29 +100,31 @@ _GENERATE: Final = always(
 # A specification that lies elsewhere.
 
 
-def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
-    folders, place = cdi.read_folders(snapshot)
-    specs = snapshot.view(cdi.specifications)
+def _unread_specifications(snapshot: Snapshot) -> Iterator[Citation]:
+    folders, place = cdi.search_folders(snapshot)
+    specs = snapshot.view(cdi.cdi_specifications)
     if specs and not any(one.folder in folders for one in specs):
         yield from (*(one.citation for one in specs), *((place,) if place else ()))
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
-_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if docker.version(node) < (28,) else ())
-_ELSEWHERE: Final = any_of(custom_sign(_elsewhere), all_of(_SEES_NONE, _THERE), command_run(r"--cdi-spec-dirs?[= ]/"))
+_SEES_NONE: Final = custom_sign(lambda node: node.view(ROOTLESS) if docker.docker_version(node) < (28,) else ())
+_ELSEWHERE: Final = any_of(
+    custom_sign(_unread_specifications), all_of(_SEES_NONE, _THERE), command_run(r"--cdi-spec-dirs?[= ]/")
+)
 _READS_ELSEWHERE: Final = any_of(
-    custom_sign(lambda node: (place,) if (place := cdi.read_folders(node)[1]) else ()), _SEES_NONE
+    custom_sign(lambda node: (place,) if (place := cdi.search_folders(node)[1]) else ()), _SEES_NONE
 )
 _SPECIFICATIONS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 
 
-def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
-    folder = cdi.read_folders(snapshot)[0][0]
+def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
+    folder = cdi.search_folders(snapshot)[0][0]
     make = command("sudo", "mkdir", "-p", folder)
     write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
     text = f"write the specification to {folder}, where this engine looks"
-    yield run("configure", text, *((make, write) if is_place(folder, *_SPECIFICATIONS) else ()))
-    yield run(
+    yield run_step("configure", text, *((make, write) if is_path_below(folder, *_SPECIFICATIONS) else ()))
+    yield run_step(
         "configure",
         "or name both folders to podman",
         Shell("sudo mkdir -p /etc/containers/containers.conf.d"),
@@ -132,7 +134,7 @@ def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
         ),
         when="podman is 5.5 or later",
     )
-    yield run(
+    yield run_step(
         "configure",
         "or write it into the home, and name that folder as cdi-spec-dirs in the user's daemon.json",
         Shell('mkdir -p "$HOME/.docker/cdi"'),
@@ -155,24 +157,27 @@ _NO_CDI: Final = message_line(
 )
 
 
-def _podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
-    """A podman that does not take CDI 0.7, or none at all."""
+def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
+    """Yield a podman without support for CDI 0.7, or for CDI at all."""
     found = cdi.podman_version(snapshot)
     if found and not (podman.takes(found[0], "0.7.0") if with_cdi else found[0] >= podman.LEAST):
         yield found[1]
 
 
 _IN_07: Final = custom_sign(
-    lambda node: (one.citation for one in node.view(cdi.specifications) if one.version >= (0, 7))
+    lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.version >= (0, 7))
 )
 _OF_07: Final = any_of(
-    _IN_07, custom_sign(lambda node: (one.citation for one in node.view(toolkit.versions) if one.numbers >= (1, 19, 1)))
+    _IN_07,
+    custom_sign(
+        lambda node: (one.citation for one in node.view(toolkit.toolkit_versions) if one.numbers >= (1, 19, 1))
+    ),
 )
 _OLD_DOCKER: Final = predicate(
-    lambda node: () < docker.version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
+    lambda node: () < docker.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
 )
-_TOO_OLD: Final = custom_sign(lambda snapshot: _podman(snapshot, with_cdi=False))
-_WITHOUT_07: Final = custom_sign(lambda snapshot: _podman(snapshot, with_cdi=True))
+_TOO_OLD: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
+_WITHOUT_07: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=True))
 _TOO_NEW: Final = all_of(_OF_07, _WITHOUT_07)
 _MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_UNRESOLVED_DEVICE, _THERE, any_of(_OF_07, _WITHOUT_07)))
 # It is there and was not found, or the engine looks elsewhere than others do.
@@ -185,13 +190,13 @@ def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_TOO_OLD):
         yield upgrade(snapshot, "bring podman to 4.1 or later", "podman")
         return
-    yield run(
+    yield run_step(
         "configure",
         "have the toolkit write a specification that older engines read, then write it",
         Shell("sudo gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"),
         Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
     )
-    yield by_hand("install", "or bring podman to a newer version", when="the specification is still not read")
+    yield manual_step("install", "or bring podman to a newer version", when="the specification is still not read")
 
 
 # docker's switch.
@@ -284,7 +289,7 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
             share=1,
             summary="the specification lies where this engine does not look",
-            remedy=_where_it_looks,
+            remedy=_write_to_searched_folder,
             explains=frozenset({"cdi-spec-missing"}),
         ),
         Rule(
@@ -336,7 +341,7 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("ls /var/run/cdi"),),
             summary="a pod asks for a device of the class that only operators use, and no specification offers it",
             remedy=always(
-                run(
+                run_step(
                     "rebuild",
                     "write the specification of that class, then start the pod anew",
                     Shell(
@@ -344,7 +349,7 @@ FAMILY: Final = RuleFamily(
                         " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
                     ),
                 ),
-                by_hand(
+                manual_step(
                     "application",
                     "or have the pod ask for nvidia.com/gpu by its limits, and set no NVIDIA_VISIBLE_DEVICES",
                     when="it is a workload, and no part of the GPU Operator",
@@ -372,13 +377,13 @@ FAMILY: Final = RuleFamily(
             typical=unless(_FEATURES, _ON),
             context=_FEATURES,
             remedy=always(
-                run(
+                run_step(
                     "configure",
                     "switch docker's CDI support on",
                     Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart"),
                 ),
-                by_hand("install", "or bring docker to 25 or later", when="it is older, and knows no CDI"),
-                run(
+                manual_step("install", "or bring docker to 25 or later", when="it is older, and knows no CDI"),
+                run_step(
                     "configure",
                     "or switch it on for a user's own docker",
                     Shell(

@@ -10,7 +10,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.facts.patterns import Pattern
@@ -19,8 +19,8 @@ _CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdct
 _INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
-def _in_containers(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """The lines in what containers wrote, in what somebody ran in them, and in what somebody tells of them."""
+def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
+    """Yield matching lines by containers, by commands in them, and in reports about them."""
     for item in snapshot.items:
         is_inside = item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)
         if item.is_seen and (is_inside or (item.kind == "text" and _CONTAINER.search(item.text))):
@@ -29,7 +29,7 @@ def _in_containers(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
 
 _UNKNOWN: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
 _FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
-_LOST: Final = custom_sign(lambda snapshot: _in_containers(snapshot, _UNKNOWN))
+_LOST: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _UNKNOWN))
 _RELOADED: Final = any_of(
     message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
     command_run(r"daemon-reload"),
@@ -42,8 +42,8 @@ _BY_SYSTEMD: Final = message_line(
 
 
 _RESTART: Final = always(
-    by_hand("restart", "restart the containers that lost their GPU; they get it again when they start"),
-    run(
+    manual_step("restart", "restart the containers that lost their GPU; they get it again when they start"),
+    run_step(
         "configure",
         "let systemd know the devices: links in /dev/char, now and whenever the driver is loaded",
         Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
@@ -52,7 +52,7 @@ _RESTART: Final = always(
             "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules"
         ),
     ),
-    by_hand("configure", "or give GPUs out as CDI devices, which are in the container's own specification"),
+    manual_step("configure", "or give GPUs out as CDI devices, which are in the container's own specification"),
 )
 
 # Links in /dev/char.
@@ -86,7 +86,7 @@ _ENFORCING: Final = message_line(
 _REFUSED: Final = unless(
     custom_sign(
         lambda snapshot: (
-            one for one in _in_containers(snapshot, _FORBIDDEN) if not re.search("label[=:]disable", one.source)
+            one for one in _container_lines(snapshot, _FORBIDDEN) if not re.search("label[=:]disable", one.source)
         )
     ),
     symptoms.NO_DRIVER,
@@ -158,13 +158,13 @@ FAMILY: Final = RuleFamily(
             ),
             summary="the links in /dev/char that systemd looks devices up by are not there, and cannot be made",
             remedy=always(
-                run("load", "load the driver, so that its devices are known", Shell("sudo modprobe nvidia")),
-                run(
+                run_step("load", "load the driver, so that its devices are known", Shell("sudo modprobe nvidia")),
+                run_step(
                     "configure",
                     "make the links",
                     Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
                 ),
-                by_hand(
+                manual_step(
                     "configure",
                     "or have the GPU Operator leave them out: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
                     when="a device of this machine is unknown to the toolkit, and CDI is in use",
@@ -192,8 +192,10 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
             summary="SELinux is enforcing, and denies the container the GPU's device nodes",
             remedy=always(
-                run("configure", "let containers use devices", Shell("sudo setsebool -P container_use_devices on")),
-                by_hand(
+                run_step(
+                    "configure", "let containers use devices", Shell("sudo setsebool -P container_use_devices on")
+                ),
+                manual_step(
                     "configure",
                     "or start that container without a label: --security-opt label=disable",
                     when="the policy of this system knows no such switch, or denies `map` all the same",

@@ -1,7 +1,7 @@
-"""Commands of doctor's: which words of the evidence may stand in one, and commands made of commands.
+"""Build doctor's commands, and check which words of the evidence may appear in them.
 
-What was pasted may have been written by anybody, and the commands of a remedy are run as root. So a command is put
-together of words, each quoted, and a word of the evidence is taken only where it has the form of what it is said to be.
+Anybody may have written a pasted report, and remedies run as root. So every word of a command is quoted, and a word of
+the evidence is only used if it has the expected form.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ _NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _GPU: Final = Pattern(
     r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
 )
-_MOST: Final = 255
+_MAX_PATH_LENGTH: Final = 255
 
 RUNNING_KERNEL: Final = Shell("$(uname -r)")
 
 
-class OfGpu(Command):
-    """A command about the GPU that is at fault: until that one is known, ``ADDRESS`` stands for it.
+class GpuCommand(Command):
+    """A command about the faulty GPU; ``ADDRESS`` stands for it while unknown.
 
-    Without an address nvidia-smi takes every GPU of the node, and resets those that are at work as well; to this word
-    it answers that there is no such GPU.
+    Without an address nvidia-smi would reset every GPU of the node; for this word it reports that there is no such GPU.
     """
 
     __slots__ = ()
@@ -40,62 +39,64 @@ class OfGpu(Command):
 ADDRESS: Final = "ADDRESS"
 
 
-def joined(*parts: Command) -> Command:
-    """One command of several, and of the signs between them."""
+def join_commands(*parts: Command) -> Command:
+    """Return one command of several parts and the operators between them."""
     return Command("".join(part if part.startswith((";", ")")) else f" {part}" for part in parts).strip())
 
 
-def output(typed: Command) -> Shell:
-    """The words that the command prints, in the place of a word."""
+def command_output(typed: Command) -> Shell:
+    """Return the shell substitution for the command's output."""
     return Shell(f"$({typed})")
 
 
 def is_package(name: str) -> bool:
-    """Whether this is the name of a package."""
+    """Return whether ``name`` is a valid package name."""
     return isinstance(name, Shell) or _PACKAGE.fullmatch(name) is not None
 
 
 def is_unit(name: str) -> bool:
-    """Whether this is the name of a unit, with its ending or without."""
+    """Return whether ``name`` is a valid unit name, with or without suffix."""
     return _UNIT.fullmatch(name) is not None
 
 
 def is_release(name: str) -> bool:
-    """Whether this is a version, or a kernel's release (``6.8.0-51-generic``)."""
+    """Return whether ``name`` is a version or a kernel release (``6.8.0-51-generic``)."""
     return _RELEASE.fullmatch(name) is not None
 
 
 def is_name(name: str) -> bool:
-    """Whether this is the name of a node, a group, a module."""
+    """Return whether ``name`` is a valid name of a node, group or module."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_gpu(name: str) -> bool:
-    """Whether nvidia-smi takes this for a GPU: an address on the bus, an index, a UUID."""
+    """Return whether nvidia-smi accepts ``name``: a bus address, an index or a UUID."""
     return _GPU.fullmatch(name) is not None
 
 
-def of_gpu(*words: str) -> Command:
-    """The command of these words, ``ADDRESS`` among them."""
-    return OfGpu(command(*words))
+def gpu_command(*words: str) -> Command:
+    """Return the command of these words, ``ADDRESS`` among them."""
+    return GpuCommand(command(*words))
 
 
-def on_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
-    """The command for each of these GPUs, where it is about the one at fault; as it is where none is known."""
+def fill_in_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
+    """Return a GPU command for each of ``gpus``; any other command unchanged."""
     named = tuple(gpu for gpu in gpus if is_gpu(gpu))
     return (
-        tuple(Command(typed.replace(ADDRESS, gpu)) for gpu in named) if isinstance(typed, OfGpu) and named else (typed,)
+        tuple(Command(typed.replace(ADDRESS, gpu)) for gpu in named)
+        if isinstance(typed, GpuCommand) and named
+        else (typed,)
     )
 
 
-def is_place(path: str, *below: str) -> bool:
-    """Whether this is the whole path of one thing at or below one of the places that this program names.
+def is_path_below(path: str, *below: str) -> bool:
+    """Return whether ``path`` is a plain path at or below one of these folders.
 
-    A report may name any path; what a command of root's writes, moves or trusts is only where it belongs.
+    A report may name any path; root's commands must only touch files in their usual folders.
     """
     is_whole = (
         path.startswith("/")
-        and len(path) <= _MOST
+        and len(path) <= _MAX_PATH_LENGTH
         and path.isprintable()
         and not any(letter in path for letter in "*?[]{}")
         and not {".", ".."}.intersection(path.split("/"))
@@ -103,8 +104,8 @@ def is_place(path: str, *below: str) -> bool:
     return is_whole and any(path == place or path.startswith(f"{place}/") for place in below)
 
 
-def at(gpu: str) -> tuple[str, str]:
-    """The words of ``of_gpu`` that have nvidia-smi speak of that GPU alone, of the one at fault where it is empty."""
+def gpu_option(gpu: str) -> tuple[str, str]:
+    """Return the option that restricts nvidia-smi to that GPU, or to the faulty one if empty."""
     return "-i", gpu if is_gpu(gpu) else ADDRESS
 
 
@@ -114,34 +115,34 @@ _SETTINGS: Final = (
 )
 
 
-def edited(expression: str, *paths: str) -> tuple[Command, ...]:
-    """The command by which sed edits these files and keeps what they were; none where no path is sound.
+def edit_files(expression: str, *paths: str) -> tuple[Command, ...]:
+    """Return the sed command that edits these files and keeps backups; none without a valid path.
 
     Args:
         expression: of sed, extended.
-        paths: of the files; those that stand elsewhere than such configuration does are left out.
+        paths: of the files; those outside the configuration folders are skipped.
     """
-    sound = tuple(path for path in dict.fromkeys(paths) if is_place(path, *_SETTINGS))
+    sound = tuple(path for path in dict.fromkeys(paths) if is_path_below(path, *_SETTINGS))
     return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
 
 
-def edited_where(pattern: str, expression: str, *places: str) -> Command:
-    """The command by which sed edits those files below ``places`` that have such a line, and keeps what they were.
+def edit_matching_files(pattern: str, expression: str, *places: str) -> Command:
+    """Return the command that edits the files below ``places`` with a matching line and keeps backups.
 
     Args:
         pattern: of grep, extended.
         expression: of sed, extended.
-        places: as this program names them; a file that is not there is passed over.
+        places: literals of this program; missing files are skipped.
     """
     find = command("grep", "-rlsE", "--exclude=*.bak", "--", pattern, *places)
-    return joined(find, Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", expression))
+    return join_commands(find, Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", expression))
 
 
-def beside(before: str, word: str, after: str = "") -> str:
-    """``word`` with something of this program before and behind it; for the shell to work out where it was."""
+def surround(before: str, word: str, after: str = "") -> str:
+    """Return ``word`` between literals; left to the shell if ``word`` is for the shell."""
     return Shell(f"{before}{word}{after}") if isinstance(word, Shell) else f"{before}{word}{after}"
 
 
-def kernel(release: str, before: str = "", after: str = "") -> str:
-    """A word with a kernel's release in it; where that is not known, the shell puts the running one there."""
-    return beside(before, release if is_release(release) else RUNNING_KERNEL, after)
+def kernel_word(release: str, before: str = "", after: str = "") -> str:
+    """Return a word with the kernel release, or with the running kernel if it is unknown."""
+    return surround(before, release if is_release(release) else RUNNING_KERNEL, after)

@@ -1,4 +1,4 @@
-"""How a bad node differs from a good one, the difference that is most likely to explain its fault first. Pure."""
+"""Compare a broken node with a working one; rank differences by how likely they explain the fault. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Diagnosis, Finding
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.traits import GPU_COUNT, TRAITS, Part, Reason, Trait, Weight, slots
+from gpunode.diagnoses.traits import GPU_COUNT, TRAITS, Reason, Trait, TraitSource, Weight, gpu_slots
 
-# What most faults of GPU nodes lie in. Two that show less of themselves than most of it are alike for want of a look.
+# Traits behind most faults. Two nodes that show less than half of them cannot be called equal.
 _CORE: Final = ("devices", "driver", "kernel", "modules", "packages")
 _WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "possible", "background")
-# How near a trait is to the root cause: the evidence that proves it shows the trait; it lies in the trait's own layer,
-# or in one that the trait reaches into; it lies elsewhere.
+# Distance of a trait to the root cause: 0 cited by it, 1 in the trait's own layer, 2 in a related one, 3 elsewhere.
 _ELSEWHERE: Final = 3
 
 Side: TypeAlias = Literal["good", "bad"]
@@ -22,14 +21,14 @@ Side: TypeAlias = Literal["good", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as on the good node.
+    """A value that is not as on the good node.
 
     Attributes:
         trait: the id of what was compared.
-        good: the value on the good node; None where it is known to have none.
-        bad: likewise on the bad one.
+        good: the value on the good node; None if it is known to have none.
+        bad: the same for the bad node.
         why: one sentence: why it matters.
-        near: whether it lies where doctor found the bad node's root cause.
+        near: it lies near the bad node's root cause.
     """
 
     trait: str
@@ -43,13 +42,12 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
-    """What could not be compared, since one of the two does not show it.
+class Uncompared:
+    """A trait that could not be compared, since one of the nodes does not show it.
 
     Attributes:
-        names: what of the trait; none where it is all of it.
-        side: which of the two does not show it.
-        reason: why not: nobody asked, or what came in the way.
+        names: the parts of the trait; empty for all of it.
+        side: the node that does not show it.
     """
 
     trait: str
@@ -61,49 +59,49 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two nodes, compared.
+    """The differences of two nodes.
 
     Attributes:
-        missing: of what most faults lie in, titles of what was not compared, be it that neither shows it.
+        missing: titles of the core traits that were not compared.
     """
 
     differences: tuple[Difference, ...]
-    unseen: tuple[Unseen, ...]
+    unseen: tuple[Uncompared, ...]
     missing: tuple[str, ...] = ()
 
     @property
-    def matters(self) -> bool:
-        """Whether any difference can explain a fault."""
+    def has_explanation(self) -> bool:
+        """True if any difference can explain a fault."""
         return any(one.weight != "background" for one in self.differences)
 
     @property
-    def tells(self) -> bool:
-        """Whether so much was compared that finding no difference says something."""
+    def is_conclusive(self) -> bool:
+        """True if enough was compared for equality to mean something."""
         return len(self.missing) * 2 < len(_CORE)
 
 
 def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
-    """How ``bad`` differs from ``good``; ``diagnosis`` is that of the bad one."""
+    """Return how ``bad``, which has ``diagnosis``, differs from ``good``."""
     roots = [finding for finding in diagnosis.roots if finding.severity != "info"]
     found: list[tuple[tuple[object, ...], Difference]] = []
-    unseen: list[Unseen] = []
+    unseen: list[Uncompared] = []
     missing: list[str] = []
     for trait in TRAITS:
-        pairs = [pair for part in trait.parts for pair in _pairs(part, good, bad)]
-        distance = _distance(trait, roots, bad)
-        rows = [(one.name, one.good, one.bad) for one in pairs if not one.lack and one.good != one.bad]
-        rows += _slots(good, bad) if trait.id == "devices" else ()
-        found += (_ranked(trait, distance, *row) for row in rows)
-        unseen += _unseen(trait, pairs)
-        if trait.id in _CORE and all(pair.lack for pair in pairs):
+        pairs = [pair for part in trait.parts for pair in _pair_values(part, good, bad)]
+        distance = _distance_to_root(trait, roots, bad)
+        rows = [(one.name, one.good, one.bad) for one in pairs if not one.missing and one.good != one.bad]
+        rows += _missing_slots(good, bad) if trait.id == "devices" else ()
+        found += (_rank_difference(trait, distance, *row) for row in rows)
+        unseen += _list_uncompared(trait, pairs)
+        if trait.id in _CORE and all(pair.missing for pair in pairs):
             missing.append(trait.title)
     return Comparison(tuple(one for _, one in sorted(found, key=lambda each: each[0])), tuple(unseen), tuple(missing))
 
 
-def _ranked(
+def _rank_difference(
     trait: Trait, distance: int, name: str, good: str | None, bad: str | None
 ) -> tuple[tuple[object, ...], Difference]:
-    weight = trait.weight(name, f"{good}\n{bad}")
+    weight = trait.weigh(name, f"{good}\n{bad}")
     near = weight != "background" and distance < _ELSEWHERE
     # Which GPUs there are is what anybody wants to know first.
     is_count = trait.id == "devices" or name == GPU_COUNT
@@ -111,53 +109,53 @@ def _ranked(
     return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near)
 
 
-def _slots(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
-    """The slots in which one of two machines that use the same ones has no GPU."""
-    there, here = slots(good), slots(bad)
+def _missing_slots(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield the slots without a GPU on one of two machines that use the same ones."""
+    there, here = gpu_slots(good), gpu_slots(bad)
     if there and here and (there < here or here < there):
         for slot in sorted(there ^ here):
             yield f"GPU at {slot}", "one" if slot in there else None, "one" if slot in here else None
 
 
-def _distance(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
+def _distance_to_root(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
     keys = {citation.key for one in roots for citation in one.citations}
-    if any(part.shows(item) for item in bad.items if item.key in keys for part in trait.parts):
+    if any(part.reads_from(item) for item in bad.items if item.key in keys for part in trait.parts):
         return 0
     layers = {one.stack_layer for one in roots}
     return 1 if trait.layers[0] in layers else _ELSEWHERE if layers.isdisjoint(trait.layers) else 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """A name with its value on each node; ``lack`` says which of them does not show it, and why."""
+class _ValuePair:
+    """A name with its value on each node; ``missing`` says which node does not show it, and why."""
 
     name: str
     good: str | None
     bad: str | None
-    lack: tuple[Side, Reason] | None
+    missing: tuple[Side, Reason] | None
     is_whole: bool
 
 
-def _pairs(part: Part, good: Snapshot, bad: Snapshot) -> Iterator[_Pair]:
-    """What the part shows of the two, by name."""
+def _pair_values(part: TraitSource, good: Snapshot, bad: Snapshot) -> Iterator[_ValuePair]:
+    """Yield the values of both nodes by name."""
     before, after = part.read(good), part.read(bad)
     for name in sorted({*before, *after}):
-        lack: tuple[Side, Reason] | None = None
-        if name not in before and (reason := part.lack(good, before, name)):
-            lack = "good", reason
-        elif name not in after and (reason := part.lack(bad, after, name)):
-            lack = "bad", reason
-        elif part.is_shared and not (name in before and name in after):
+        missing: tuple[Side, Reason] | None = None
+        if name not in before and (reason := part.missing_reason(good, before, name)):
+            missing = "good", reason
+        elif name not in after and (reason := part.missing_reason(bad, after, name)):
+            missing = "bad", reason
+        elif part.common_only and not (name in before and name in after):
             continue
-        yield _Pair(name, before.get(name), after.get(name), lack, not (before and after))
+        yield _ValuePair(name, before.get(name), after.get(name), missing, not (before and after))
 
 
-def _unseen(trait: Trait, pairs: list[_Pair]) -> Iterator[Unseen]:
-    """What would matter if it differed and was not shown; without names where that is all of the trait."""
+def _list_uncompared(trait: Trait, pairs: list[_ValuePair]) -> Iterator[Uncompared]:
+    """Yield what would matter if it differed; without names if that is the whole trait."""
     hidden: dict[tuple[Side, Reason], list[str]] = {}
     for pair in pairs:
-        if pair.lack and trait.weight(pair.name, f"{pair.good}\n{pair.bad}") != "background":
-            hidden.setdefault(pair.lack, []).append(pair.name)
+        if pair.missing and trait.weigh(pair.name, f"{pair.good}\n{pair.bad}") != "background":
+            hidden.setdefault(pair.missing, []).append(pair.name)
     for (side, reason), names in hidden.items():
         is_whole = all(pair.is_whole for pair in pairs)
-        yield Unseen(trait.id, trait.title, side, reason, () if is_whole else tuple(names))
+        yield Uncompared(trait.id, trait.title, side, reason, () if is_whole else tuple(names))

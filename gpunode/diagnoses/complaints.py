@@ -1,4 +1,4 @@
-"""Complaints about GPUs that no rule knows: while one stands in the evidence, nobody may call the node healthy."""
+"""Find errors about GPUs that no rule knows; with one of them a node must not be called healthy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
-# What somebody ran because it does not work. Logs of services are full of errors that have nothing to do with GPUs.
-_RUN: Final[frozenset[Kind]] = frozenset(
+# Run because something does not work. Logs of services are full of errors that have nothing to do with GPUs.
+_RUN_BY_USERS: Final[frozenset[Kind]] = frozenset(
     {
         *("container-run", "application", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "nvidia-smi-mig"),
         *("modprobe", "dkms-output", "make-log", "package-output", "installer-log", "text"),
@@ -24,12 +24,12 @@ _FAILS: Final = Pattern(
     re.IGNORECASE,
 )
 _OF_GPUS: Final = Pattern(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
-_CITED: Final = 3
+_MAX_CITED: Final = 3
 
 
-def unexplained(snapshot: Snapshot) -> OpenQuestion | None:
-    """What a program or command says about GPUs when it fails; None where none does."""
-    lines = tuple(_lines(snapshot))[:_CITED]
+def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
+    """Return the question that a failing GPU program or command raises; None without one."""
+    lines = tuple(_error_lines(snapshot))[:_MAX_CITED]
     if not lines:
         return None
     question = "what makes it fail? no rule knows this complaint, and nothing else shows a fault"
@@ -41,10 +41,10 @@ def unexplained(snapshot: Snapshot) -> OpenQuestion | None:
     return OpenQuestion(question, look_at, lines)
 
 
-def _lines(snapshot: Snapshot) -> Iterator[Citation]:
-    # What a person ran and pasted: of what gpunode asked itself, rules know every answer, and a tool that is not
-    # installed, or may not look, has not tried anything.
-    for item in (one for one in snapshot.of(*_RUN) if one.outcome == "ok" and one.exit_status is None):
+def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    # Only pasted output counts: rules know every answer to gpunode's own queries, and a tool that is not installed or
+    # not permitted has not tried anything.
+    for item in (one for one in snapshot.items_of(*_RUN_BY_USERS) if one.outcome == "ok" and one.exit_status is None):
         for number, line in enumerate(item.lines, 1):
             if _FAILS.search(line) and (_OF_GPUS.search(line) or _OF_GPUS.search(item.written)):
                 yield cite(item, number)

@@ -11,11 +11,11 @@ from gpunode.diagnoses.addresses import DPKG, DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
+from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, packages
-from gpunode.diagnoses.views.history import is_drivers
+from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.patterns import Pattern
 
@@ -49,26 +49,30 @@ _TWO_SOURCES: Final = message_line(
 )
 
 
-def _unmet(snapshot: Snapshot) -> Iterator[Citation]:
-    """What the package manager could not bring together, where the text in which it says so speaks of the driver."""
-    return (one for one in snapshot.said(_BROKEN) if _DRIVERS.search(snapshot.text_of(one)))
+def _unmet_dependencies(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield complaints of the package manager in texts about the driver."""
+    return (one for one in snapshot.matching_lines(_BROKEN) if _DRIVERS.search(snapshot.text_of(one)))
 
 
-def _holds(snapshot: Snapshot) -> dict[str, Citation]:
-    return {name: place for name, place in packages.holds(snapshot).items() if is_drivers(name)}
+def _held_drivers(snapshot: Snapshot) -> dict[str, Citation]:
+    return {name: place for name, place in packages.held_packages(snapshot).items() if is_driver_package(name)}
 
 
-def _of_two(snapshot: Snapshot) -> list[packages.Package]:
-    """The driver's packages where their revisions or repositories are NVIDIA's and the distribution's or others'."""
-    installed = [one for one in snapshot.view(packages.packages).values() if one.is_installed and is_drivers(one.name)]
+def _two_packagers(snapshot: Snapshot) -> list[packages.Package]:
+    """Return the driver's packages if they are by NVIDIA and by others, by revision or repository."""
+    installed = [
+        one
+        for one in snapshot.view(packages.listed_packages).values()
+        if one.is_installed and is_driver_package(one.name)
+    ]
     theirs = [one for one in installed if _NVIDIAS.search(one.version) or "cuda" in one.origin]
     others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
     return [*theirs, *others] if theirs and others else []
 
 
-def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
-    """Those of two packagers, in two versions or by two repositories that a listing names."""
-    found = _of_two(snapshot)
+def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield packages of two packagers, in two versions or from two listed repositories."""
+    found = _two_packagers(snapshot)
     is_apart = len({one.upstream for one in found}) > 1 or any(one.origin for one in found)
     return (one.citation for one in found if is_apart)
 
@@ -76,65 +80,67 @@ def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
 _NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
-_UNMET: Final = custom_sign(_unmet)
-_HELD: Final = custom_sign(lambda snapshot: _holds(snapshot).values())
-_MIXED: Final = custom_sign(_mixed)
-_BETWEEN: Final = all_of(custom_sign(lambda snapshot: (one.citation for one in _of_two(snapshot))), _SAME_FILE)
+_UNMET: Final = custom_sign(_unmet_dependencies)
+_HELD: Final = custom_sign(lambda snapshot: _held_drivers(snapshot).values())
+_MIXED: Final = custom_sign(_mixed_packages)
+_BETWEEN: Final = all_of(custom_sign(lambda snapshot: (one.citation for one in _two_packagers(snapshot))), _SAME_FILE)
 _LEFT_HALF: Final = custom_sign(
-    lambda snapshot: (one.citation for one in snapshot.view(packages.packages).values() if one.is_half_done)
+    lambda snapshot: (one.citation for one in snapshot.view(packages.listed_packages).values() if one.is_half_done)
 )
 # apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
 _OTHERS: Final = (
     _SAME_FILE,
     _LEFT_HALF,
-    custom_sign(lambda snapshot: (one.citation for one in driver.strayed(snapshot))),
+    custom_sign(lambda snapshot: (one.citation for one in driver.stray_packages(snapshot))),
 )
 _TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHERS)
 
 
 def _why_held(snapshot: Snapshot) -> str:
-    if names := sorted(_holds(snapshot)):
+    if names := sorted(_held_drivers(snapshot)):
         return f"held at its version: {', '.join(names)}; so the driver's packages cannot come to one version"
     return "the packages asked for cannot stand beside those of the driver that is installed"
 
 
-def _release(snapshot: Snapshot) -> Iterable[Fix]:
-    if held := sorted(_holds(snapshot)):
+def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
+    if held := sorted(_held_drivers(snapshot)):
         yield remedies.unhold(snapshot, "release the hold, if it may be changed", *held)
         if snapshot.view(package_manager) == "apt":
-            yield run("install", "bring what depends on each other to one version", Shell("sudo apt-get -f install"))
-    elif takes_gpunode(snapshot):
+            yield run_step(
+                "install", "bring what depends on each other to one version", Shell("sudo apt-get -f install")
+            )
+    elif is_supported(snapshot):
         # One transaction: the node has a driver all the time.
         text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
         yield setup_step(snapshot, "remove", text)
         return
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
-        yield remedies.one_version(snapshot, "remove", text)
-    yield remedies.driver(snapshot, "then install the branch that is wanted")
+        yield remedies.align_versions(snapshot, "remove", text)
+    yield remedies.install_driver(snapshot, "then install the branch that is wanted")
 
 
-def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.one_archive(snapshot)
-    yield remedies.driver(snapshot, "bring every package of the driver to its version")
+def _use_one_origin(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.use_one_archive(snapshot)
+    yield remedies.install_driver(snapshot, "bring every package of the driver to its version")
 
 
 _OWNED: Final = Pattern(r"which is also in package (?P<deb>[\w.+-]+)|conflicts with file from package (?P<rpm>\S+)")
 
 
-def _overwrite(snapshot: Snapshot) -> Iterable[Fix]:
+def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
     match = snapshot.match(_OWNED)
     owner = (match["deb"] or match["rpm"]) if match else ""
     if snapshot.view(package_manager) == "apt":
         force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
-        yield run("install", "finish the installation, the newer package's file in place", force)
-        if is_drivers(owner):
+        yield run_step("install", "finish the installation, the newer package's file in place", force)
+        if is_driver_package(owner):
             yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
-    elif is_drivers(owner):
+    elif is_driver_package(owner):
         yield uninstall(snapshot, "remove the package that has the file", owner)
     else:
         text = "take both packages from one repository: switch the other one off, or exclude the driver in it"
-        yield by_hand("configure", text)
+        yield manual_step("configure", text)
 
 
 FAMILY: Final = RuleFamily(
@@ -164,7 +170,7 @@ FAMILY: Final = RuleFamily(
                 "brings the new one."
             ),
             sources=("https://github.com/NVIDIA/ansible-role-nvidia-driver/pull/33", DRIVER_GUIDE),
-            remedy=_release,
+            remedy=_release_holds,
             explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
         ),
         Rule(
@@ -188,7 +194,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop/issues/18",
                 DRIVER_GUIDE,
             ),
-            remedy=_one_origin,
+            remedy=_use_one_origin,
             explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
         ),
         Rule(
@@ -207,7 +213,7 @@ FAMILY: Final = RuleFamily(
                 "depends on it stays half installed."
             ),
             sources=("https://github.com/pop-os/shop/issues/121", DPKG),
-            remedy=_overwrite,
+            remedy=_overwrite_file,
             explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
         ),
     ),

@@ -10,10 +10,10 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.cluster import restart_rancher
-from gpunode.diagnoses.commands import Shell, command, joined
+from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
-from gpunode.diagnoses.remedies import always, by_hand, restart, run, takes_gpunode
+from gpunode.diagnoses.remedies import always, is_supported, manual_step, restart, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -33,7 +33,9 @@ from gpunode.runtimes.crio_files import DEAD_FOLDER
 
 _EXAMINED: Final = predicate(is_examined, "gpunode looked at the node itself")
 _RANCHER: Final = custom_sign(
-    lambda snapshot: containerd.product_citation(snapshot) if containerd.product(snapshot) in {"k3s", "rke2"} else ()
+    lambda snapshot: (
+        containerd.product_lines(snapshot) if containerd.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
+    )
 )
 
 # The CRI plugin. crictl's own words stand where its answer would.
@@ -50,16 +52,16 @@ _DOCKERS: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Doc
 _OTHER_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
-def _uses_containerd(snapshot: Snapshot) -> bool:
-    """Whether a kubelet is here which uses this containerd, and none that a product brings with it."""
+def _uses_plain_containerd(snapshot: Snapshot) -> bool:
+    """Return whether a kubelet uses this containerd, not one that a product bundles."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
         return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
-    pods = snapshot.of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
-    return bool(pods) and containerd.product(snapshot) == "containerd"
+    pods = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
+    return bool(pods) and containerd.kubernetes_product(snapshot) == "containerd"
 
 
-_KUBELET: Final = unless(predicate(_uses_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
+_KUBELET: Final = unless(predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
 
@@ -73,18 +75,18 @@ _NO_DEFAULT: Final = message_line(
 )
 
 
-def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
-    """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
+def _kubelet_without_gpu_access(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield evidence of a kubelet with working driver and toolkit but no GPU access for pods."""
     is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET))
-    if is_live and driver.works(snapshot) and not snapshot.view(cdi.specifications):
-        yield from snapshot.view(all_of(_UNDESCRIBED, toolkit.present))
+    if is_live and driver.works(snapshot) and not snapshot.view(cdi.cdi_specifications):
+        yield from snapshot.view(all_of(_UNDESCRIBED, toolkit.presence_lines))
 
 
-def _in_config(pattern: str) -> Sign:
-    """What containerd's configuration says, in TOML of every schema or crictl's JSON."""
+def _config_sign(pattern: str) -> Sign:
+    """Return the sign of a match in containerd's configuration, in any TOML schema or crictl's JSON."""
     compiled = Pattern(pattern, re.MULTILINE)
     return custom_sign(
-        lambda node: (one for item in node.view(containerd.config) for one in lines_with(item, compiled))
+        lambda node: (one for item in node.view(containerd.config_items) for one in lines_with(item, compiled))
     )
 
 
@@ -92,12 +94,12 @@ _ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
 _NVIDIAS: Final = (
     r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{\s*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
 )
-_SHOWN: Final = _in_config(_ANY_HANDLER)
-_DESCRIBED: Final = _in_config(_NVIDIAS)
+_SHOWN: Final = _config_sign(_ANY_HANDLER)
+_DESCRIBED: Final = _config_sign(_NVIDIAS)
 _RUNNING: Final = message_line(_NVIDIAS, "containerd-config")
-_WHOLE: Final = custom_sign(containerd.whole)
+_WHOLE: Final = custom_sign(containerd.complete_config)
 # A default runtime of NVIDIA's that nothing describes.
-_DEFAULT: Final = _in_config(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
+_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
 _DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
 _UNDESCRIBED: Final = any_of(
     unless(_WHOLE, _DESCRIBED),
@@ -110,12 +112,12 @@ _PLUGIN_LACKS: Final = unless(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",
         *("kubernetes-log", "text", "application"),
     ),
-    custom_sign(lambda snapshot: (line for state, line in snapshot.view(driver.smi) if state != "works")),
+    custom_sign(lambda snapshot: (line for state, line in snapshot.view(driver.smi_states) if state != "works")),
 )
 
 
-def _register(snapshot: Snapshot) -> Iterable[Fix]:
-    product = containerd.product(snapshot)
+def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
+    product = containerd.kubernetes_product(snapshot)
     if snapshot.view(_NO_HANDLER):
         yield _FOR_CRIO
     elif product in {"k3s", "rke2"}:
@@ -124,10 +126,10 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
         yield restart("containerd.service")
     else:
         text = "register NVIDIA's runtime, and have containerd read that"
-        yield run("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
+        yield run_step("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
 
 
-_FOR_CRIO: Final = run(
+_FOR_CRIO: Final = run_step(
     "configure",
     "register the runtime where CRI-O reads it, and have it read that",
     Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
@@ -135,8 +137,8 @@ _FOR_CRIO: Final = run(
 # cgroup drivers.
 
 
-def _kubelets(driver: str) -> Sign:
-    """That the kubelet manages cgroups by ``driver``."""
+def _kubelet_cgroup_driver(driver: str) -> Sign:
+    """Return the sign that the kubelet manages cgroups by ``driver``."""
     return any_of(
         any_line(rf"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?{driver}|--cgroup-driver[= ]{driver}"),
         predicate(lambda node: _typed(node) == driver, f"the kubelet's cgroup driver is {driver}"),
@@ -153,12 +155,12 @@ _OPTIONS: Final = (
     r"(?:runtimes\.[\"']?nvidia[\"']?\.options\](?:\n(?![ \t]*(?:\d+[:-])?[ \t]*\[)[^\n]*){0,20}?\n[^\n]*?"
     r"|\"nvidia\"\s*:\s*\{[^}]*?)SystemdCgroup\"?\s*[=:]\s*"
 )
-_NVIDIA_BY_SYSTEMD: Final = _in_config(rf"{_OPTIONS}true")
+_NVIDIA_BY_SYSTEMD: Final = _config_sign(rf"{_OPTIONS}true")
 _NVIDIA_BY_CGROUPFS: Final = any_of(
-    _in_config(rf"{_OPTIONS}false"), unless(all_of(_DESCRIBED, _WHOLE), _NVIDIA_BY_SYSTEMD)
+    _config_sign(rf"{_OPTIONS}false"), unless(all_of(_DESCRIBED, _WHOLE), _NVIDIA_BY_SYSTEMD)
 )
-_BY_SYSTEMD: Final = _kubelets("systemd")
-_BY_CGROUPFS: Final = _kubelets("cgroupfs")
+_BY_SYSTEMD: Final = _kubelet_cgroup_driver("systemd")
+_BY_CGROUPFS: Final = _kubelet_cgroup_driver("cgroupfs")
 _DIFFER: Final = any_of(all_of(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _BY_CGROUPFS))
 _DOCKERS_DIFFER: Final = message_line(
     r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver"
@@ -177,16 +179,16 @@ _HALF: Final = any_of(
 
 
 def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if takes_gpunode(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
+    if is_supported(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
         text = "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
-        yield run("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
+        yield run_step("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
         text = "say the same in both: SystemdCgroup = true in containerd's options of runc and nvidia, or for docker "
         text += (
             '"exec-opts": ["native.cgroupdriver=systemd"], and cgroupDriver: systemd in /var/lib/kubelet/config.yaml'
         )
-        yield by_hand("configure", text)
-    yield run("restart", "restart the runtime and the kubelet", Shell("sudo systemctl restart containerd kubelet"))
+        yield manual_step("configure", text)
+    yield run_step("restart", "restart the runtime and the kubelet", Shell("sudo systemctl restart containerd kubelet"))
 
 
 # k3s and RKE2 make the file anew at every start.
@@ -203,14 +205,14 @@ _EDITED: Final = any_of(
 
 
 def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
-    product = "rke2" if containerd.product(snapshot) == "rke2" else "k3s"
+    product = "rke2" if containerd.kubernetes_product(snapshot) == "rke2" else "k3s"
     folder = f"/etc/rancher/{product}/config.yaml.d"
-    yield run(
+    yield run_step(
         "configure",
         f"{product} finds the runtime by itself; make it the default in {product}'s own settings, or name "
         "runtimeClassName: nvidia in the device plugin and in every pod that wants a GPU",
         command("sudo", "mkdir", "-p", folder),
-        joined(Shell("echo 'default-runtime: nvidia' |"), command("sudo", "tee", f"{folder}/99-nvidia.yaml")),
+        join_commands(Shell("echo 'default-runtime: nvidia' |"), command("sudo", "tee", f"{folder}/99-nvidia.yaml")),
     )
     yield restart_rancher(product, "on a worker its agent")
 
@@ -222,7 +224,7 @@ _DROP_IN: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
 
 def _in_dead_folder(snapshot: Snapshot) -> Iterator[Citation]:
     """NVIDIA's drop-in, in a listing or a search of the folder."""
-    items = (item for item in snapshot.of("file", "listing") if DEAD_FOLDER in f"{item.subject} {item.written}")
+    items = (item for item in snapshot.items_of("file", "listing") if DEAD_FOLDER in f"{item.subject} {item.written}")
     return (found for item in items if item.outcome == "ok" for found in lines_with(item, _DROP_IN))
 
 
@@ -232,7 +234,9 @@ _DROPPED: Final = any_of(
 )
 _ALIVE: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
 _MISLED: Final = custom_sign(
-    lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if (1, 18) <= one.numbers < (1, 19, 1))
+    lambda snapshot: (
+        one.citation for one in snapshot.view(toolkit.toolkit_versions) if (1, 18) <= one.numbers < (1, 19, 1)
+    )
 )
 
 
@@ -262,7 +266,7 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
             summary="containerd's CRI plugin is switched off in its configuration, so no kubelet can use it",
             remedy=always(
-                run(
+                run_step(
                     "configure",
                     "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have both read",
                     Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
@@ -289,14 +293,14 @@ FAMILY: Final = RuleFamily(
                 unless(_NO_RUNTIME, _RUNNING, _RANCHER),
                 _NO_HANDLER,
                 all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
-                custom_sign(_unserved),
+                custom_sign(_kubelet_without_gpu_access),
             ),
             symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
             context=_UNDESCRIBED,
             look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
             share=2,
             summary="pods ask for a runtime called nvidia, and the container runtime's configuration describes none",
-            remedy=_register,
+            remedy=_register_runtime,
             explains=NO_RUNTIME,
         ),
         Rule(
@@ -373,7 +377,7 @@ FAMILY: Final = RuleFamily(
             summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
             remedy=always(
                 _FOR_CRIO,
-                run("remove", "take the dead file away", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
+                run_step("remove", "take the dead file away", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
             ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),

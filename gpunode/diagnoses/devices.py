@@ -8,17 +8,17 @@ from typing import Final
 
 from gpunode.diagnoses import chains, remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, edited_where, joined
+from gpunode.diagnoses.commands import Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, drain, reboot, restart, run
+from gpunode.diagnoses.remedies import always, drain, reboot, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import boards, driver, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _NOT_LOADED: Final = predicate(lambda snapshot: driver.is_loaded(snapshot) is False, "NVIDIA's module is not loaded")
-_FROM_ELSEWHERE: Final = predicate(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
+_FROM_ELSEWHERE: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 # Device nodes and the daemon that holds them open.
 
@@ -27,11 +27,11 @@ _PERSISTENCED: Final = "nvidia-persistenced.service"
 
 
 def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where it is seen that /dev/nvidia0 and /dev/nvidiactl are not there."""
+    """Return the evidence that /dev/nvidia0 and /dev/nvidiactl do not exist."""
     known = snapshot.facts.device_nodes
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
-        yield stated("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
-    for item in snapshot.of("listing"):
+        yield cite_fact("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
+    for item in snapshot.items_of("listing"):
         places = (item.subject, *item.source.words)
         if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, places)):
             yield cite(item)
@@ -40,7 +40,7 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
 def _unit_failed(snapshot: Snapshot) -> Iterator[Citation]:
     unit = snapshot.facts.unit(_PERSISTENCED)
     if isinstance(unit, Known) and unit.value.failed:
-        yield system.failed_line(snapshot, _PERSISTENCED)
+        yield system.failed_unit_line(snapshot, _PERSISTENCED)
 
 
 def _is_active(snapshot: Snapshot) -> bool:
@@ -75,32 +75,34 @@ _DAEMON_ELSE: Final = message_line(
 _LOADING: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
 
 
-def _loaded_after(snapshot: Snapshot) -> Iterator[Citation]:
-    """The line in which the module says that it was loaded, behind the daemon's failure in the same log."""
+def _module_loaded_later(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the line of the module's load after the daemon's failure in the same log."""
     numbers = {one.key: one.line_number for one in snapshot.view(_DAEMON_FAILED) if one.line_number}
-    logs = (item for item in snapshot.of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
+    logs = (item for item in snapshot.items_of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
     return (
         one for item in logs for one in lines_with(item, _LOADING) if (one.line_number or 0) > (numbers[one.key] or 0)
     )
 
 
-_LATE: Final = custom_sign(_loaded_after)
+_LATE: Final = custom_sign(_module_loaded_later)
 _ACTIVE: Final = predicate(_is_active, "nvidia-persistenced runs")
 _NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
 
-def _order(_: Snapshot) -> Iterable[Fix]:
+def _order_daemon(_: Snapshot) -> Iterable[Fix]:
     folder = f"/etc/systemd/system/{_PERSISTENCED}.d"
     lines = ["[Unit]", "After=systemd-modules-load.service", "StartLimitIntervalSec=0"]
     lines += ["ConditionPathExistsGlob=", "ConditionPathExists="]
     lines += ["[Service]", "ExecStartPre=-/usr/bin/nvidia-modprobe -c 0", "Restart=on-failure", "RestartSec=5"]
     text = r"\n".join(lines)
-    yield run(
+    yield run_step(
         "configure",
         "have the module loaded early, and the daemon wait for its device files",
         Shell("echo nvidia | sudo tee /etc/modules-load.d/nvidia.conf"),
         command("sudo", "install", "-d", folder),
-        joined(command("printf", rf"{text}\n"), Shell("|"), command("sudo", "tee", f"{folder}/10-after-module.conf")),
+        join_commands(
+            command("printf", rf"{text}\n"), Shell("|"), command("sudo", "tee", f"{folder}/10-after-module.conf")
+        ),
         Shell("sudo systemctl daemon-reload"),
     )
     yield restart(_PERSISTENCED)
@@ -109,21 +111,23 @@ def _order(_: Snapshot) -> Iterable[Fix]:
 # nvidia_uvm, which CUDA needs and nvidia-smi does not.
 
 
-def _absent_uvm(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("listing", "file", "which"):
+def _missing_uvm_file(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.items_of("listing", "file", "which"):
         if item.outcome == "absent" and item.where == "host" and "/dev/nvidia-uvm" in item.written:
             yield cite(item)
 
 
 def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The table that shows nvidia and not nvidia_uvm; people paste all lines that speak of nvidia."""
-    is_shown = modules.loaded(snapshot, "nvidia_uvm") or not modules.loaded(snapshot, "nvidia")
+    """Return the table that shows nvidia and not nvidia_uvm; people paste all lines that speak of nvidia."""
+    is_shown = modules.is_module_loaded(snapshot, "nvidia_uvm") or not modules.is_module_loaded(snapshot, "nvidia")
     return () if is_shown else modules.lsmod_line(snapshot, "nvidia_uvm")
 
 
 _UVM_LOOKED_AT: Final = command_run(r"nvidia[-_]uvm")
-_UVM_LOADED: Final = predicate(lambda snapshot: modules.loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded")
-_NO_UVM_FILE: Final = custom_sign(_absent_uvm)
+_UVM_LOADED: Final = predicate(
+    lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded"
+)
+_NO_UVM_FILE: Final = custom_sign(_missing_uvm_file)
 _NO_UVM: Final = custom_sign(_table_without_uvm)
 _UVM_WANTED: Final = message_line(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
@@ -147,13 +151,13 @@ _SUSPENDED: Final = message_line(
     r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
 )
 _LOAD_UVM: Final = always(
-    run(
+    run_step(
         "load",
         "load nvidia_uvm and make its device files",
         Shell("sudo modprobe nvidia_uvm"),
         Shell("sudo nvidia-modprobe -u -c=0"),
     ),
-    run(
+    run_step(
         "configure",
         "have it loaded at every boot",
         Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf"),
@@ -163,8 +167,8 @@ _KEEP: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | s
 _RELOAD: Final = Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm")
 _RELOAD_UVM: Final = always(
     drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them"),
-    run("load", "load nvidia_uvm anew", *_RELOAD),
-    run(
+    run_step("load", "load nvidia_uvm anew", *_RELOAD),
+    run_step(
         "configure",
         "have the driver keep the GPU's memory over a suspend",
         Shell(f"{_KEEP} /etc/modprobe.d/nvidia-suspend.conf"),
@@ -205,17 +209,17 @@ _SELINUX: Final = message_line(
 )
 
 
-def _open_up(snapshot: Snapshot) -> Iterator[Fix]:
+def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
     if not snapshot.view(_ODD):
         text = "add the user that runs the program to the group of the device files; a new login takes it up"
         add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
-        yield run("configure", text, add)
+        yield run_step("configure", text, add)
         return
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
     octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
-    yield run("configure", text, edited_where("DeviceFileMode=", octal, "/etc/modprobe.d"))
+    yield run_step("configure", text, edit_matching_files("DeviceFileMode=", octal, "/etc/modprobe.d"))
     now = Shell("sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
-    yield run("configure", "correct the files that are there now", now)
+    yield run_step("configure", "correct the files that are there now", now)
     yield reboot(when="the module's options are to be read again")
 
 
@@ -229,13 +233,13 @@ _CODE_3: Final = message_line(
 _NOT_READY: Final = any_of(symptoms.CUDA_NOT_READY, _CODE_3)
 
 
-def _is_on_cards(snapshot: Snapshot) -> bool:
-    """Whether the GPUs are known and none is of a board with NVSwitches, where error 802 has another cause."""
-    return snapshot.view(boards.carriers) == {"card"}
+def _has_only_cards(snapshot: Snapshot) -> bool:
+    """Return whether all GPUs are known PCIe cards, for which error 802 has another cause."""
+    return snapshot.view(boards.gpu_carriers) == {"card"}
 
 
 _SWITCHES: Final = any_of(
-    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(pci.switches))),
+    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(pci.nvswitches))),
     any_line(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
 )
 _CONFIDENTIAL: Final = any_line(
@@ -245,11 +249,11 @@ _CONFIDENTIAL: Final = any_line(
 
 def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     option = Shell("echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/nvidia-uvm-hmm.conf")
-    yield run("configure", "switch heterogeneous memory management of nvidia_uvm off", option)
-    yield run("load", "load nvidia_uvm anew; stop the programs that use a GPU first", *_RELOAD)
-    yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
+    yield run_step("configure", "switch heterogeneous memory management of nvidia_uvm off", option)
+    yield run_step("load", "load nvidia_uvm anew; stop the programs that use a GPU first", *_RELOAD)
+    yield run_step("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
     text = "take a newer release of the driver, which knows this kernel's layout"
-    yield from remedies.newer_driver(snapshot, text)
+    yield from remedies.change_driver(snapshot, text)
 
 
 _NODES_PAGE: Final = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/"
@@ -285,13 +289,13 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/NVIDIA/ansible-role-nvidia-driver/issues/3",
             ),
             remedy=always(
-                run(
+                run_step(
                     "load",
                     "load the module and have it make its device files",
                     Shell("sudo modprobe nvidia"),
                     Shell("sudo nvidia-modprobe -c 0 -u"),
                 ),
-                run(
+                run_step(
                     "inspect",
                     "where there are none still, read why",
                     Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
@@ -326,7 +330,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/Bumblebee-Project/Bumblebee/issues/1093",
                 "https://github.com/ublue-os/ucore/issues/419",
             ),
-            remedy=_order,
+            remedy=_order_daemon,
         ),
         Rule(
             cause="nvidia-uvm-not-loaded",
@@ -411,7 +415,7 @@ FAMILY: Final = RuleFamily(
                 "use the GPU. From above, root sees the GPU and users do not, or nobody does."
             ),
             sources=(f"{DRIVER_README}faq.html", "https://github.com/vowstar/vowstar-overlay/issues/6"),
-            remedy=_open_up,
+            remedy=_permit_access,
         ),
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
@@ -421,7 +425,7 @@ FAMILY: Final = RuleFamily(
             title="CUDA does not start with this kernel's memory layout",
             share=1.5,
             typical=any_of(
-                all_of(_NOT_READY, predicate(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
+                all_of(_NOT_READY, predicate(_has_only_cards, "the GPUs are cards, which need no fabric manager")),
                 _CODE_3,
                 command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
             ),

@@ -9,10 +9,10 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
-from gpunode.diagnoses.commands import Shell, command, joined
+from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
-from gpunode.diagnoses.remedies import always, by_hand, restart, run
+from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import docker, system, toolkit
@@ -21,8 +21,8 @@ from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.model import DOCKER_CONFIG
 
 _REGISTER_ALONE: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
-_REGISTER: Final = joined(_REGISTER_ALONE, Shell("--restart"))
-_START: Final = run(
+_REGISTER: Final = join_commands(_REGISTER_ALONE, Shell("--restart"))
+_START: Final = run_step(
     "restart",
     "start docker again",
     Shell("sudo systemctl daemon-reload"),
@@ -44,26 +44,26 @@ _RUNS: Final = message_line(
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
 _FAULTY: Final = unless(
-    custom_sign(lambda node: (place for _, place in docker.faults(node))),
+    custom_sign(lambda node: (place for _, place in docker.config_faults(node))),
     unless(_RUNS, predicate(is_examined, "gpunode looked at the node itself")),
 )
 _FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
 
-def _as_flag(names: str) -> Sign:
+def _dockerd_flag(names: str) -> Sign:
     return message_line(rf"\bdockerd\b.* (?:{names})[ =]", "unit-file", "unit-status", "text", "file")
 
 
 _HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
 _BOTH: Final = any_of(
-    all_of(_as_flag("-H|--host"), _HOSTS),
-    all_of(_as_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
-    *(all_of(_as_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name in _FLAGS),
+    all_of(_dockerd_flag("-H|--host"), _HOSTS),
+    all_of(_dockerd_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
+    *(all_of(_dockerd_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name in _FLAGS),
 )
 
 
-def _fault(snapshot: Snapshot) -> str:
-    return f"dockerd cannot read {next((why for why, _ in docker.faults(snapshot)), 'its configuration file')}"
+def _summarize_fault(snapshot: Snapshot) -> str:
+    return f"dockerd cannot read {next((why for why, _ in docker.config_faults(snapshot)), 'its configuration file')}"
 
 
 # Another docker than the one that was set up.
@@ -98,24 +98,24 @@ _DESKTOP: Final = unless(
 
 
 _ENGINE: Final = (
-    by_hand(
+    manual_step(
         "install", "install Docker Engine as https://docs.docker.com/engine/install/ says", "none is installed yet"
     ),
-    run("configure", "register NVIDIA's runtime", _REGISTER),
+    run_step("configure", "register NVIDIA's runtime", _REGISTER),
 )
 # Nobody reads on behind a command: what must be done before it is a step of its own.
 _REPLACE_SNAP: Final = (
-    by_hand("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it"),
-    run("remove", "then remove the snap", Shell("sudo snap remove docker")),
+    manual_step("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it"),
+    run_step("remove", "then remove the snap", Shell("sudo snap remove docker")),
     *_ENGINE,
 )
 
 
-def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
+def _switch_to_engine(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_SNAP) and not snapshot.view(_DESKTOP):
         return _REPLACE_SNAP
     text = "choose Docker Engine, which runs on this system itself"
-    return run("configure", text, Shell("docker context use default")), *_ENGINE
+    return run_step("configure", text, Shell("docker context use default")), *_ENGINE
 
 
 # A docker of a user's own.
@@ -141,9 +141,9 @@ _UNKNOWN: Final = message_line(
 )
 
 
-def _as_root_alone(snapshot: Snapshot) -> Iterator[Citation]:
-    """What docker says without sudo, where it knows nvidia with sudo alone: they are two daemons."""
-    answers = [item for item in snapshot.of("docker-info") if "untimes" in item.text]
+def _known_only_as_root(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield answers without nvidia where sudo docker knows it: there are two daemons."""
+    answers = [item for item in snapshot.items_of("docker-info") if "untimes" in item.text]
     as_root = [item for item in answers if item.written.startswith("sudo ")]
     if any("nvidia" in item.text for item in as_root):
         yield from (cite(item) for item in answers if item not in as_root and "nvidia" not in item.text)
@@ -154,19 +154,19 @@ _CGROUPS: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listin
 
 
 _NO_CGROUPS: Final = always(
-    run(
+    run_step(
         "configure",
         "tell the toolkit to leave cgroups alone; it holds for every engine of this machine, so where one runs as "
         "root, use CDI for the rootless one instead",
         Shell("sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true"),
     ),
-    run(
+    run_step(
         "configure",
         "register the runtime in the user's own file",
         Shell('gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"'),
         when="docker knows no runtime called nvidia",
     ),
-    run("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
+    run_step("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
 )
 
 # The right docker, which does not know of the runtime.
@@ -179,26 +179,26 @@ _NVIDIA: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
 _IN_A_FILE: Final = file_line("*daemon.json", _NVIDIA)
 _REGISTERED: Final = any_of(file_line("*etc/docker/daemon.json", _NVIDIA), file_line("daemon.json", _NVIDIA))
 _DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
-_DANGLING: Final = unless(_DEFAULT, _IN_A_FILE, _as_flag("--add-runtime"))
+_DANGLING: Final = unless(_DEFAULT, _IN_A_FILE, _dockerd_flag("--add-runtime"))
 _NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_A_FILE, _FAULTY)
 _COMPARES: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
-def _started_after(snapshot: Snapshot) -> Iterator[Citation]:
-    """That the daemon was started after the toolkit was installed, where the node was looked at."""
+def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the start of a daemon that began after the toolkit was installed."""
     unit, installed = snapshot.facts.unit(docker.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
     began = unit.value.started_at if isinstance(unit, Known) else None
     if began is not None and installed is not None and began >= installed:
         yield system.unit_line(snapshot, docker.UNIT, "ExecMainStartTimestamp")
 
 
-def _register(snapshot: Snapshot) -> Iterable[Fix]:
+def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     unit = snapshot.facts.unit(docker.UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
-        yield run("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
+        yield run_step("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
         yield _START
     else:
-        yield run("configure", "register NVIDIA's runtime, and have docker read that", _REGISTER)
+        yield run_step("configure", "register NVIDIA's runtime, and have docker read that", _REGISTER)
         yield replace(_RESTART, when="gpunode did not, for the containers that run, and they may stop")
 
 
@@ -225,10 +225,12 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.DAEMON_DOWN,),
             look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
             share=1,
-            summary=_fault,
+            summary=_summarize_fault,
             remedy=always(
-                by_hand("configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"),
-                run(
+                manual_step(
+                    "configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"
+                ),
+                run_step(
                     "inspect",
                     "let dockerd check it (docker 23 and later)",
                     command("sudo", "dockerd", "--validate", "--config-file", DOCKER_CONFIG),
@@ -257,12 +259,12 @@ FAMILY: Final = RuleFamily(
             decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
             typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
             symptoms=(symptoms.DAEMON_DOWN,),
-            context=any_of(_HOSTS, _as_flag("-H|--host|--add-runtime")),
+            context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
             against=(_FAULTY,),
             look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
             summary="dockerd does not start: a setting stands in daemon.json and on its command line as well",
             remedy=always(
-                run(
+                run_step(
                     "configure",
                     "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json",
                     Shell("sudo systemctl edit docker.service"),
@@ -324,7 +326,7 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
             summary="the docker that answers runs in a virtual machine or confined, and sees no driver of this system",
-            remedy=_to_the_engine,
+            remedy=_switch_to_engine,
             explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
         ),
         Rule(
@@ -341,7 +343,7 @@ FAMILY: Final = RuleFamily(
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
             decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
             typical=any_of(
-                custom_sign(_as_root_alone),
+                custom_sign(_known_only_as_root),
                 unless(_NOT_PERMITTED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
                 all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
             ),
@@ -369,11 +371,11 @@ FAMILY: Final = RuleFamily(
             ),
             typical=any_of(
                 unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
-                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present), custom_sign(_started_after)),
-                unless(all_of(_COMPARES, toolkit.present), _NOT_IN_FILE, _UNKNOWN),
+                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
+                unless(all_of(_COMPARES, toolkit.presence_lines), _NOT_IN_FILE, _UNKNOWN),
             ),
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
-            context=any_of(_REGISTERED, toolkit.present),
+            context=any_of(_REGISTERED, toolkit.presence_lines),
             look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
             share=4,
             summary="the running docker daemon was started before the toolkit was installed or registered",
@@ -394,11 +396,11 @@ FAMILY: Final = RuleFamily(
             typical=any_of(_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_IT)),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
             context=any_of(_LACKS_IT, _NOT_IN_FILE),
-            against=(_HAS_IT, _REGISTERED, toolkit.absent),
+            against=(_HAS_IT, _REGISTERED, toolkit.absence_lines),
             look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
             share=4,
             summary="docker knows no runtime called nvidia",
-            remedy=_register,
+            remedy=_register_runtime,
         ),
     ),
 )

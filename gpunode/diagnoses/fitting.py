@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import ADDRESS, OfGpu, Shell, on_gpus
+from gpunode.diagnoses.commands import ADDRESS, GpuCommand, Shell, fill_in_gpus
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
-from gpunode.diagnoses.remedies import reboot, removes_packages, run
+from gpunode.diagnoses.remedies import reboot, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
-from gpunode.diagnoses.views.recovery import Action, recovered
+from gpunode.diagnoses.views.recovery import Action, recovered_gpus
 
 _ADDRESS_HINT: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -26,8 +26,8 @@ def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
 
 
 def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
-    commands = tuple(dict.fromkeys(one for typed in fix.commands for one in on_gpus(typed, gpus)))
-    if any(isinstance(one, OfGpu) and ADDRESS in one for one in commands):
+    commands = tuple(dict.fromkeys(one for typed in fix.commands for one in fill_in_gpus(typed, gpus)))
+    if any(isinstance(one, GpuCommand) and ADDRESS in one for one in commands):
         return replace(fix, text=f"{fix.text} ({_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
 
@@ -65,7 +65,7 @@ def affected_gpus(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
 
     Indices shift when a GPU is lost, so they are dropped then.
     """
-    only = "" if gpus else snapshot.view(boards.only)
+    only = "" if gpus else snapshot.view(boards.only_gpu)
     if any(map(str.isdigit, gpus)) and snapshot.view(symptoms.GPU_LOST):
         return tuple(gpu for gpu in gpus if not gpu.isdigit())
     return (only,) if only else gpus
@@ -94,13 +94,15 @@ def apply_driver_recovery(
 _NOT_BY_DRIVER: Final = frozenset(
     {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
 )
-_LOOK: Final = run("inspect", "see that it stays so", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid"))
+_LOOK: Final = run_step(
+    "inspect", "see that it stays so", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid")
+)
 
 
 def mark_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
     """Return the proof as info if the driver no longer asks to recover that GPU."""
     asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_BY_DRIVER
-    if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered):
+    if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered_gpus):
         return proof
     summary = f"{proof.summary}; the driver asks for no recovery of it any more"
     return replace(proof, summary=summary, severity="info", disruption="none", remedy=(_LOOK,))

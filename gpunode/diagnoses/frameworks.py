@@ -9,7 +9,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
+from gpunode.diagnoses.remedies import align_fabric_manager, always, manual_step, reboot, upgrade_driver_for_cuda
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cuda, driver
@@ -19,12 +19,12 @@ _REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|bran
 _FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)")
 
 
-def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """The CUDA of programs and images that does not start on the node's driver."""
-    has = cuda.supported(snapshot)
-    for version, citation in snapshot.view(cuda.runtimes):
+def _too_new_builds(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """Yield the CUDA of programs and images that does not start on the driver."""
+    has = cuda.supported_cuda(snapshot)
+    for version, citation in snapshot.view(cuda.cuda_runtimes):
         if has is not None and not cuda.starts_on(snapshot, version, has):
-            yield cuda.dotted(version), citation
+            yield cuda.format_version(version), citation
 
 
 _INSUFFICIENT: Final = message_line(cuda.INSUFFICIENT.pattern)
@@ -39,13 +39,13 @@ _DRIVER_TOO_OLD: Final = any_of(
     message_line(cuda.TOO_OLD.pattern),
     unless(_BANNER, message_line(cuda.NOT_ON_THIS_GPU.pattern)),
 )
-_BUILT: Final = custom_sign(lambda snapshot: (citation for _, citation in snapshot.view(cuda.runtimes)))
+_BUILT: Final = custom_sign(lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes)))
 _FITS: Final = predicate(
-    lambda node: bool(cuda.supported(node) and node.view(cuda.runtimes)) and not any(_of_built(node)),
+    lambda node: bool(cuda.supported_cuda(node) and node.view(cuda.cuda_runtimes)) and not any(_too_new_builds(node)),
     "the driver supports the CUDA of all that is named",
 )
-_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _of_built(snapshot)))
-_AT_TWO_VERSIONS: Final = predicate(driver.at_two_versions, "the node's own driver is at two versions")
+_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
+_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
 # Without a driver CUDA says the same.
@@ -55,24 +55,24 @@ _NO_DRIVER_THERE: Final = (
 )
 
 
-def _too_old(snapshot: Snapshot) -> str:
-    has = cuda.supported(snapshot)
-    mine = f"; the node's driver supports CUDA {cuda.dotted(has)}" if has else ""
+def _summarize_mismatch(snapshot: Snapshot) -> str:
+    has = cuda.supported_cuda(snapshot)
+    mine = f"; the node's driver supports CUDA {cuda.format_version(has)}" if has else ""
     if match := snapshot.match(_REQUIRES):
         return f"the image asks for {match['what'].split(',')[0].strip()}{mine}"
-    built = next((f"CUDA {one}" for one, _ in _of_built(snapshot)), "a newer CUDA than the driver knows")
+    built = next((f"CUDA {one}" for one, _ in _too_new_builds(snapshot)), "a newer CUDA than the driver knows")
     return f"the program was built with {built}{mine}"
 
 
-def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    release = cuda.asked(snapshot)
+def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    release = cuda.requested_release(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    newer = tuple(driver_of_newer_cuda(snapshot, f"upgrade the driver{least}"))
+    newer = tuple(upgrade_driver_for_cuda(snapshot, f"upgrade the driver{least}"))
     yield from newer
     if any(fix.commands for fix in newer):
-        yield from fabric_manager_too(snapshot)
+        yield from align_fabric_manager(snapshot)
         yield reboot()
-    yield by_hand("application", f"or use an image{_up_to(snapshot)}")
+    yield manual_step("application", f"or use an image{_cuda_limit(snapshot)}")
 
 
 _NO_KERNEL: Final = message_line(
@@ -104,23 +104,25 @@ _PROVIDERS: Final = message_line(
 
 _CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
 _NO_DRIVER: Final = predicate(
-    lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
+    lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi_states)),
     "the node has no working driver",
 )
 
 
-def _up_to(snapshot: Snapshot) -> str:
-    has = cuda.supported(snapshot)
-    return f", for CUDA {cuda.dotted(has)} or older" if has else ""
+def _cuda_limit(snapshot: Snapshot) -> str:
+    has = cuda.supported_cuda(snapshot)
+    return f", for CUDA {cuda.format_version(has)} or older" if has else ""
 
 
-def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
-    text = f"install a build of the framework that names this GPU's architecture{_up_to(snapshot)}"
-    yield by_hand("application", text)
+def _install_other_build(snapshot: Snapshot) -> Iterable[Fix]:
+    text = f"install a build of the framework that names this GPU's architecture{_cuda_limit(snapshot)}"
+    yield manual_step("application", text)
 
 
-def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{_up_to(snapshot)}")
+def _install_cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
+    yield manual_step(
+        "application", f"replace the CPU build of the framework with its CUDA build{_cuda_limit(snapshot)}"
+    )
 
 
 _SHM_FULL: Final = message_line(
@@ -160,7 +162,7 @@ FAMILY: Final = RuleFamily(
             ),
             against=(_AT_TWO_VERSIONS,),
             look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
-            summary=_too_old,
+            summary=_summarize_mismatch,
             story=(
                 "Every CUDA release needs a driver of a certain age. Images say so in NVIDIA_REQUIRE_CUDA, and the "
                 "toolkit refuses to start them on an older driver; programs that start all the same fail with «CUDA "
@@ -168,7 +170,7 @@ FAMILY: Final = RuleFamily(
                 "version is mostly enough. The node works, and images with an older CUDA run."
             ),
             sources=("https://github.com/theroyallab/tabbyAPI/issues/324", CUDA_COMPATIBILITY, _TOOLKIT_NOTES),
-            remedy=_newer_driver,
+            remedy=_upgrade_driver,
         ),
         Rule(
             cause="framework-without-this-architecture",
@@ -195,7 +197,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/Comfy-Org/ComfyUI/pull/16438",
                 CUDA_DRIVER_API,
             ),
-            remedy=_other_build,
+            remedy=_install_other_build,
         ),
         Rule(
             cause="framework-cpu-only",
@@ -216,7 +218,7 @@ FAMILY: Final = RuleFamily(
                 "enabled»."
             ),
             sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
-            remedy=_cuda_build,
+            remedy=_install_cuda_build,
         ),
         Rule(
             cause="shared-memory-too-small",
@@ -239,8 +241,10 @@ FAMILY: Final = RuleFamily(
                 "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
             ),
             remedy=always(
-                by_hand("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
-                by_hand("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
+                manual_step(
+                    "configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"
+                ),
+                manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
             ),
         ),
     ),

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.build import built_anew
+from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, install, run
+from gpunode.diagnoses.remedies import always, install, manual_step, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_of,
@@ -40,10 +40,10 @@ _SIGNATURE: Final = message_line(
 
 def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_UNKNOWN) and not snapshot.view(_DISAGREES):
-        yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
+        yield manual_step("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "install the driver's modules again, so that they are built against the RDMA stack that is there"
-    anew = (*built_anew(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
-    yield run("install", text, *anew)
+    anew = (*rebuild_commands(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
+    yield run_step("install", text, *anew)
     yield _DMA_BUF
 
 
@@ -58,7 +58,7 @@ _FS_REFUSED: Final = message_line(
     r"|could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia[-_]fs not found"
 )
 _GPL_ONLY: Final = message_line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
-_FS_LOADED: Final = predicate(lambda snapshot: modules.loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
+_FS_LOADED: Final = predicate(lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
 _FS_SPEAKS: Final = any_of(_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
 _UNREGISTERED: Final = message_line(r"NVMe Driver not registered with nvidia-fs")
 _NVME_ROW: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
@@ -66,15 +66,15 @@ _P2PDMA: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect"
 
 
 def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The module's folder in /proc that is not there, on a node where somebody uses GPUDirect Storage."""
-    found = (item for item in snapshot.files("/proc/driver/nvidia-fs*") if snapshot.of("gpudirect"))
+    """Return the module's folder in /proc that is not there, on a node where somebody uses GPUDirect Storage."""
+    found = (item for item in snapshot.files("/proc/driver/nvidia-fs*") if snapshot.items_of("gpudirect"))
     return tuple(cite(item) for item in found if item.outcome == "absent" and item.where == "host")
 
 
 _NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, custom_sign(_no_statistics))
 
 
-def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
+def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_GPL_ONLY):
         yield install(
             snapshot, "install the open kernel modules of the driver, in place of the closed ones", "nvidia-open"
@@ -82,14 +82,16 @@ def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
     name = "nvidia-fs-dkms" if system.package_manager(snapshot) == "apt" else "nvidia-fs"
     yield install(snapshot, "install nvidia-fs: DKMS builds it for the running kernel", name)
     at_boot = Shell("echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf")
-    yield run("load", "load it, now and at boot", Shell("sudo modprobe nvidia_fs"), at_boot)
+    yield run_step("load", "load it, now and at boot", Shell("sudo modprobe nvidia_fs"), at_boot)
     yield _SUPPORTED
 
 
-_SUPPORTED: Final = run("inspect", "look what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
+_SUPPORTED: Final = run_step("inspect", "look what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
 _NVME_STACK: Final = always(
-    by_hand("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
-    by_hand("install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"),
+    manual_step("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
+    manual_step(
+        "install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"
+    ),
     _SUPPORTED,
 )
 
@@ -103,27 +105,28 @@ _RDMA_OFF: Final = message_line(
 )
 _RDMA_ON: Final = message_line(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
 _PEER_LOADED: Final = predicate(
-    lambda node: modules.loaded(node, "nvidia_peermem") or modules.loaded(node, "nv_peer_mem"), "peermem is loaded"
+    lambda node: modules.is_module_loaded(node, "nvidia_peermem") or modules.is_module_loaded(node, "nv_peer_mem"),
+    "peermem is loaded",
 )
 _NO_PEER: Final = any_of(
-    predicate(lambda node: modules.loaded(node, "nvidia_peermem") is False, "nvidia_peermem is not loaded"),
+    predicate(lambda node: modules.is_module_loaded(node, "nvidia_peermem") is False, "nvidia_peermem is not loaded"),
     message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
 )
 
 
-def _register(snapshot: Snapshot) -> Iterable[Fix]:
+def _load_peermem(snapshot: Snapshot) -> Iterable[Fix]:
     again, look = Shell("sudo modprobe -r nvidia_peermem"), Shell("ls /sys/kernel/mm/memory_peers/")
     if snapshot.view(_PEER_LOADED):
         text = "load nvidia_peermem after the RDMA stack, and look whether it is registered"
-        yield run("configure", text, again, Shell("sudo modprobe -a ib_core nvidia_peermem"), look)
-        yield by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem", "NCCL is older")
+        yield run_step("configure", text, again, Shell("sudo modprobe -a ib_core nvidia_peermem"), look)
+        yield manual_step("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem", "NCCL is older")
     else:
         at_boot = Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
-        yield run("load", "load it, now and at boot", Shell("sudo modprobe nvidia-peermem"), at_boot)
+        yield run_step("load", "load it, now and at boot", Shell("sudo modprobe nvidia-peermem"), at_boot)
     yield _DMA_BUF
 
 
-_DMA_BUF: Final = by_hand("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
+_DMA_BUF: Final = manual_step("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
 
 # ---- locked memory
 
@@ -181,7 +184,7 @@ FAMILY: Final = RuleFamily(
             typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
             context=command_run(r"peer_?mem"),
             summary="the network card cannot reach GPU memory, so NCCL copies through the processor's memory",
-            remedy=_register,
+            remedy=_load_peermem,
         ),
         _rule(
             cause="nvidia-fs-not-loaded",
@@ -200,7 +203,7 @@ FAMILY: Final = RuleFamily(
             context=command_run(r"nvidia[-_]fs|gdscheck"),
             against=(_FS_LOADED,),
             summary="nvidia_fs is not loaded, so cuFile copies through the processor's memory",
-            remedy=_bring_fs,
+            remedy=_install_nvidia_fs,
             explains=frozenset({"gds-nvme-unsupported"}),
         ),
         _rule(
@@ -248,14 +251,14 @@ FAMILY: Final = RuleFamily(
                 *("https://github.com/NVIDIA/nccl-tests/issues/206", "https://github.com/openucx/ucx/issues/8229"),
             ),
             remedy=always(
-                by_hand("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
-                by_hand(
+                manual_step("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
+                manual_step(
                     "configure",
                     "give the service that starts it (containerd, docker, slurmd) LimitMEMLOCK=infinity, and restart "
                     "it once its programs may stop",
                     "another service starts it",
                 ),
-                by_hand(
+                manual_step(
                     "configure", "set memlock to unlimited in /etc/security/limits.conf", "a login shell starts it"
                 ),
             ),

@@ -10,9 +10,17 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import Shell, edited_where
+from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run
+from gpunode.diagnoses.remedies import (
+    always,
+    manual_step,
+    power_cycle,
+    reboot,
+    reset_gpu,
+    run_step,
+    write_nvidia_report,
+)
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -26,7 +34,7 @@ from gpunode.diagnoses.signs import (
 )
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, guests, pci
-from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.diagnoses.views.system import find_distro, package_manager
 
 _README: Final = f"{DRIVER_README}gsp.html"
 _RPC_TIMEOUT: Final = kernel_line(
@@ -58,7 +66,7 @@ _UNSUPPORTED: Final = kernel_line(
     r"|not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_GRAVE: Final = custom_sign(faults.grave)
+_GRAVE: Final = custom_sign(faults.serious_fault_lines)
 # nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
 _SLOW_ANSWER: Final = all_of(
     command_run(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"),
@@ -67,30 +75,30 @@ _SLOW_ANSWER: Final = all_of(
 )
 
 
-def _crashes(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_crashes(snapshot: Snapshot) -> Iterator[Proof]:
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
-    is_cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
-    return faults.began(120, confidence="likely" if is_cut else "certain")(snapshot)
+    is_cut = all(item.source.is_part for item in snapshot.items_of("kernel-log", "journal"))
+    return faults.incident_check(120, confidence="likely" if is_cut else "certain")(snapshot)
 
 
 _FIRMWARE: Final = r"/lib/firmware/nvidia\b"
 _ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), message_line(_NO_FILE, "text", flags=re.IGNORECASE))
 
 
-def _version(snapshot: Snapshot) -> str:
-    """That of the loaded driver, else of the file that was looked for."""
-    loaded = snapshot.view(driver.loaded)
+def _firmware_version(snapshot: Snapshot) -> str:
+    """Return the version of the loaded driver, else of the missing file."""
+    loaded = snapshot.view(driver.loaded_version)
     found = (re.search(rf"nvidia/({driver.VERSION})/", one.line) for one in snapshot.view(_ABSENT))
     return loaded.version if loaded else next((match[1] for match in found if match), "")
 
 
 def _needs_open(snapshot: Snapshot) -> bool:
-    models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model]
+    models = [gpu.model for gpu in snapshot.view(pci.pci_gpus) if gpu.model]
     return bool(models) and models[0].needs_open_modules
 
 
 def _is_proprietary(snapshot: Snapshot) -> bool:
-    loaded = snapshot.view(driver.loaded)
+    loaded = snapshot.view(driver.loaded_version)
     return loaded is not None and loaded.is_open is False and not _needs_open(snapshot)
 
 
@@ -103,23 +111,23 @@ _NEEDED: Final = any_of(_OPEN, predicate(_needs_open, "this GPU needs the open m
 def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
-    yield by_hand("install", "move to the newest driver of the branch, or to the branch before", "it comes back")
+    yield manual_step("install", "move to the newest driver of the branch, or to the branch before", "it comes back")
     if not snapshot.view(_NEEDED):
         yield _switch_off(snapshot, "it still comes back, with the proprietary modules, which can do without the GSP")
-    yield nvidia_report()
+    yield write_nvidia_report()
 
 
 def _switch_off(snapshot: Snapshot, when: str) -> Fix:
     write = Shell("echo 'options nvidia NVreg_EnableGpuFirmware=0' | sudo tee /etc/modprobe.d/nvidia-gsp.conf")
     commands = (write, *remedies.rebuild_initramfs(snapshot).commands, *reboot().commands)
-    return run("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
+    return run_step("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
 
 
-def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
+def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield remedies.guest_driver("install the driver anew, whole: it brings its firmware")
+        yield remedies.install_guest_driver("install the driver anew, whole: it brings its firmware")
         return
-    version, manager, known = _version(snapshot), snapshot.view(package_manager), distro(snapshot)
+    version, manager, known = _firmware_version(snapshot), snapshot.view(package_manager), find_distro(snapshot)
     names = {"apt": "firmware-nvidia-gsp", "dnf": "nvidia-kmod-common", "pacman": "nvidia-utils"}
     name = names.get(manager, "kernel-firmware-nvidia-gspx-G06")
     if manager == "apt" and version and not (known and known.id == "debian"):
@@ -127,27 +135,31 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.reinstall(snapshot, "install the firmware of the loaded driver's very version", name)
     if manager == "apt":
         text = "or install another release of the driver, which brings the firmware that belongs to it"
-        yield from remedies.newer_driver(snapshot, text, here=version, when="no archive has that version any more")
+        yield from remedies.change_driver(
+            snapshot, text, installed_version=version, when="no archive has that version any more"
+        )
     yield remedies.rebuild_initramfs(snapshot)
-    yield run("load", "load the module anew", remedies.MODULES_OUT, Shell("sudo modprobe nvidia"))
+    yield run_step("load", "load the module anew", remedies.UNLOAD_MODULES, Shell("sudo modprobe nvidia"))
 
 
-def _platform(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("firmware", "update the machine's firmware, or the hypervisor, and switch Above 4G Decoding on")
+def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
+    yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and switch Above 4G Decoding on")
     yield power_cycle()
-    yield by_hand("install", "try the newest driver of another branch", "it stays so")
+    yield manual_step("install", "try the newest driver of another branch", "it stays so")
     if not _needs_open(snapshot):
         yield _switch_off(snapshot, "the GPU is older than Blackwell, and its modules are the proprietary ones")
 
 
-def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
+def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
     option = "NVreg_EnableGpuFirmware=0"
-    edits = [edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")]
-    if remedies.boots_with(snapshot, f"nvidia.{option}"):
-        edits += remedies.without_kernel_argument(snapshot, f"nvidia.{option}")
-    yield run("configure", "take the option away: these modules need the GSP", *edits)
+    edits = [edit_matching_files(option, f"s/ *{option}//", "/etc/modprobe.d")]
+    if remedies.has_kernel_argument(snapshot, f"nvidia.{option}"):
+        edits += remedies.remove_kernel_argument(snapshot, f"nvidia.{option}")
+    yield run_step("configure", "take the option away: these modules need the GSP", *edits)
     if not _needs_open(snapshot):
-        yield by_hand("install", "go over to the proprietary modules, which heed the option", "the GSP is to stay off")
+        yield manual_step(
+            "install", "go over to the proprietary modules, which heed the option", "the GSP is to stay off"
+        )
     yield remedies.rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -185,7 +197,7 @@ FAMILY: Final = RuleFamily(
                 "on GPUs before Blackwell can do without the GSP."
             ),
             sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
-            check=faults.began(119),
+            check=faults.incident_check(119),
             against=(_WPR2,),
             typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE),
             remedy=_restart_gsp,
@@ -204,7 +216,7 @@ FAMILY: Final = RuleFamily(
                 "A reset brings the GPU back; another release of the driver, or a report to NVIDIA, cures it."
             ),
             sources=(f"{OPEN_MODULES}/issues/829", XID_CATALOG),
-            check=_crashes,
+            check=_find_crashes,
             decisive=unless(_TASK, _GRAVE),
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
@@ -228,8 +240,8 @@ FAMILY: Final = RuleFamily(
             remedy=always(
                 reboot("reboot the node: the GPU must be reset as a whole, which reloading the driver does not do"),
                 power_cycle("power the node off and on again, if a reboot leaves it so"),
-                by_hand("hardware", "check riser, slot and power of that GPU", "it is so after every boot"),
-                nvidia_report(),
+                manual_step("hardware", "check riser, slot and power of that GPU", "it is so after every boot"),
+                write_nvidia_report(),
             ),
             explains=_NO_GSP,
         ),
@@ -250,9 +262,9 @@ FAMILY: Final = RuleFamily(
             summary="The GPU's own firmware does not finish its boot, so nothing can be started on it",
             remedy=always(
                 power_cycle(),
-                by_hand("hardware", "seat the GPU anew and check its power cables", "it stays so"),
-                by_hand("firmware", "update the machine's firmware and the GPU's VBIOS", "it stays so"),
-                remedies.replace(when="it does the same in another machine"),
+                manual_step("hardware", "seat the GPU anew and check its power cables", "it stays so"),
+                manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it stays so"),
+                remedies.replace_gpu(when="it does the same in another machine"),
             ),
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -274,7 +286,7 @@ FAMILY: Final = RuleFamily(
             context=any_of(_INIT, command_run(_FIRMWARE)),
             against=(symptoms.DRIVER_WORKS,),
             summary="The GSP's firmware, of the driver's very version, is not on disk",
-            remedy=_bring_file,
+            remedy=_install_firmware,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
         _rule(
@@ -302,7 +314,7 @@ FAMILY: Final = RuleFamily(
             context=command_run(r"\bgsp\b|EnableGpuFirmware"),
             against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW),
             summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot do without the GSP",
-            remedy=_take_back,
+            remedy=_remove_gsp_option,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
         ),
         _rule(
@@ -321,7 +333,7 @@ FAMILY: Final = RuleFamily(
             typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
             context=any_of(_INIT, message_line(r"\baarch64\b|Raspberry Pi")),
             summary="The GSP cannot be started on this GPU in this machine",
-            remedy=_platform,
+            remedy=_fix_platform,
             explains=_UNUSABLE,
         ),
     ),

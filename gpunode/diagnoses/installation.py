@@ -12,11 +12,11 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import install, run, takes_gpunode
+from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
-from gpunode.diagnoses.views.system import has_driver_from_elsewhere, is_debians, package_manager
+from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -37,10 +37,10 @@ _ON_NODE: Final[frozenset[Kind]] = frozenset(
 _LIBRARY: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
 
 
-def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines by which the node itself lacks nvidia-smi or the libraries."""
-    states = tuple(citation for state, citation in snapshot.view(driver.smi) if state == "missing")
-    which = (item for item in snapshot.of("which") if item.subject == "nvidia-smi" and item.where == "host")
+def _missing_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines by which the node itself lacks nvidia-smi or the libraries."""
+    states = tuple(citation for state, citation in snapshot.view(driver.smi_states) if state == "missing")
+    which = (item for item in snapshot.items_of("which") if item.subject == "nvidia-smi" and item.where == "host")
     states += tuple(cite(item) for item in which if item.outcome == "absent" or not item.text.strip())
     said = tuple(
         citation
@@ -52,46 +52,48 @@ def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _asks_on_node(item: Item) -> bool:
-    """Whether what it says of libraries is about the node: the engine's hook looks there, a program inside does not."""
+    """Return whether the item speaks of the node's libraries, as an engine's hook does."""
     if item.kind in {"container-run", "kubernetes-pod", "kubernetes"}:
         return "nvidia-container-cli" in item.text or "nvidia-container-runtime" in item.text
     return item.kind in _ON_NODE
 
 
-def _kernel_side(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What shows that the kernel side is here: it is loaded, on disk, or packaged."""
-    if modules.loaded(snapshot, "nvidia"):
+def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of the kernel side: loaded, on disk, or packaged."""
+    if modules.is_module_loaded(snapshot, "nvidia"):
         return modules.lsmod_line(snapshot, "nvidia")
-    if (seen := driver.loaded(snapshot)) is not None:
+    if (seen := driver.loaded_version(snapshot)) is not None:
         return (seen.citation,)
-    disk = driver.on_disk(snapshot)
-    found = tuple(one.citation for one in (*driver.kernel_side(snapshot), *driver.headless(snapshot)))
+    disk = driver.on_disk_version(snapshot)
+    found = tuple(one.citation for one in (*driver.kernel_packages(snapshot), *driver.headless_packages(snapshot)))
     return (*((disk.citation,) if disk else ()), *found)
 
 
 def _has_libraries(snapshot: Snapshot) -> bool:
-    """Whether the driver's libraries are on the node."""
-    return bool(driver.libraries(snapshot)) or any(one.sort == "driver" for one in snapshot.view(loader.loaded))
+    """Return whether the driver's libraries are on the node."""
+    return bool(driver.library_versions(snapshot)) or any(
+        one.sort == "driver" for one in snapshot.view(loader.loaded_libraries)
+    )
 
 
-def _absent(snapshot: Snapshot) -> Iterator[Citation]:
-    """What was looked for and is not there: libraries in the loader's cache, the module, packages."""
+def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield what was searched without success: the loader's cache, the module, packages."""
     for item in snapshot.items:
         if item.where != "host" or not item.is_seen:
             continue
         whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
         if item.kind == "ldconfig" and whole and not _LIBRARY.search(item.text):
-            yield stated(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
+            yield cite_fact(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
         elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
             yield cite(item, 1)
-        elif item.kind == "packages" and whole and not any(packages.is_drivers_row(line) for line in item.lines):
-            yield stated(item.written, "no package of a driver is among them", item.key)
-    listed = [item for item in snapshot.of("lsmod") if item.where == "host"]
-    if listed and modules.loaded(snapshot, "nvidia") is False:
+        elif item.kind == "packages" and whole and not any(packages.is_driver_row(line) for line in item.lines):
+            yield cite_fact(item.written, "no package of a driver is among them", item.key)
+    listed = [item for item in snapshot.items_of("lsmod") if item.where == "host"]
+    if listed and modules.is_module_loaded(snapshot, "nvidia") is False:
         yield from modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.packages
-    if isinstance(known, Known) and not driver.packaged(snapshot):
-        yield stated("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
+    if isinstance(known, Known) and not driver.driver_packages(snapshot):
+        yield cite_fact("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
 
 
 _OTHER_SYSTEM: Final = Pattern(
@@ -103,34 +105,34 @@ _DRIVER_POD: Final = Pattern(r"(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s
 
 
 def _is_by_operator(snapshot: Snapshot) -> bool:
-    """Whether a pod of the operator's brings the driver, so that the host has none of its own."""
-    return snapshot.says(_DRIVER_POD)
+    """Return whether a pod of the operator's brings the driver, so that the host has none of its own."""
+    return snapshot.contains(_DRIVER_POD)
 
 
-def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """At least two places in which a driver was looked for in vain."""
-    tables = {item.key for item in snapshot.of("lsmod")}  # what is not loaded may be installed
-    found = tuple(one for one in _absent(snapshot) if one.key not in tables)
+def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return at least two places that were searched for a driver without success."""
+    tables = {item.key for item in snapshot.items_of("lsmod")}  # what is not loaded may be installed
+    found = tuple(one for one in _failed_searches(snapshot) if one.key not in tables)
     return found if len({one.source for one in found}) > 1 else ()
 
 
-def _missing_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """nvidia-smi and the libraries, or one of them by two programs."""
+def _missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines of at least two programs that miss nvidia-smi or the libraries."""
     found = snapshot.view(_MISSING)
     return found if len({one.key for one in found}) > 1 else ()
 
 
-def _is_here(snapshot: Snapshot) -> bool:
-    """Whether anything of a driver is on the node."""
-    installed = any(item.outcome == "ok" for item in snapshot.of("installer-log"))
+def _has_driver_traces(snapshot: Snapshot) -> bool:
+    """Return whether anything of a driver is on the node."""
+    installed = any(item.outcome == "ok" for item in snapshot.items_of("installer-log"))
     # nvidia-smi that complains is installed.
-    installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi))
-    return installed or _has_libraries(snapshot) or bool(driver.packaged(snapshot))
+    installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi_states))
+    return installed or _has_libraries(snapshot) or bool(driver.driver_packages(snapshot))
 
 
 def _is_passed_through(snapshot: Snapshot) -> bool:
-    """Whether every GPU is kept for virtual machines: a host that passes its GPUs through has no driver for them."""
-    owners = [(gpu.driver or "").replace("_", "-") for gpu in snapshot.view(pci.gpus)]
+    """Return whether every GPU is passed through to virtual machines; such a host needs no driver."""
+    owners = [(gpu.driver or "").replace("_", "-") for gpu in snapshot.view(pci.pci_gpus)]
     return bool(owners) and all(owner in {"vfio-pci", "pci-stub", "pciback", "xen-pciback"} for owner in owners)
 
 
@@ -146,58 +148,58 @@ _NVML_FOUND: Final = Pattern(r"/libnvidia-ml\.so\.\d")
 
 
 def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """A list of the driver's libraries on the node that has NVML's, and not CUDA's."""
-    for item in snapshot.of("nvidia-container-cli", "ldconfig"):
+    """Yield a list of the driver's libraries on the node that has NVML's, and not CUDA's."""
+    for item in snapshot.items_of("nvidia-container-cli", "ldconfig"):
         # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
         is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined(snapshot))
         is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
         if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
-            yield stated(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
+            yield cite_fact(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
 
 
-def _looked_for_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loader's cache without libcuda, whatever else it has."""
-    for item in snapshot.of("ldconfig"):
+def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the loader's cache without libcuda, whatever else it has."""
+    for item in snapshot.items_of("ldconfig"):
         is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
         if is_whole and "libcuda.so" not in item.text:
-            yield stated(item.written, "libcuda.so.1 is not among them", item.key)
+            yield cite_fact(item.written, "libcuda.so.1 is not among them", item.key)
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
-    """Whether the engine runs in a machine or a confinement of its own, which sees another system than the node's."""
+    """Return whether the engine runs in a virtual machine or sandbox, with another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
     asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
     return any(_OTHER_SYSTEM.search(item.text) or _OTHER_SYSTEM.search(item.written) for item in asked)
 
 
-_MISSING: Final = custom_sign(_missing)
-_ABSENT: Final = custom_sign(_absent)
-_KERNEL_SIDE: Final = custom_sign(_kernel_side)
+_MISSING: Final = custom_sign(_missing_lines)
+_ABSENT: Final = custom_sign(_failed_searches)
+_KERNEL_SIDE: Final = custom_sign(_kernel_side_lines)
 _LIBRARIES: Final = predicate(_has_libraries, "the driver's libraries are on the node")
 _SMI_ALONE: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
 _WITHOUT_LIBCUDA: Final = any_of(
     message_line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
     custom_sign(_listed_without_libcuda),
-    all_of(_NO_LIBCUDA, custom_sign(_looked_for_libcuda)),
+    all_of(_NO_LIBCUDA, custom_sign(_cache_without_libcuda)),
 )
 _ELSEWHERE: Final = predicate(
-    lambda snapshot: has_driver_from_elsewhere(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
+    lambda snapshot: has_external_driver(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
 _PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
 _NO_GPU: Final = predicate(
-    lambda snapshot: pci.is_listed(snapshot) and not snapshot.view(pci.gpus), "there is no GPU on the bus"
+    lambda snapshot: pci.is_bus_listed(snapshot) and not snapshot.view(pci.pci_gpus), "there is no GPU on the bus"
 )
 
 
-def _of_libraries(snapshot: Snapshot) -> str:
+def _summarize(snapshot: Snapshot) -> str:
     if snapshot.view(_WITHOUT_LIBCUDA):
         return "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
     return "the driver's kernel module is here, its libraries and programs are not"
 
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
-    yield run("inspect", "see that it works", Shell("nvidia-smi"))
+    yield remedies.install_driver(snapshot, "install the driver that this GPU, kernel and distribution take")
+    yield run_step("inspect", "see that it works", Shell("nvidia-smi"))
 
 
 # Ubuntu's packages have the branch in their names; the module on disk tells it.
@@ -214,24 +216,24 @@ _USER_SIDE: Final = {
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     manager = package_manager(snapshot)
     if guests.is_vgpu(snapshot):
-        yield remedies.guest_driver("install the driver anew, whole")
+        yield remedies.install_guest_driver("install the driver anew, whole")
         return
     if manager == "apt":
-        kernel = (*driver.kernel_side(snapshot), *driver.headless(snapshot))
+        kernel = (*driver.kernel_packages(snapshot), *driver.headless_packages(snapshot))
         names = {re.sub(r".*-(\d{3}(?:-server)?)(?:-open)?(?:-.*)?$", r"\1", one.name) for one in kernel}
         branch = next((name for name in sorted(names) if name[:3].isdigit()), "")
         text = "install the user side of the same branch"
         if branch:
             yield install(snapshot, text, f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}")
-        elif is_debians(snapshot):
+        elif is_debian(snapshot):
             yield install(snapshot, text, "nvidia-smi", "libcuda1")
         else:
-            yield run("install", text, _OF_MODULES_BRANCH)
+            yield run_step("install", text, _OF_MODULES_BRANCH)
     else:
         yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
-    yield run("rebuild", "let the loader find it", Shell("sudo ldconfig"))
-    if takes_gpunode(snapshot):
-        yield remedies.driver(snapshot, "or let gpunode make the driver whole")
+    yield run_step("rebuild", "let the loader find it", Shell("sudo ldconfig"))
+    if is_supported(snapshot):
+        yield remedies.install_driver(snapshot, "or let gpunode make the driver whole")
 
 
 FAMILY: Final = RuleFamily(
@@ -253,7 +255,7 @@ FAMILY: Final = RuleFamily(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=all_of(_MISSING, _ABSENT),
-            typical=any_of(custom_sign(_absent_twice), custom_sign(_missing_twice)),
+            typical=any_of(custom_sign(_two_failed_searches), custom_sign(_missing_by_two_programs)),
             against=(
                 *(
                     symptoms.DRIVER_WORKS,
@@ -264,7 +266,7 @@ FAMILY: Final = RuleFamily(
                     _PASSED_THROUGH,
                     _NO_GPU,
                 ),
-                predicate(_is_here, "a driver is installed"),
+                predicate(_has_driver_traces, "a driver is installed"),
                 predicate(_is_by_operator, "the operator brings the driver"),
             ),
             look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
@@ -291,7 +293,7 @@ FAMILY: Final = RuleFamily(
             typical=unless(_SMI_ALONE, _LIBRARIES),
             symptoms=(symptoms.NO_NVML_LIBRARY, _MISSING, _WITHOUT_LIBCUDA),
             against=(symptoms.IN_CONTAINER, _ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
-            summary=_of_libraries,
+            summary=_summarize,
             look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
             story=(
                 "Distributions split the driver: the module in one package, NVML, libcuda and nvidia-smi in others. A "

@@ -25,7 +25,7 @@ _ADDRESS: Final = Pattern(
 
 def is_examined(snapshot: Snapshot) -> bool:
     """Return whether gpunode examined the node itself, rather than a report that its author selected."""
-    return isinstance(snapshot.facts.modules, Known) or bool(snapshot.of("nvml"))
+    return isinstance(snapshot.facts.modules, Known) or bool(snapshot.items_of("nvml"))
 
 
 def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
@@ -62,18 +62,18 @@ def is_ruled_out(rule: Rule, snapshot: Snapshot) -> bool:
 
 def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[str, tuple[Citation, ...]]:
     """Group lines by the GPU that they name; lines that name none join every group."""
-    gpus = {one.address for one in snapshot.view(pci.gpus)}
+    gpus = {one.address for one in snapshot.view(pci.pci_gpus)}
     lines_by_address: dict[str, list[Citation]] = {}
     for line in lines:
         match = _ADDRESS.search(line.line)
-        address = pci.address(match["xid"] or match[0]) if match else ""
+        address = pci.normalize_address(match["xid"] or match[0]) if match else ""
         lines_by_address.setdefault(address if address in gpus else "", []).append(line)
     common = lines_by_address.pop("", [])
     return {gpu: (*own, *common) for gpu, own in lines_by_address.items()} or {"": tuple(common)}
 
 
 def _onset_of(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
-    messages = snapshot.view(kernel.by_place)
+    messages = snapshot.view(kernel.messages_by_line)
     found = (messages.get((one.key, one.line_number or 0)) for one in lines)
     times = [message.at for message in found if message and message.at is not None]
     return min(times) if times else None

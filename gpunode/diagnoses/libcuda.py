@@ -7,10 +7,10 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
-from gpunode.diagnoses.commands import Command, Shell, edited, is_place
+from gpunode.diagnoses.commands import Command, Shell, edit_files, is_path_below
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
+from gpunode.diagnoses.remedies import manual_step, run_step, upgrade_driver_for_cuda
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import cuda, driver, loader
@@ -34,42 +34,42 @@ _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 _DRIVEN: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
-def _places(snapshot: Snapshot) -> tuple[loader.Library | loader.Folder, ...]:
-    return (*snapshot.view(loader.loaded), *snapshot.view(loader.folders))
+def _library_places(snapshot: Snapshot) -> tuple[loader.Library | loader.Folder, ...]:
+    return (*snapshot.view(loader.loaded_libraries), *snapshot.view(loader.search_folders))
 
 
-def _stubs(snapshot: Snapshot) -> Iterator[Citation]:
-    """Folders and files with stubs that somebody shows; a node may have them in a path that nothing needs."""
-    return (one.citation for one in _places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
+def _stub_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield folders and files with stubs that a report shows."""
+    return (one.citation for one in _library_places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
 
 
-def _stubs_opened(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one.citation for one in snapshot.view(loader.loaded) if one.sort == "stub")
+def _opened_stubs(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one.citation for one in snapshot.view(loader.loaded_libraries) if one.sort == "stub")
 
 
-def _copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """The libraries outside the usual places, each with its version, empty where its name has none."""
-    for one in snapshot.view(loader.loaded):
+def _library_copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
+    for one in snapshot.view(loader.loaded_libraries):
         if one.sort == "other":
             match = _VERSIONED.search(one.path)
             yield match["version"] if match else "", one.citation
 
 
-def _of_another_driver(snapshot: Snapshot) -> Iterator[Citation]:
-    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    for version, one in _copies(snapshot):
+def _foreign_copies(snapshot: Snapshot) -> Iterator[Citation]:
+    node = driver.loaded_version(snapshot) or driver.smi_version(snapshot)
+    for version, one in _library_copies(snapshot):
         if node and version and version != node.version:
             yield from (one, node.citation)
 
 
-def _of_no_known_version(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one for version, one in _copies(snapshot) if not version)
+def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one for version, one in _library_copies(snapshot) if not version)
 
 
-def _compat(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where the loader takes a compatibility library, or where its folder shows libcuda of another driver."""
-    yield from (one.citation for one in _places(snapshot) if one.sort == "compat")
-    node = driver.loaded(snapshot)
+def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield compatibility libraries that are loaded or of another driver."""
+    yield from (one.citation for one in _library_places(snapshot) if one.sort == "compat")
+    node = driver.loaded_version(snapshot)
     for item in snapshot.items:
         told = _DRIVEN.search(item.text) if "/compat" in item.written else None
         version = node.version if node else told["version"] if told else ""
@@ -79,69 +79,79 @@ def _compat(snapshot: Snapshot) -> Iterator[Citation]:
                     yield cite(item, item.number_at(match.start()))
 
 
-_STUBS: Final = custom_sign(_stubs)
-_COMPAT: Final = custom_sign(_compat)
+_STUBS: Final = custom_sign(_stub_lines)
+_COMPAT: Final = custom_sign(_compat_lines)
 _FOREIGN: Final = any_of(
-    all_of(_WRONG, custom_sign(_of_another_driver)),
-    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_of_no_known_version), _COMPAT)),
+    all_of(_WRONG, custom_sign(_foreign_copies)),
+    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(custom_sign(_unversioned_copies), _COMPAT)),
 )
-_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_stubs_opened), _FOREIGN)
-_AT_TWO_VERSIONS: Final = predicate(driver.at_two_versions, "the node's own driver is at two versions")
+_SHADOWED: Final = any_of(_STUB_SAID, custom_sign(_opened_stubs), _FOREIGN)
+_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
-def _of_shadow(snapshot: Snapshot) -> str:
-    path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy")
+def _summarize_shadow(snapshot: Snapshot) -> str:
+    path = next(
+        (one.path for one in _library_places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy"
+    )
     return f"programs load {path} in place of the driver's own library"
 
 
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
-    named = [one for one in snapshot.view(loader.folders) if one.file and one.sort == "compat" and one.where == "host"]
-    if commands := _commented_out(named):
-        yield run("remove", "take the compatibility folder out of the loader's path", *commands, Shell("sudo ldconfig"))
+    named = [
+        one for one in snapshot.view(loader.search_folders) if one.file and one.sort == "compat" and one.where == "host"
+    ]
+    if commands := _comment_out(named):
+        yield run_step(
+            "remove", "take the compatibility folder out of the loader's path", *commands, Shell("sudo ldconfig")
+        )
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
-    yield by_hand("remove", text)
-    yield from driver_of_newer_cuda(snapshot, "or upgrade the node's driver to the CUDA of the image")
+    yield manual_step("remove", text)
+    yield from upgrade_driver_for_cuda(snapshot, "or upgrade the node's driver to the CUDA of the image")
 
 
 _PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
-def _commented_out(folders: Iterable[loader.Folder]) -> tuple[Command, ...]:
-    """The commands that comment out the lines of these folders; none where a file or a folder is not named plainly."""
+def _comment_out(folders: Iterable[loader.Folder]) -> tuple[Command, ...]:
+    """Return the commands that comment out these folders; none if a name is not plain."""
     found: list[Command] = []
     for one in folders:
-        if not _PLAIN.fullmatch(one.path) or not is_place(one.file, "/etc/ld.so.conf.d"):
+        if not _PLAIN.fullmatch(one.path) or not is_path_below(one.file, "/etc/ld.so.conf.d"):
             return ()
         plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
-        found.extend(edited(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
+        found.extend(edit_files(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
     return tuple(dict.fromkeys(found))
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
-    wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
+    wrong = [
+        one for one in snapshot.view(loader.search_folders) if one.where == "host" and _hides_driver(snapshot, one)
+    ]
     conf = [one for one in wrong if one.file]
     if conf:
         text = f"take {', '.join(sorted({one.path for one in conf}))} out of /etc/ld.so.conf.d, then run ldconfig"
-        commands = _commented_out(conf)
-        yield run("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
+        commands = _comment_out(conf)
+        yield run_step("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
     paths = sorted({one.path for one in wrong if not one.file})
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
     places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
     where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
-    yield by_hand("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
+    yield manual_step("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
     find = Shell("grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd")
-    yield run("inspect", "see where it is set", find)
+    yield run_step("inspect", "see where it is set", find)
 
 
-def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
-    """Whether the loader finds there what hides the driver's library."""
-    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+def _hides_driver(snapshot: Snapshot, folder: loader.Folder) -> bool:
+    """Return whether the folder contains a library that hides the driver's."""
+    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded_libraries) if one.sort != "driver"}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
-_FIRST: Final = custom_sign(lambda node: (one.citation for one in node.view(loader.loaded) if one.sort == "compat"))
+_FIRST: Final = custom_sign(
+    lambda node: (one.citation for one in node.view(loader.loaded_libraries) if one.sort == "compat")
+)
 _GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
 
@@ -215,7 +225,7 @@ FAMILY: Final = RuleFamily(
                 symptoms.CUDA_NO_DEVICE,
             ),
             look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
-            summary=_of_shadow,
+            summary=_summarize_shadow,
             story=(
                 "The CUDA toolkit has stubs of libcuda and libnvidia-ml for linking on machines without a driver. "
                 "Where their folder, or one with another driver's copy, is in LD_LIBRARY_PATH or in /etc/ld.so.conf.d, "

@@ -1,4 +1,4 @@
-"""GPUs that are not there: missing from the inventory, no longer answering, or without power."""
+"""Diagnose missing GPUs: not in the inventory, no longer answering, or without power."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Proof, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
+from gpunode.diagnoses.remedies import (
+    always,
+    drain,
+    manual_step,
+    power_cycle,
+    replace_gpu,
+    run_step,
+    write_nvidia_report,
+)
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.support import undriven
+from gpunode.diagnoses.support import undriven_gpus
 from gpunode.diagnoses.views import boards, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
 
 
-def _missing(snapshot: Snapshot) -> Iterator[Proof]:
-    """More GPUs on the bus than nvidia-smi shows."""
+def _find_missing(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof of more GPUs on the bus than nvidia-smi shows."""
     # Whom nouveau or vfio-pci owns, or the driver leaves alone, nvidia-smi cannot show.
-    left = snapshot.view(undriven)
-    owned = (gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"} and gpu.address not in left)
-    listed = {gpu.address: gpu for gpu in owned} if pci.is_listed(snapshot) and "" not in left else {}
-    shown = max(snapshot.view(boards.inventories), key=lambda one: one.count or 0, default=None)
+    left = snapshot.view(undriven_gpus)
+    owned = (gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in {None, "nvidia"} and gpu.address not in left)
+    listed = {gpu.address: gpu for gpu in owned} if pci.is_bus_listed(snapshot) and "" not in left else {}
+    shown = max(snapshot.view(boards.smi_inventories), key=lambda one: one.count or 0, default=None)
     if shown is None or shown.count is None or len(listed) <= shown.count:
         return
     buses = {board.bus for board in shown.boards if board.bus}
@@ -38,13 +46,13 @@ def _missing(snapshot: Snapshot) -> Iterator[Proof]:
     yield Proof(summary, lines, gpu=absent[0].address if is_named else "")
 
 
-def _odd_number(snapshot: Snapshot) -> Iterator[Citation]:
-    """An inventory of three, five, six or seven GPUs, which few machines are built with."""
-    return (one.citation for one in snapshot.view(boards.inventories) if one.count in {3, 5, 6, 7})
+def _odd_inventories(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield inventories of three, five, six or seven GPUs, which few machines have."""
+    return (one.citation for one in snapshot.view(boards.smi_inventories) if one.count in {3, 5, 6, 7})
 
 
 _BASEBOARD: Final = predicate(
-    lambda snapshot: "baseboard" in snapshot.view(boards.carriers), "baseboards carry 4 or 8 GPUs"
+    lambda snapshot: "baseboard" in snapshot.view(boards.gpu_carriers), "baseboards carry 4 or 8 GPUs"
 )
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
 # names of processes are left away, which anybody chooses.
@@ -71,18 +79,18 @@ _NO_HANDLE: Final = unless(
 )
 
 
-def _cut_off(snapshot: Snapshot) -> Iterator[Citation]:
-    """The port above took its link down after an error, before the GPU was missed: that took it off the bus."""
-    gone = snapshot.view(faults.first_fall)
-    told = (message.citation for message in kernel.said(snapshot, _CONTAINED))
-    return (one for one in told if not faults.is_behind(one, gone))
+def _contained_ports(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield containment events of the port above, before the GPU was lost."""
+    gone = snapshot.view(faults.first_bus_falls)
+    told = (message.citation for message in kernel.matching_messages(snapshot, _CONTAINED))
+    return (one for one in told if not faults.is_after_fall(one, gone))
 
 
 _CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
 _WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
-_GRAVE: Final = custom_sign(faults.grave)
+_GRAVE: Final = custom_sign(faults.serious_fault_lines)
 _rule = partial(Rule, layer="hardware")
 
 FAMILY: Final = RuleFamily(
@@ -105,16 +113,18 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/NVIDIA/NVSentinel/issues/684",
                 "https://github.com/NVIDIA/gpu-operator/issues/2511",
             ),
-            check=_missing,
+            check=_find_missing,
             typical=unless(
-                all_of(custom_sign(_odd_number), _BASEBOARD), predicate(pci.is_listed, "the bus was listed")
+                all_of(custom_sign(_odd_inventories), _BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
             ),
-            context=custom_sign(_odd_number),
+            context=custom_sign(_odd_inventories),
             remedy=always(
-                run("inspect", "read what the kernel says of it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")),
+                run_step(
+                    "inspect", "read what the kernel says of it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
+                ),
                 drain(),
                 power_cycle(),
-                by_hand("hardware", "seat the GPU again, and have it replaced where it stays away"),
+                manual_step("hardware", "seat the GPU again, and have it replaced where it stays away"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
@@ -144,16 +154,18 @@ FAMILY: Final = RuleFamily(
                 "and falls off again, move it to another slot: what follows the card is the card's fault."
             ),
             sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/issues/155"),
-            check=faults.began(79, 167),
-            against=(unless(custom_sign(_cut_off), _WENT_DOWN),),
+            check=faults.incident_check(79, 167),
+            against=(unless(custom_sign(_contained_ports), _WENT_DOWN),),
             decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
             typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
             remedy=always(
                 drain(),
                 power_cycle(),
-                by_hand("hardware", "check power supply, power cables and risers; seat the GPU anew", "it comes back"),
-                nvidia_report(),
-                replace(when="it falls off again in another slot or machine"),
+                manual_step(
+                    "hardware", "check power supply, power cables and risers; seat the GPU anew", "it comes back"
+                ),
+                write_nvidia_report(),
+                replace_gpu(when="it falls off again in another slot or machine"),
             ),
             explains=GPU_LOST
             | {
@@ -175,7 +187,7 @@ FAMILY: Final = RuleFamily(
                 "not pushed home, or hangs on a supply rail that is off or overloaded."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c"),
-            check=faults.began(54),
+            check=faults.incident_check(54),
             context=message_line(r"Power Brake Slowdown\s*: Active"),
             decisive=message_line(
                 r"does not have the necessary power cables connected"
@@ -184,8 +196,10 @@ FAMILY: Final = RuleFamily(
                 flags=re.IGNORECASE,
             ),
             remedy=always(
-                by_hand("hardware", "power the node off and connect every power cable of the GPU"),
-                by_hand("hardware", "check that the supply carries what all GPUs draw together", "all are connected"),
+                manual_step("hardware", "power the node off and connect every power cable of the GPU"),
+                manual_step(
+                    "hardware", "check that the supply carries what all GPUs draw together", "all are connected"
+                ),
             ),
             explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
         ),

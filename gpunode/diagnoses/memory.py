@@ -1,4 +1,4 @@
-"""GPU memory: errors that ECC could not correct, rows and pages taken out of use, and the InfoROM that notes them."""
+"""Diagnose GPU memory: uncorrectable ECC errors, retired rows and pages, and the InfoROM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Check, Citation, Proof, Rule, RuleFamily, Sign
-from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
+from gpunode.diagnoses.remedies import (
+    always,
+    drain,
+    manual_step,
+    reboot,
+    replace_gpu,
+    reset_gpu,
+    run_step,
+    write_nvidia_report,
+)
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import boards, faults, kernel, resolved, smi_query
-from gpunode.diagnoses.views.smi_query import Row
+from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -52,83 +61,83 @@ _DIAGNOSED: Final = any_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
-    """What is known of one GPU's memory.
+class _GpuMemory:
+    """The evidence about one GPU's memory.
 
     Attributes:
-        gpu: its address, else its UUID or the index by which somebody asked for it; empty where nothing tells.
+        gpu: address, else UUID or index; empty if unknown.
         xids: its memory errors, in order.
-        answers: those of nvidia-smi about it.
+        answers: nvidia-smi's answers about it.
     """
 
     gpu: str
     xids: tuple[faults.Fault, ...]
-    answers: tuple[smi_query.Gpu, ...]
+    answers: tuple[smi_query.SmiGpu, ...]
 
-    def of(self, *codes: int) -> tuple[faults.Fault, ...]:
-        """Its errors of these codes."""
+    def with_codes(self, *codes: int) -> tuple[faults.Fault, ...]:
+        """Return the errors of these codes."""
         return tuple(fault for fault in self.xids if fault.code in codes)
 
-    def rows(self, *names: str) -> tuple[Row, ...]:
-        """The rows of that name; without one all."""
-        return tuple(row for one in self.answers for row in (one.every(*names) if names else one.rows))
+    def rows(self, *names: str) -> tuple[SmiRow, ...]:
+        """Return the rows of that name; without one all."""
+        return tuple(row for one in self.answers for row in (one.find_all(*names) if names else one.rows))
 
-    def says(self, *names: str) -> tuple[Citation, ...]:
-        """The rows of that name whose value says yes."""
+    def affirmed(self, *names: str) -> tuple[Citation, ...]:
+        """Return the rows of that name whose value says yes."""
         return tuple(row.citation for row in self.rows(*names) if smi_query.is_yes(row.value))
 
-    def denies(self, *names: str) -> tuple[Citation, ...]:
-        """The rows of that name whose value says no."""
+    def denied(self, *names: str) -> tuple[Citation, ...]:
+        """Return the rows of that name whose value says no."""
         return tuple(row.citation for row in self.rows(*names) if row.value.lower() == "no")
 
 
-def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
-    """Each GPU whose memory is spoken of; what is said of one that nothing names belongs to none of the others."""
-    incidents, answers = snapshot.view(faults.incidents), snapshot.view(smi_query.gpus)
+def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
+    """Return each GPU with evidence about its memory; unnamed answers form their own."""
+    incidents, answers = snapshot.view(faults.find_incidents), snapshot.view(smi_query.smi_gpus)
     ill = {one.gpu for one in incidents if one.root.code not in _XIDS | _OF_PROGRAMS}
-    gpus = {one.gpu: list[smi_query.Gpu]() for one in incidents if one.root.code in _XIDS}
+    gpus = {one.gpu: list[smi_query.SmiGpu]() for one in incidents if one.root.code in _XIDS}
     for answer in answers:
         if answer.name:
             gpus.setdefault(answer.name, []).append(answer)
     unnamed = [answer for answer in answers if not answer.name]
-    if unnamed and len(gpus) < 2 and not _are_several(snapshot):
+    if unnamed and len(gpus) < 2 and not _has_several_gpus(snapshot):
         gpus.setdefault(next(iter(gpus), ""), []).extend(unnamed)
         unnamed = []
-    known = (_Memory(gpu, _errors(snapshot, gpu), tuple(own)) for gpu, own in gpus.items() if gpu not in ill)
-    return (*known, *(_Memory("", (), (one,)) for one in unnamed))
+    known = (_GpuMemory(gpu, _memory_errors(snapshot, gpu), tuple(own)) for gpu, own in gpus.items() if gpu not in ill)
+    return (*known, *(_GpuMemory("", (), (one,)) for one in unnamed))
 
 
-def _errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
-    """Its memory errors; a TPC that was taken out of use is a part of the compute engine."""
-    found = (fault for fault in faults.on(snapshot, gpu) if fault.code in _XIDS)
+def _memory_errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
+    """Return its memory errors; a TPC taken out of use belongs to the compute engine."""
+    found = (fault for fault in faults.faults_of_gpu(snapshot, gpu) if fault.code in _XIDS)
     return tuple(fault for fault in found if not (fault.xid and re.search(r"\bTPC\b", fault.xid.text)))
 
 
-def _are_several(snapshot: Snapshot) -> bool:
-    """Whether an answer is about more than one GPU that nothing names, or the node is known to have more than one."""
-    if any(sum(not gpu.name for gpu in answer) > 1 for answer in snapshot.view(smi_query.answers)):
+def _has_several_gpus(snapshot: Snapshot) -> bool:
+    """Return whether an answer covers several unnamed GPUs, or the node has several."""
+    if any(sum(not gpu.name for gpu in answer) > 1 for answer in snapshot.view(smi_query.smi_answers)):
         return True
-    return any((one.count or 0) > 1 for one in snapshot.view(boards.inventories))
+    return any((one.count or 0) > 1 for one in snapshot.view(boards.smi_inventories))
 
 
-_Judge: TypeAlias = "Callable[[Snapshot, _Memory], Proof | None]"
+_Judge: TypeAlias = "Callable[[Snapshot, _GpuMemory], Proof | None]"
 
 
-def _each(judge: _Judge) -> Check:
-    """The check that judges the memory of every GPU."""
+def _check_each(judge: _Judge) -> Check:
+    """Return the check that judges the memory of every GPU."""
 
     def check(snapshot: Snapshot) -> Iterator[Proof]:
-        found = (judge(snapshot, memory) for memory in snapshot.view(_memories))
+        found = (judge(snapshot, memory) for memory in snapshot.view(_gpu_memories))
         return (proof for proof in found if proof)
 
     return check
 
 
 def _until_reset(check: Check) -> Check:
-    """The check of an error that is past once a reset has replaced the bad row."""
+    """Yield the check of an error that is past once a reset has replaced the bad row."""
 
     def checked(snapshot: Snapshot) -> Iterator[Proof]:
-        replaced_rows = {one.gpu for one in snapshot.view(_memories) if _was_reset(one)}
+        replaced_rows = {one.gpu for one in snapshot.view(_gpu_memories) if _was_reset(one)}
         for proof in check(snapshot):
             summary = f"{proof.summary}; the bad row was replaced by a reset since"
             past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH)
@@ -137,160 +146,170 @@ def _until_reset(check: Check) -> Check:
     return checked
 
 
-def _was_reset(memory: _Memory) -> bool:
-    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
-    is_marked = any(not _is_of_page(fault) for fault in memory.of(63, 156, 160))
-    return is_marked and any(map(resolved.was_asked_last, memory.denies("Remapped Rows", "Pending")))
+def _was_reset(memory: _GpuMemory) -> bool:
+    """Return whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
+    is_marked = any(not _is_of_page(fault) for fault in memory.with_codes(63, 156, 160))
+    return is_marked and any(map(resolved.is_from_last_query, memory.denied("Remapped Rows", "Pending")))
 
 
-def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
+def _make_proof(memory: _GpuMemory, summary: str, *citations: Citation, **more: Any) -> Proof:
     xids = tuple(fault.citation for fault in memory.xids[:6])
     at = next((fault.at for fault in memory.xids), None)
     lines = tuple(dict.fromkeys((*xids, *citations)))
-    return Proof(f"{faults.label(memory.gpu)}: {summary}", lines, gpu=memory.gpu, at=at, **more)
+    return Proof(f"{faults.gpu_label(memory.gpu)}: {summary}", lines, gpu=memory.gpu, at=at, **more)
 
 
 def _is_pending(fault: faults.Fault) -> bool:
-    """Whether a failure is one only because the same row, or another, waits for the reset already."""
+    """Return whether a failure is one only because the same row, or another, waits for the reset already."""
     return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
 def _is_of_page(fault: faults.Fault) -> bool:
-    """Whether what was marked or could not be is a page, and no row."""
+    """Return whether what was marked or could not be is a page, and no row."""
     text = fault.xid.text if fault.xid else ""
     return bool(_PAGE.search(text)) and not _ROW.search(text)
 
 
-def _remap_failed(_: Snapshot, memory: _Memory) -> Proof | None:
-    rows = memory.says("Remapping Failure Occurred")
-    if not rows and all(_is_pending(one) or _is_of_page(one) for one in memory.of(64, 157, 161)):
+def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
+    rows = memory.affirmed("Remapping Failure Occurred")
+    if not rows and all(_is_pending(one) or _is_of_page(one) for one in memory.with_codes(64, 157, 161)):
         return None
-    return _proof(memory, "a bad row of memory could not be remapped", *rows)
+    return _make_proof(memory, "a bad row of memory could not be remapped", *rows)
 
 
-def _failing(snapshot: Snapshot, memory: _Memory) -> Proof | None:
-    """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
-    limits = (*memory.says("Unrepairable Memory"), *memory.says("SRAM Threshold Exceeded"), *_banks(memory, "None"))
-    limits += tuple(fault.citation for fault in memory.of(64) if _is_of_page(fault))
+def _find_failing(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
+    """Return the proof of failing memory: by NVIDIA's limits, else by frequency."""
+    limits = (
+        *memory.affirmed("Unrepairable Memory"),
+        *memory.affirmed("SRAM Threshold Exceeded"),
+        *_bank_rows(memory, "None"),
+    )
+    limits += tuple(fault.citation for fault in memory.with_codes(64) if _is_of_page(fault))
     retired = [row for name in ("Double Bit ECC", "Single Bit ECC") for row in memory.rows("Retired Pages", name)]
     if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_LIMIT:
         limits += tuple(row.citation for row in retired)
     if limits:
-        return _proof(memory, "its memory has passed a limit at which NVIDIA takes it back", *limits)
+        return _make_proof(memory, "its memory has passed a limit at which NVIDIA takes it back", *limits)
     # No boot makes memory new.
     ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
-    errors = tuple(fault for fault in faults.on(ever, memory.gpu) if fault.code == 48)
-    if _times(errors) >= _TOO_OFTEN:
+    errors = tuple(fault for fault in faults.faults_of_gpu(ever, memory.gpu) if fault.code == 48)
+    if _occurrences(errors) >= _TOO_OFTEN:
         lines = tuple(fault.citation for fault in errors[:6])
-        return _proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
-    if low := _banks(memory, "Low"):
-        return _proof(memory, "a bank of its memory has hardly a spare row left", *low, confidence="likely")
+        return _make_proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
+    if low := _bank_rows(memory, "Low"):
+        return _make_proof(memory, "a bank of its memory has hardly a spare row left", *low, confidence="likely")
     return None
 
 
-def _banks(memory: _Memory, name: str) -> tuple[Citation, ...]:
-    """The line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
+def _bank_rows(memory: _GpuMemory, name: str) -> tuple[Citation, ...]:
+    """Return the line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
     found = memory.rows("Bank Remap Availability Histogram", name)
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
-def _times(errors: tuple[faults.Fault, ...]) -> int:
-    """In how many hours, or at how many places, they happened; one bad row makes one of them, and is then replaced."""
+def _occurrences(errors: tuple[faults.Fault, ...]) -> int:
+    """Return in how many hours, or at how many places, they happened; a reset replaces one bad row."""
     places = {match[0] for fault in errors if fault.xid and (match := _PLACE.search(fault.xid.text))}
     # Several logs, of several clocks, may tell of the same one.
-    hours = Counter(clock for clock, _ in {(faults.clock(one), int(one.at // 3600)) for one in errors if one.at})
+    hours = Counter(clock for clock, _ in {(faults.clock_kind(one), int(one.at // 3600)) for one in errors if one.at})
     return max((len(places), *hours.values()))
 
 
-def _pages_pending(_: Snapshot, memory: _Memory) -> Proof | None:
-    rows = (*memory.says("Retired Pages", "Pending Page Blacklist"), *memory.says("Retired Pages", "Pending"))
-    is_marked = any(map(_is_of_page, memory.of(63))) and not memory.denies("Retired Pages", "Pending Page Blacklist")
+def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
+    rows = (*memory.affirmed("Retired Pages", "Pending Page Blacklist"), *memory.affirmed("Retired Pages", "Pending"))
+    is_marked = any(map(_is_of_page, memory.with_codes(63))) and not memory.denied(
+        "Retired Pages", "Pending Page Blacklist"
+    )
     text = "pages are marked to be retired, which happens when all that holds the GPU lets go"
-    return _proof(memory, text, *rows) if rows or is_marked else None
+    return _make_proof(memory, text, *rows) if rows or is_marked else None
 
 
-def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
-    rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
-    marked = [one for one in memory.of(63, 156, 160) if not _is_of_page(one)]
-    marked += [one for one in memory.of(64) if _is_pending(one)]
-    if not rows and (not marked or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
+def _find_pending_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
+    rows = (*memory.affirmed("Remapped Rows", "Pending"), *memory.affirmed("Channel Repair Pending"))
+    marked = [one for one in memory.with_codes(63, 156, 160) if not _is_of_page(one)]
+    marked += [one for one in memory.with_codes(64) if _is_pending(one)]
+    if not rows and (not marked or memory.denied("Remapped Rows", "Pending") or memory.with_codes(95, 140)):
         return None
-    return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
+    return _make_proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 
 
-def _uncontained(snapshot: Snapshot) -> Iterator[Proof]:
-    for incident in faults.of(snapshot, *_XIDS):
-        codes = {fault.code for fault in (incident.root, *incident.followed)}
+def _find_uncontained(snapshot: Snapshot) -> Iterator[Proof]:
+    for incident in faults.incidents_with(snapshot, *_XIDS):
+        codes = {fault.code for fault in (incident.root, *incident.later_faults)}
         if 95 in codes and 48 not in codes:
-            yield faults.proof(incident)
+            yield faults.incident_proof(incident)
 
 
-def _uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
-    for incident in faults.of(snapshot, *_XIDS):
-        if {48, 171, 172} & {fault.code for fault in (incident.root, *incident.followed)}:
-            yield faults.proof(incident)
-    memories = snapshot.view(_memories)
+def _find_uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
+    for incident in faults.incidents_with(snapshot, *_XIDS):
+        if {48, 171, 172} & {fault.code for fault in (incident.root, *incident.later_faults)}:
+            yield faults.incident_proof(incident)
+    memories = snapshot.view(_gpu_memories)
     for memory in memories:
         # A count of a GPU without an address may be of the one that an Xid is about.
         is_of_another = ":" not in memory.gpu and any(one.xids for one in memories)
         # From Ampere on it does not tell whether the error was contained; those before count double bits.
         is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
-        rows = _volatile(memory)
-        if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.messages)):
-            yield _proof(memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely")
+        rows = _volatile_counts(memory)
+        if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.kernel_messages)):
+            yield _make_proof(
+                memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely"
+            )
 
 
-def _volatile(memory: _Memory) -> tuple[Citation, ...]:
-    """The counts of uncorrectable errors that were not there when the driver was loaded."""
+def _volatile_counts(memory: _GpuMemory) -> tuple[Citation, ...]:
+    """Return the counts of uncorrectable errors that were not there when the driver was loaded."""
     found = ((" ".join(row.path).lower(), row) for row in memory.rows())
     uncorrected = (row for names, row in found if "volatile" in names and ("uncorr" in names or "double bit" in names))
     return tuple(row.citation for row in uncorrected if re.match(r"[1-9]", row.value))
 
 
-def _corrected(snapshot: Snapshot) -> Iterator[Citation]:
-    """The counts of very many corrected errors."""
-    for row in (row for memory in snapshot.view(_memories) for row in memory.rows()):
+def _corrected_counts(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the counts of very many corrected errors."""
+    for row in (row for memory in snapshot.view(_gpu_memories) for row in memory.rows()):
         names = " ".join(row.path).lower()
         is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
         if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED:
             yield row.citation
 
 
-def _counted(where: str) -> Sign:
-    """Uncorrectable errors in this sort of memory; which kind of error it was, the Xids tell."""
+def _count_sign(where: str) -> Sign:
+    """Return the sign of uncorrectable errors in this kind of memory."""
 
     def lines(snapshot: Snapshot) -> Iterator[Citation]:
-        found = (one for memory in snapshot.view(_memories) for one in _volatile(memory))
+        found = (one for memory in snapshot.view(_gpu_memories) for one in _volatile_counts(memory))
         return (one for one in found if where in one.line)
 
     return custom_sign(lines)
 
 
-_UNCORRECTED: Final = _counted("")
+_UNCORRECTED: Final = _count_sign("")
 _LOOK: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
 _LOOK_AT: Final = (_LOOK, Shell("sudo dmesg | grep -i xid"))
 _RETURN_IT: Final = always(
     drain(),
-    nvidia_report("the vendor asks for it"),
-    replace("have the GPU replaced: this is one of NVIDIA's own conditions for that"),
+    write_nvidia_report("the vendor asks for it"),
+    replace_gpu("have the GPU replaced: this is one of NVIDIA's own conditions for that"),
     reset_gpu("reset it, where it must go on until then", "nothing else is there"),
 )
 _LET_GO: Final = always(
     drain("move the work away from this GPU"),
-    run("inspect", "see what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
-    run("restart", "stop the persistence daemon, which holds it", Shell("sudo systemctl stop nvidia-persistenced")),
+    run_step("inspect", "see what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
+    run_step(
+        "restart", "stop the persistence daemon, which holds it", Shell("sudo systemctl stop nvidia-persistenced")
+    ),
     reset_gpu(),
     reboot(when="something that cannot be stopped holds it"),
 )
 _RESET: Final = always(
     drain(),
     reset_gpu(),
-    run("inspect", "see that nothing is pending or failed", _LOOK),
-    replace(when="errors come back, or a remapping fails"),
+    run_step("inspect", "see that nothing is pending or failed", _LOOK),
+    replace_gpu(when="errors come back, or a remapping fails"),
 )
 _WATCH: Final = (
-    run("inspect", "see how many pages or rows it has cost so far", _LOOK),
-    replace("plan to have the GPU replaced", "the counts grow"),
+    run_step("inspect", "see how many pages or rows it has cost so far", _LOOK),
+    replace_gpu("plan to have the GPU replaced", "the counts grow"),
 )
 _CONSEQUENCES: Final = (
     UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
@@ -322,7 +341,7 @@ FAMILY: Final = RuleFamily(
                 "whether a remapping is pending or failed, and whether the next error is at the same place."
             ),
             sources=(XID_CATALOG, _POLICY),
-            check=_until_reset(_uncorrectable),
+            check=_until_reset(_find_uncorrectable),
             typical=any_of(
                 # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
                 message_line(
@@ -351,15 +370,15 @@ FAMILY: Final = RuleFamily(
                 "rows; one whose remapping failed is another matter."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
-            check=_each(_remap_pending),
+            check=_check_each(_find_pending_remap),
             share=0.8,
             typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
             remedy=always(
                 drain("move the work away from this GPU, and stop DCGM, the fabric manager and all that holds it"),
                 reset_gpu(),
                 reboot(when="the reset is refused"),
-                run("inspect", "see that Pending says No", _LOOK),
-                replace(when="Remapping Failure Occurred says Yes"),
+                run_step("inspect", "see that Pending says No", _LOOK),
+                replace_gpu(when="Remapping Failure Occurred says Yes"),
             ),
             explains=_MARKED,
         ),
@@ -374,7 +393,7 @@ FAMILY: Final = RuleFamily(
                 "NVIDIA this is a condition on which a GPU is replaced."
             ),
             sources=(_POLICY, "https://github.com/awslabs/awsome-distributed-ai/pull/1190"),
-            check=_each(_remap_failed),
+            check=_check_each(_find_failed_remap),
             typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
             remedy=_RETURN_IT,
             explains=_WORN | {"hbm-failing-rma"},
@@ -391,7 +410,7 @@ FAMILY: Final = RuleFamily(
                 "These are NVIDIA's conditions for a replacement; more resets only put it off."
             ),
             sources=(_POLICY, _RETIREMENT),
-            check=_each(_failing),
+            check=_check_each(_find_failing),
             typical=any_of(
                 all_of(_MEMORY_FAILED, _DIAGNOSED),
                 message_line(
@@ -416,7 +435,7 @@ FAMILY: Final = RuleFamily(
                 "that off for ever, so the page goes on being handed out and programs go on dying of it."
             ),
             sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
-            check=_each(_pages_pending),
+            check=_check_each(_find_pending_pages),
             typical=message_line(
                 r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE
             ),
@@ -436,8 +455,8 @@ FAMILY: Final = RuleFamily(
                 "are taken out of use, and plan for a replacement when they grow in number."
             ),
             sources=(XID_CATALOG,),
-            check=faults.began(92),
-            typical=custom_sign(_corrected),
+            check=faults.incident_check(92),
+            typical=custom_sign(_corrected_counts),
             may_be_normal=True,
             context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
             remedy=always(*_WATCH),
@@ -448,19 +467,19 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="a memory error ended one program",
             symptoms=_PROGRAM_HIT,
-            context=_counted("DRAM"),
+            context=_count_sign("DRAM"),
             story=(
                 "An uncorrectable error was met by one program, and the GPU kept it there (Xid 94): that program is "
                 "ended, all others go on. The bad row is remapped at the next reset, which can wait until the GPU is "
                 "free. An error that could not be kept within one program is Xid 95, and cannot wait."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/1174"),
-            check=_until_reset(faults.began(94)),
+            check=_until_reset(faults.incident_check(94)),
             remedy=always(
-                by_hand("application", "start the program again: others on the GPU were not touched"),
+                manual_step("application", "start the program again: others on the GPU were not touched"),
                 reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
-                run("inspect", "look for what is pending", _LOOK),
-                replace(when="it happens again and again on the same GPU"),
+                run_step("inspect", "look for what is pending", _LOOK),
+                replace_gpu(when="it happens again and again on the same GPU"),
             ),
             explains=_HIT,
         ),
@@ -469,14 +488,14 @@ FAMILY: Final = RuleFamily(
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
             symptoms=(*_PROGRAM_HIT, symptoms.CUDA_BUSY),
-            context=_counted("SRAM"),
+            context=_count_sign("SRAM"),
             story=(
                 "An uncorrectable error could not be laid to one program (Xid 95), so the results of every program on "
                 "the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; with MIG the "
                 "other instances may go on until then."
             ),
             sources=(_POLICY,),
-            check=_until_reset(_uncontained),
+            check=_until_reset(_find_uncontained),
             remedy=_RESET,
             explains=_HIT | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
         ),
@@ -485,14 +504,14 @@ FAMILY: Final = RuleFamily(
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
             symptoms=_PROGRAM_HIT,
-            context=_counted("SRAM"),
+            context=_count_sign("SRAM"),
             story=(
                 "The GPU found an uncorrectable error at a place where neither a remapping nor the end of one program "
                 "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
                 "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
             ),
             sources=(XID_CATALOG,),
-            check=_until_reset(faults.began(140)),
+            check=_until_reset(faults.incident_check(140)),
             remedy=_RESET,
             explains=_HIT,
         ),
@@ -510,7 +529,7 @@ FAMILY: Final = RuleFamily(
                 "validator of the GPU Operator, refuse the node."
             ),
             sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
-            check=faults.began(125),
+            check=faults.incident_check(125),
             decisive=message_line(
                 r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
                 r"|InfoROM (?:validation|checksum) fail",
@@ -519,7 +538,9 @@ FAMILY: Final = RuleFamily(
             # nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM.
             typical=any_of(
                 custom_sign(
-                    lambda snapshot: (cite(one, 1) for one in snapshot.of("exit-status") if one.text.strip() == "14")
+                    lambda snapshot: (
+                        cite(one, 1) for one in snapshot.items_of("exit-status") if one.text.strip() == "14"
+                    )
                 ),
                 all_of(message_line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), command_run(r"\bnvidia-smi\b")),
             ),
@@ -527,8 +548,8 @@ FAMILY: Final = RuleFamily(
             remedy=always(
                 reset_gpu("reset the GPU: the driver then repairs what it can"),
                 reboot(when="the reset is refused"),
-                nvidia_report("the warning stays"),
-                replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays"),
+                write_nvidia_report("the warning stays"),
+                replace_gpu("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),

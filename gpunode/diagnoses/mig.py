@@ -11,11 +11,11 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
-from gpunode.diagnoses.commands import ADDRESS, Command, Shell, of_gpu
+from gpunode.diagnoses.commands import ADDRESS, Command, Shell, gpu_command
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily, Sign
-from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, reset_gpu, run
+from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
-from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite_fact
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -50,12 +50,12 @@ _INSTANCE: Final = message_line(
 
 
 @dataclass(frozen=True, slots=True)
-class _Mode:
+class _MigMode:
     """The MIG mode of one GPU.
 
     Attributes:
-        gpu: by what a command names it; empty where nothing tells.
-        pending: the mode after the next reset; the current one where the piece does not tell.
+        gpu: name for commands; empty if unknown.
+        pending: the mode after the next reset; by default the current one.
     """
 
     gpu: str
@@ -64,80 +64,92 @@ class _Mode:
     citation: Citation
 
     @property
-    def waits(self) -> bool:
-        """Whether another mode is to come than the one that is on."""
+    def is_pending(self) -> bool:
+        """True if the mode changes at the next reset."""
         return self.current != self.pending
 
 
 _ON: Final = {"enabled": True, "disabled": False}
 
 
-def _modes(snapshot: Snapshot) -> Iterator[_Mode]:
-    for gpu in snapshot.view(smi_query.gpus):
+def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
+    for gpu in snapshot.view(smi_query.smi_gpus):
         row = gpu.find("MIG Mode", "Current")
         current = _ON.get(row.value.lower()) if row else None
         if row and current is not None:
             pending = gpu.find("MIG Mode", "Pending") or row
-            yield _Mode(gpu.name, current, _ON.get(pending.value.lower(), current), pending.citation)
+            yield _MigMode(gpu.name, current, _ON.get(pending.value.lower(), current), pending.citation)
 
 
-def _mode(holds: Callable[[_Mode], bool], in_table: str) -> Sign:
-    """The GPUs of whose mode this holds; in nvidia-smi's table it is the last cell of a GPU's rows."""
-    by_query = custom_sign(lambda snapshot: (mode.citation for mode in _modes(snapshot) if holds(mode)))
+def _mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
+    """Return the sign of GPUs whose mode satisfies ``holds``; in the table it is the last cell of a GPU."""
+    by_query = custom_sign(lambda snapshot: (mode.citation for mode in _mig_modes(snapshot) if holds(mode)))
     return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
 
 
 # A star says that the other mode is pending.
-_WAITS: Final = _mode(lambda mode: mode.waits, r"(?:Enabled|Disabled)\*")
-_SETTLED: Final = _mode(lambda mode: not mode.waits, r"(?:Enabled|Disabled)")
+_WAITS: Final = _mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
+_SETTLED: Final = _mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
 _MODES: Final = any_of(_WAITS, _SETTLED)
-_ENABLED: Final = _mode(lambda mode: mode.current and mode.pending, "Enabled")
-_CURRENTLY_ON: Final = _mode(lambda mode: mode.current, r"Enabled\*?")
+_ENABLED: Final = _mode_sign(lambda mode: mode.current and mode.pending, "Enabled")
+_CURRENTLY_ON: Final = _mode_sign(lambda mode: mode.current, r"Enabled\*?")
 
 
-def _waiting(snapshot: Snapshot) -> Iterator[Proof]:
-    """Each GPU whose mode waits, by nvidia-smi's answer, else by its warning."""
-    waiting = {mode.gpu: mode.citation for mode in _modes(snapshot) if mode.waits}
+def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield each GPU with a pending mode, by nvidia-smi's answer, else by its warning."""
+    waiting = {mode.gpu: mode.citation for mode in _mig_modes(snapshot) if mode.is_pending}
     for one in snapshot.view(_ANNOUNCED) if not waiting else ():
         if "pending" in one.line and (match := _BUS.search(one.line)):
-            waiting[pci.address(match["bus"])] = one
+            waiting[pci.normalize_address(match["bus"])] = one
     return (Proof(_WAITING, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
 _WAITING: Final = "a change of the MIG mode waits for a reset of the GPU, which something that uses it prevents"
 
 
-def _caps(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
-    """What the driver's own files say of instances, on a node that gpunode looked at."""
+def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
+    """Yield what the driver's own files show of instances on an examined node."""
     layout = snapshot.facts.layout
     if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_caps) is are_there:
-        yield stated("/proc/driver/nvidia/capabilities", "the compute instances that are there", layout.probe)
+        yield cite_fact("/proc/driver/nvidia/capabilities", "the compute instances that are there", layout.probe)
 
 
-_EMPTY: Final = all_of(_ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _caps(node, are_there=False))))
-_INSTANCES: Final = any_of(_INSTANCE, custom_sign(lambda node: _caps(node, are_there=True)))
+_EMPTY: Final = all_of(
+    _ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _capability_files(node, are_there=False)))
+)
+_INSTANCES: Final = any_of(_INSTANCE, custom_sign(lambda node: _capability_files(node, are_there=True)))
 
 
-def _without_instances(snapshot: Snapshot) -> Iterator[Proof]:
-    """Each GPU whose MIG mode is on, where no instance is there."""
+def _find_empty(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield each GPU with MIG mode on and no instance."""
     summary = "MIG is enabled and no instance was created, so CUDA finds no device to use"
-    for mode in _modes(snapshot) if snapshot.view(_EMPTY) else ():
+    for mode in _mig_modes(snapshot) if snapshot.view(_EMPTY) else ():
         if mode.current and mode.pending:
             yield Proof(summary, (mode.citation, *snapshot.view(_EMPTY)), gpu=mode.gpu)
 
 
-def _smi(*words: str) -> Command:
-    return of_gpu("sudo", "nvidia-smi", *words)
+def _smi_command(*words: str) -> Command:
+    return gpu_command("sudo", "nvidia-smi", *words)
 
 
 _CREATE: Final = always(
-    run(
+    run_step(
         "configure",
         "create instances, of which profile 0 is the whole GPU as one",
-        _smi("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
+        _smi_command("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
     ),
-    run("inspect", "see which profiles there are", _smi("mig", "-i", ADDRESS, "-lgip"), when="it is to be divided"),
-    run("configure", "or switch MIG off again", _smi("-i", ADDRESS, "-mig", "0"), when="the GPU is not to be shared"),
+    run_step(
+        "inspect",
+        "see which profiles there are",
+        _smi_command("mig", "-i", ADDRESS, "-lgip"),
+        when="it is to be divided",
+    ),
+    run_step(
+        "configure",
+        "or switch MIG off again",
+        _smi_command("-i", ADDRESS, "-mig", "0"),
+        when="the GPU is not to be shared",
+    ),
 )
 
 
@@ -151,14 +163,14 @@ _SHARED: Final = any_of(
 )  # fmt: skip
 
 
-def _permit(snapshot: Snapshot) -> Iterable[Fix]:
+def _grant_access(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_MODES) and not snapshot.view(_CURRENTLY_ON):
-        yield run("configure", "switch MIG on, where it is wanted", _smi("-i", ADDRESS, "-mig", "1"))
+        yield run_step("configure", "switch MIG on, where it is wanted", _smi_command("-i", ADDRESS, "-mig", "1"))
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
-        yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
+        yield manual_step("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
     else:
-        yield run("inspect", "ask as root", Shell("sudo nvidia-smi mig -lgi"))
+        yield run_step("inspect", "ask as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
@@ -173,7 +185,7 @@ FAMILY: Final = RuleFamily(
             shows_in="gpu",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
-            check=_waiting,
+            check=_find_pending,
             share=1,
             decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
             summary=_WAITING,
@@ -199,7 +211,7 @@ FAMILY: Final = RuleFamily(
             shows_in="gpu",
             disruption="none",
             title="MIG is enabled and no instances were created",
-            check=_without_instances,
+            check=_find_empty,
             share=0.7,
             decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
             typical=any_of(unless(_NO_INSTANCES, _MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
@@ -240,7 +252,7 @@ FAMILY: Final = RuleFamily(
                 r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
             ),
             context=any_of(command_run(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
-            remedy=_permit,
+            remedy=_grant_access,
             explains=NO_CLUSTER_GPU,
         ),
     ),

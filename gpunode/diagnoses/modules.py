@@ -8,19 +8,19 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import Command, Shell, command, edited_where, joined
-from gpunode.diagnoses.commands import kernel as of_kernel
+from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_files, join_commands
+from gpunode.diagnoses.commands import kernel_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
-    by_hand,
     install,
+    is_supported,
+    manual_step,
     reboot,
     rebuild_initramfs,
-    rebuilt_initramfs,
-    run,
+    rebuild_initramfs_and_reboot,
+    remove_kernel_argument,
+    run_step,
     setup_step,
-    takes_gpunode,
-    without_kernel_argument,
 )
 from gpunode.diagnoses.signs import (
     all_of,
@@ -34,25 +34,25 @@ from gpunode.diagnoses.signs import (
     predicate,
     unless,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
-    return system.has_driver_from_elsewhere(snapshot) or pci.has_gpu(snapshot) is False
+    return system.has_external_driver(snapshot) or pci.has_gpu(snapshot) is False
 
 
-def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Where it is seen that the module is not loaded."""
+def _absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence that the module is not loaded."""
     if driver.is_loaded(snapshot) is not False:
         return ()
-    if snapshot.of("lsmod"):
+    if snapshot.items_of("lsmod"):
         return modules.lsmod_line(snapshot, "nvidia")
     known, file = snapshot.facts.modules, snapshot.file("/proc/driver/nvidia/version")
     if isinstance(known, Known):
-        return (stated("/proc/modules", "nvidia is not among them", known.probe),)
+        return (cite_fact("/proc/modules", "nvidia is not among them", known.probe),)
     return (cite(file),) if file is not None else ()
 
 
@@ -60,10 +60,10 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 _OWN_KEY: Final = message_line(r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo")
 _ELSEWHERE: Final = predicate(_is_elsewhere, "this machine has no NVIDIA module of its own to be loaded")
 _BUILT: Final = predicate(
-    lambda snapshot: modules.built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
+    lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
-_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.packaged(snapshot)[:3]))
-_NOT_FOUND: Final = custom_sign(modules.not_found)
+_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.driver_packages(snapshot)[:3]))
+_NOT_FOUND: Final = custom_sign(modules.not_found_lines)
 _ALONE_AT_BOOT: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
 _ENTRY: Final = r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
 _BLACKLIST: Final = any_of(
@@ -80,31 +80,31 @@ _NOT_LOADED: Final = message_line(
 )
 
 
-def _why_not_loaded(snapshot: Snapshot) -> str:
+def _summarize(snapshot: Snapshot) -> str:
     return f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
 
 
-def _load(snapshot: Snapshot) -> Iterable[Fix]:
+def _load_module(snapshot: Snapshot) -> Iterable[Fix]:
     load = Shell("sudo modprobe nvidia")
     if snapshot.view(_BLACKLIST):
-        yield from _allow(snapshot)
+        yield from _unblock_module(snapshot)
         return
-    yield run("load", "load the module; what it says when it fails is the cause", load)
+    yield run_step("load", "load the module; what it says when it fails is the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
-    yield run("inspect", "read what the kernel said of it", said)
-    if takes_gpunode(snapshot):
+    yield run_step("inspect", "read what the kernel said of it", said)
+    if is_supported(snapshot):
         text = "have gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
 
-def _allow(snapshot: Snapshot) -> Iterator[Fix]:
+def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
     entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
-    taken_out = edited_where(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d")
-    yield run("configure", "take the entries that keep nvidia away out of modprobe's configuration", taken_out)
+    taken_out = edit_matching_files(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d")
+    yield run_step("configure", "take the entries that keep nvidia away out of modprobe's configuration", taken_out)
     if at_boot := snapshot.match(_ALONE_AT_BOOT):
         text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
-        yield run("configure", text, *without_kernel_argument(snapshot, at_boot[0]))
-    yield run("load", "load the module", Shell("sudo modprobe nvidia"))
+        yield run_step("configure", text, *remove_kernel_argument(snapshot, at_boot[0]))
+    yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
     yield rebuild_initramfs(snapshot)
 
 
@@ -121,27 +121,27 @@ _REFUSED: Final = any_of(
 )
 
 
-def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The modules that are for other kernels, where the running one has none, or no folder of modules any more."""
+def _modules_of_other_kernels(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return modules for other kernels if the running one has none."""
     running = modules.kernel_of_search(snapshot)
     infos = tuple(info for info in snapshot.view(modules.driver_info) if info.kernel)
     has_own = any(info.kernel == running for info in infos)
-    if has_own or modules.built_for(snapshot, running) or not (running or snapshot.view(_NOT_FOUND)):
+    if has_own or modules.is_built_for(snapshot, running) or not (running or snapshot.view(_NOT_FOUND)):
         return ()
-    others = tuple(one.citation for one in snapshot.view(modules.on_disk) if one.kernel != running)
+    others = tuple(one.citation for one in snapshot.view(modules.modules_on_disk) if one.kernel != running)
     if infos or others:
         return (*(info.citation for info in infos), *others)
-    gone = _is_gone(snapshot, running) and bool(snapshot.view(_NOT_FOUND))
-    return tuple(one.citation for one in driver.packaged(snapshot)[:3] if one.is_installed) if gone else ()
+    gone = _is_kernel_gone(snapshot, running) and bool(snapshot.view(_NOT_FOUND))
+    return tuple(one.citation for one in driver.driver_packages(snapshot)[:3] if one.is_installed) if gone else ()
 
 
-_OTHERS: Final = unless(custom_sign(_elsewhere), symptoms.MODULE_LOADED)
+_OTHERS: Final = unless(custom_sign(_modules_of_other_kernels), symptoms.MODULE_LOADED)
 
 
-def _for_which(snapshot: Snapshot) -> str:
+def _summarize_kernels(snapshot: Snapshot) -> str:
     running = modules.kernel_of_search(snapshot)
     built = {info.kernel for info in snapshot.view(modules.driver_info)}
-    built |= {one.kernel for one in snapshot.view(modules.on_disk)}
+    built |= {one.kernel for one in snapshot.view(modules.modules_on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
     return f"the NVIDIA module was built for {names}, and not for the running kernel {running}".rstrip()
 
@@ -149,8 +149,8 @@ def _for_which(snapshot: Snapshot) -> str:
 _NUMBERS: Final = Pattern(r"[\d._-]+")
 
 
-def _missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
-    """A newer kernel of the same flavour boots next, and NVIDIA's module is there for the running one alone."""
+def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof that a newer kernel boots next, without NVIDIA's module."""
     known, files = snapshot.facts.kernels, snapshot.facts.module_files
     if not (isinstance(known, Known) and isinstance(files, Known) and known.value.running and known.value.installed):
         return
@@ -159,45 +159,49 @@ def _missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
     built = {one.kernel for one in files.value}
     if is_successor and driver.is_loaded(snapshot) and running in built and newest not in built:
         what = f"the next boot will have no driver: NVIDIA's module is built for {running}, and {newest} is newer"
-        lines = (stated(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_BUILT))
+        lines = (cite_fact(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_BUILT))
         remedy = (_build_before_boot(snapshot, newest),)
         yield Proof(what, lines, "likely", remedy=remedy, severity="warning")
 
 
 def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
-    if takes_gpunode(snapshot):
+    if is_supported(snapshot):
         text = f"install the headers of {kernel} and build the module for it, before the next boot"
         return setup_step(snapshot, "rebuild", text, "headers", "module-build")
-    return build.build_again(snapshot, kernel)
+    return build.rebuild_module(snapshot, kernel)
 
 
 def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = modules.kernel_of_search(snapshot)
-    if _is_gone(snapshot, kernel):
+    if _is_kernel_gone(snapshot, kernel):
         yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
-    elif prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
+    elif prebuilt := packages.matching_packages(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
         yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
-        yield run("load", "load the module", Shell("sudo modprobe nvidia"))
-    elif bool(packages.matching(snapshot, "*dkms*", "akmod-nvidia*")) or bool(snapshot.view(modules.driver_builds)):
-        if not build.headers_present(snapshot, kernel):
+        yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
+    elif bool(packages.matching_packages(snapshot, "*dkms*", "akmod-nvidia*")) or bool(
+        snapshot.view(modules.driver_builds)
+    ):
+        if not build.has_headers(snapshot, kernel):
             text = f"install the headers of {kernel or 'the running kernel'}"
             yield install(snapshot, text, *build.headers_packages(snapshot, kernel))
-        yield build.build_again(snapshot, kernel)
+        yield build.rebuild_module(snapshot, kernel)
     else:
         text = "install the driver as a package, which is built anew for every kernel, in place of what is there"
-        yield remedies.driver(snapshot, text)
-        yield run("rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one")
+        yield remedies.install_driver(snapshot, text)
+        yield run_step(
+            "rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one"
+        )
 
 
-def _is_gone(snapshot: Snapshot, running: str) -> bool:
-    """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
+def _is_kernel_gone(snapshot: Snapshot, running: str) -> bool:
+    """Return whether the running kernel's modules were removed, as by an upgrade without a reboot."""
     folders = {f"/lib/modules/{running}", "/lib/modules/$(uname -r)"}
     return bool(running) and any(
         (item.written == "/lib/modules/*" and f"/lib/modules/{running}" not in item.lines)
         or (item.subject.rstrip("/") == "/lib/modules" and item.source.words[0] == "ls" and running not in item.text)
         or (item.subject.rstrip("/") in folders and item.outcome == "absent")
-        for item in snapshot.of("listing")
+        for item in snapshot.items_of("listing")
     )
 
 
@@ -212,10 +216,10 @@ _BROKEN: Final = message_line(
 )
 
 
-def _own_files(snapshot: Snapshot) -> Iterator[Citation]:
-    """The module's files of the running kernel."""
+def _running_kernel_files(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the module's files of the running kernel."""
     running = modules.kernel_of_search(snapshot)
-    files = (one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
+    files = (one for one in snapshot.view(modules.modules_on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
     return (one.citation for one in files if not _RENAMED.search(one.citation.text))
 
@@ -225,7 +229,7 @@ _RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
 
 def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
     running = modules.kernel_of_search(snapshot)
-    for item in snapshot.of("listing", "file"):
+    for item in snapshot.items_of("listing", "file"):
         if item.outcome == "absent" and "/modules.dep" in item.written:
             yield cite(item)
         if item.written == "/lib/modules/*/modules.*" and snapshot.view(_FILES):
@@ -233,29 +237,29 @@ def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
             yield from () if wanted.intersection(item.lines) else (cite(item),)
 
 
-_FILES: Final = custom_sign(_own_files)
+_FILES: Final = custom_sign(_running_kernel_files)
 
 
-def _index(snapshot: Snapshot) -> Iterable[Fix]:
+def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
     if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
-        yield by_hand("install", "install the package of this kernel anew, whose folder of modules is not whole")
-    yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
-    yield run("load", "load the module", Shell("sudo modprobe nvidia"))
+        yield manual_step("install", "install the package of this kernel anew, whose folder of modules is not whole")
+    yield run_step("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
+    yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
 
 
 # Two copies of the module for one kernel: depmod picks one by the folder, not by the version.
 
 
-def _copies(snapshot: Snapshot) -> dict[str, modules.OnDisk]:
-    """The files of the main module for one kernel, the running one if that is known, by their folders."""
-    found = snapshot.view(modules.on_disk)
+def _module_copies(snapshot: Snapshot) -> dict[str, modules.ModuleFile]:
+    """Return the files of the main module for one kernel, the running one if that is known, by their folders."""
+    found = snapshot.view(modules.modules_on_disk)
     kernels = (modules.kernel_of_search(snapshot),) if modules.kernel_of_search(snapshot) else ()
     for name in kernels or tuple(dict.fromkeys(one.kernel for one in found)):
         places = {one.place: one for one in found if one.kernel == name and one.place}
         built = (row for row in snapshot.view(modules.driver_builds) if row.kernel == name and row.state == "installed")
         if row := next(built, None) if any(_INSTALLERS in place for place in places) else None:
-            places.setdefault("updates/dkms", modules.OnDisk(name, "updates/dkms", row.version, row.citation))
+            places.setdefault("updates/dkms", modules.ModuleFile(name, "updates/dkms", row.version, row.citation))
         # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
         if not snapshot.view(_REFUSED):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}
@@ -269,19 +273,20 @@ _INSTALLERS: Final = "kernel/drivers/video"
 _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
-def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loaded module and the one on disk, of two versions."""
-    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
+def _older_loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the loaded module and the one on disk, of two versions."""
+    here, there = driver.loaded_version(snapshot), driver.on_disk_version(snapshot)
     if here and there and here.version != there.version:
         yield from (here.citation, there.citation)
 
 
-_TWICE: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_copies).values()))
-_DIFFER: Final = any_of(custom_sign(_older_loaded), message_line(r"nvidia-modeset: Version mismatch"), _REFUSED)
+_TWICE: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
+_DIFFER: Final = any_of(custom_sign(_older_loaded_lines), message_line(r"nvidia-modeset: Version mismatch"), _REFUSED)
 
 
-def _where_twice(snapshot: Snapshot) -> str:
-    return f"NVIDIA's module stands in {' and in '.join(sorted(snapshot.view(_copies)))}, and the wrong one is loaded"
+def _summarize_copies(snapshot: Snapshot) -> str:
+    places = " and in ".join(sorted(snapshot.view(_module_copies)))
+    return f"NVIDIA's module stands in {places}, and the wrong one is loaded"
 
 
 _OWNER: Final[dict[system.PackageManager, Command]] = {
@@ -292,7 +297,7 @@ _OWNER: Final[dict[system.PackageManager, Command]] = {
 }
 
 
-def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
+def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     release = of_kernel(modules.kernel_of_search(snapshot))
     asks = _OWNER[snapshot.view(system.package_manager)]
     text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
@@ -300,19 +305,19 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. Where the package manager is
     # another one than it seems, nobody has said that nobody owns it.
     name = Shell('"*$f"') if asks.startswith("dpkg") else Shell('"$f"')
-    is_another = joined(Shell('; do [ ! -e "$f" ] || ! command -v'), command(asks.split()[0]))
-    owned = joined(Shell("||"), asks, name, Shell('|| sudo rm -v "$f"; done'))
-    yield run("remove", text, joined(Shell("for f in"), command(*files), is_another, owned))
+    is_another = join_commands(Shell('; do [ ! -e "$f" ] || ! command -v'), command(asks.split()[0]))
+    owned = join_commands(Shell("||"), asks, name, Shell('|| sudo rm -v "$f"; done'))
+    yield run_step("remove", text, join_commands(Shell("for f in"), command(*files), is_another, owned))
     text = "see which package owns each copy that is left; the package whose driver is not wanted is to be removed"
     find = command("find", of_kernel(release, "/lib/modules/"), "-name", "nvidia*.ko*", "-exec")
-    yield run("inspect", text, joined(find, asks, Shell("{} +")))
-    yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
+    yield run_step("inspect", text, join_commands(find, asks, Shell("{} +")))
+    yield run_step("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
 
-_OLDER: Final = custom_sign(_older_loaded)
-_IN_IMAGE: Final = custom_sign(initramfs.holds)
+_OLDER: Final = custom_sign(_older_loaded_lines)
+_IN_IMAGE: Final = custom_sign(initramfs.nvidia_module_lines)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
 _OLD_IMAGE: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
@@ -333,16 +338,16 @@ FAMILY: Final = RuleFamily(
             title="NVIDIA's kernel module is not loaded",
             share=4,
             decisive=any_of(
-                all_of(custom_sign(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
+                all_of(custom_sign(_absence_lines), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
             ),
             typical=unless(
                 any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)
             ),
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
-            context=any_of(custom_sign(_absent), _BUILT),
+            context=any_of(custom_sign(_absence_lines), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
-            summary=_why_not_loaded,
+            summary=_summarize,
             look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
             story=(
                 "The libraries and programs of the driver are there, and the module that they talk to is not in the "
@@ -352,7 +357,7 @@ FAMILY: Final = RuleFamily(
                 "that is found, loading it by hand shows what the kernel says."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{DRIVER_README}commonproblems.html"),
-            remedy=_load,
+            remedy=_load_module,
             explains=chains.NOT_INITIALISED,
         ),
         Rule(
@@ -362,12 +367,12 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="the module was built for another kernel",
             share=4,
-            check=_missing_at_next_boot,
+            check=_find_missing_at_next_boot,
             decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
             typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
             against=(_ELSEWHERE,),
-            summary=_for_which,
+            summary=_summarize_kernels,
             look_at=(Shell("uname -r"), Shell("dkms status")),
             story=(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
@@ -405,7 +410,7 @@ FAMILY: Final = RuleFamily(
                 _MODPROBE,
                 "https://github.com/NVIDIA/nvidia-installer/issues/22",
             ),
-            remedy=_index,
+            remedy=_rebuild_index,
             explains=chains.NOT_ACCEPTED,
         ),
         Rule(
@@ -419,7 +424,7 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _DIFFER),
             context=_TWICE,
             may_be_normal=True,
-            summary=_where_twice,
+            summary=_summarize_copies,
             look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
             story=(
                 "Two ways of installing leave two files: DKMS in updates/dkms, NVIDIA's installer in "
@@ -428,7 +433,7 @@ FAMILY: Final = RuleFamily(
                 "boot and refuses the new libraries, also after a reboot. One of the copies has to go."
             ),
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
-            remedy=_keep_one,
+            remedy=_keep_one_copy,
             explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
             | chains.LIBRARY_MISMATCH
             | {"module-built-for-other-kernel"},
@@ -458,7 +463,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/xxmyjk/xxmyjk.github.io/issues/12",
                 "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
             ),
-            remedy=rebuilt_initramfs,
+            remedy=rebuild_initramfs_and_reboot,
             explains=chains.MISMATCHES | chains.LIBRARY_MISMATCH,
         ),
     ),

@@ -8,9 +8,16 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
-from gpunode.diagnoses.commands import Shell, command, joined
+from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, rebuilt_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    is_supported,
+    reboot,
+    rebuild_initramfs,
+    rebuild_initramfs_and_reboot,
+    run_step,
+    setup_step,
+)
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -31,35 +38,35 @@ _NAMES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
 _IN_IMAGE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
-def _is_open(owner: str) -> bool:
+def _is_kernel_driver(owner: str) -> bool:
     return owner.lower().replace("-", "_") in {*_NAMES, "novacore"}
 
 
-def _bound(snapshot: Snapshot) -> Iterator[Citation]:
-    return (gpu.citation for gpu in snapshot.view(pci.gpus) if gpu.driver and _is_open(gpu.driver))
+def _bound_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    return (gpu.citation for gpu in snapshot.view(pci.pci_gpus) if gpu.driver and _is_kernel_driver(gpu.driver))
 
 
-def _loaded(snapshot: Snapshot) -> Iterator[Citation]:
-    """Their lines among the loaded modules, where nothing shows that another driver owns the GPUs."""
-    if not any(gpu.driver for gpu in snapshot.view(pci.gpus)) and not modules.loaded(snapshot, "nvidia"):
+def _loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield their lines in the module table, unless another driver owns the GPUs."""
+    if not any(gpu.driver for gpu in snapshot.view(pci.pci_gpus)) and not modules.is_module_loaded(snapshot, "nvidia"):
         for name in _NAMES:
-            yield from modules.lsmod_line(snapshot, name) if modules.loaded(snapshot, name) else ()
+            yield from modules.lsmod_line(snapshot, name) if modules.is_module_loaded(snapshot, name) else ()
 
 
-def _is_all_there_is(snapshot: Snapshot) -> bool:
-    """Whether every GPU is too old for each branch that NVIDIA maintains."""
-    models = [gpu.model for gpu in snapshot.view(pci.gpus)]
+def _is_only_driver(snapshot: Snapshot) -> bool:
+    """Return whether every GPU is too old for each branch that NVIDIA maintains."""
+    models = [gpu.model for gpu in snapshot.view(pci.pci_gpus)]
     lasts = [branches.find(model.last_branch) if model and model.last_branch else None for model in models]
     return bool(models) and all(last is not None and not last.active for last in lasts)
 
 
-def _in_image(snapshot: Snapshot) -> Iterator[Citation]:
-    return (line for item in initramfs.of_running(snapshot) for line in lines_with(item, _IN_IMAGE))
+def _image_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    return (line for item in initramfs.running_kernel_listings(snapshot) for line in lines_with(item, _IN_IMAGE))
 
 
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
 _OWNS: Final = any_of(
-    custom_sign(_bound),
+    custom_sign(_bound_gpus),
     kernel_line(r"is already bound to (?:nouveau|nova)"),
     any_line(
         r"[Nn]ouveau kernel driver is currently in use|driver[=:] ?(?:nouveau|nova[_-]core)\b|Could not unload nouveau"
@@ -67,7 +74,7 @@ _OWNS: Final = any_of(
         r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/[0-9a-f]{4}:|^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:",
         on_host=True,
     ),
-    unless(custom_sign(_loaded), _NO_MODESET),
+    unless(custom_sign(_loaded_lines), _NO_MODESET),
     unless(
         kernel_line(
             r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
@@ -82,10 +89,11 @@ _BLACKLIST: Final = any_of(
     message_line(r"modprobe\.d/[\w.-]+:\s*blacklist\s+nouveau\b|^\s*blacklist\s+nouveau\b", "listing", "text", "file"),
     any_line(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
 )  # fmt: skip
-_IMAGE: Final = custom_sign(_in_image)
-_LEGACY: Final = predicate(_is_all_there_is, "no driver of NVIDIA's that is maintained drives these GPUs")
+_IMAGE: Final = custom_sign(_image_lines)
+_LEGACY: Final = predicate(_is_only_driver, "no driver of NVIDIA's that is maintained drives these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
-    lambda snapshot: any(item.outcome == "ok" for item in initramfs.of_running(snapshot)), "the initramfs was listed"
+    lambda snapshot: any(item.outcome == "ok" for item in initramfs.running_kernel_listings(snapshot)),
+    "the initramfs was listed",
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
 _SHOWN: Final = all_of(command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
@@ -93,15 +101,15 @@ _SHOWN: Final = all_of(command_run(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_o
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
-def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
-    if takes_gpunode(snapshot):
+def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
+    if is_supported(snapshot):
         yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
         lines = r"\n".join([*(f"blacklist {name}" for name in _NAMES[:3]), "options nouveau modeset=0"])
-        yield run(
+        yield run_step(
             "configure",
             "blacklist nouveau",
-            joined(command("printf", rf"{lines}\n"), Shell("|"), command("sudo", "tee", _FILE)),
+            join_commands(command("printf", rf"{lines}\n"), Shell("|"), command("sudo", "tee", _FILE)),
         )
         yield rebuild_initramfs(snapshot)
     yield reboot()
@@ -137,7 +145,7 @@ FAMILY: Final = RuleFamily(
             rivals=frozenset({"vfio-bound"}),
             look_at=(Shell("lspci -nnk -d 10de:"),),
             summary="nouveau owns the GPU, so NVIDIA's module is never given it",
-            remedy=_take_away,
+            remedy=_blacklist_nouveau,
             explains=chains.NO_DRIVER,
         ),
         Rule(
@@ -167,7 +175,7 @@ FAMILY: Final = RuleFamily(
                 Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),
             ),
             summary="nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts",
-            remedy=rebuilt_initramfs,
+            remedy=rebuild_initramfs_and_reboot,
             explains=chains.NO_DRIVER | {"nouveau-bound"},
         ),
     ),

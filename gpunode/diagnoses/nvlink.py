@@ -11,19 +11,19 @@ from gpunode.catalog import xids
 from gpunode.diagnoses import recovering, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import Shell, joined
+from gpunode.diagnoses.commands import Shell, join_commands
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, RuleFamily, Severity, Sign
 from gpunode.diagnoses.remedies import (
-    MANAGER_OF_IT,
+    INSTALL_FABRIC_MANAGER,
     always,
-    by_hand,
     drain,
     install,
-    nvidia_report,
+    manual_step,
     reboot,
-    replace,
+    replace_gpu,
     reset_all_gpus,
-    run,
+    run_step,
+    write_nvidia_report,
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
@@ -34,26 +34,26 @@ from gpunode.facts.patterns import Pattern
 # ---- the fabric manager
 
 
-def _state(*states: fabric.UnitState) -> Sign:
-    """The lines that show the fabric manager's service in one of these states."""
+def _state_sign(*states: fabric.UnitState) -> Sign:
+    """Return the sign of the fabric manager's service in one of these states."""
 
     def lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-        state, found = snapshot.view(fabric.manager)
+        state, found = snapshot.view(fabric.manager_state)
         return found if state in states else ()
 
     return custom_sign(lines)
 
 
-_MISSING: Final = _state("missing")
-_MASKED: Final = _state("masked")
-_DOWN: Final = _state("failed", "inactive", "masked")
-_VERSIONS_DIFFER: Final = custom_sign(fabric.mismatch)
+_MISSING: Final = _state_sign("missing")
+_MASKED: Final = _state_sign("masked")
+_DOWN: Final = _state_sign("failed", "inactive", "masked")
+_VERSIONS_DIFFER: Final = custom_sign(fabric.version_mismatch)
 _NOTHING: Final = message_line(
     r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch"
 )
-_SWITCHES: Final = custom_sign(fabric.switches)
-_BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.carriers), "the GPUs are on a baseboard")
-_IN_PROGRESS: Final = custom_sign(fabric.in_progress)
+_SWITCHES: Final = custom_sign(fabric.switch_lines)
+_BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_carriers), "the GPUs are on a baseboard")
+_IN_PROGRESS: Final = custom_sign(fabric.registering_gpus)
 _NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
 _NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not joined by NVSwitches"
@@ -67,22 +67,22 @@ _OF_LOADED: Final = Shell("v=$(cat /sys/module/nvidia/version);")
 
 
 def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
-    words = MANAGER_OF_IT.get(snapshot.view(system.package_manager))
+    words = INSTALL_FABRIC_MANAGER.get(snapshot.view(system.package_manager))
     text = "install the fabric manager of exactly the driver's version"
-    yield run("install", text, *((joined(_OF_LOADED, words),) if words else ()))
-    yield run("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
-    yield run("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
+    yield run_step("install", text, *((join_commands(_OF_LOADED, words),) if words else ()))
+    yield run_step("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
+    yield run_step("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
 
 
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
-    if boards.is_fifth_generation(snapshot):
+    if boards.has_nvlink5(snapshot):
         text = "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first"
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
-        yield run("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
+        yield run_step("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
     unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if snapshot.view(_MASKED) else ()
-    yield run("restart", "start it, now and at boot", *unmask, *_START)
+    yield run_step("restart", "start it, now and at boot", *unmask, *_START)
     log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
-    yield run("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
+    yield run_step("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
     yield reset_all_gpus("reset the GPUs: those that waited do not all come back", "the state stays In Progress")
     yield reboot(when="a reset is refused")
 
@@ -90,16 +90,16 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- links without a fault message
 
 
-def _refused(snapshot: Snapshot) -> Iterator[Citation]:
-    """The GPUs that the fabric has answered, and not taken in: their registration is complete and no success."""
+def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield GPUs whose registration with the fabric completed without success."""
     fine = {"success", "n/a", "[n/a]", "not supported", "requested functionality has not been implemented"}
-    rows = smi_query.rows(snapshot, "Fabric", "Status")
+    rows = smi_query.find_rows(snapshot, "Fabric", "Status")
     return (row.citation for _, row in rows if row.value.lower() not in fine)
 
 
-_CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
-_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.nvlinks)), "NVLinks are up")
-_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(nvlinks.nvlinks) if not one.up))
+_CARDS: Final = predicate(lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards")
+_UP: Final = predicate(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.gpu_nvlinks)), "NVLinks are up")
+_DARK: Final = custom_sign(lambda node: (one.citation for one in node.view(nvlinks.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
 _COMPLAINTS: Final = message_line(
     r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -110,9 +110,9 @@ _COMPLAINTS: Final = message_line(
 _MEANT: Final = any_of(command_run(r"\bnvlink\b"), _COMPLAINTS)
 
 
-def _all_down(snapshot: Snapshot) -> Iterator[Proof]:
-    """The GPUs without any link on a node whose others have theirs, or that is made to have them."""
-    dark = tuple(one for one in snapshot.view(nvlinks.nvlinks) if not one.up)
+def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield GPUs without any link where others have theirs or the board is built for them."""
+    dark = tuple(one for one in snapshot.view(nvlinks.gpu_nvlinks) if not one.up)
     sure: Confidence = "certain" if snapshot.view(_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
@@ -124,11 +124,11 @@ def _all_down(snapshot: Snapshot) -> Iterator[Proof]:
 _BRIDGED_BY_FOUR: Final = Pattern(r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b", re.IGNORECASE)
 
 
-def _some_down(snapshot: Snapshot) -> Iterator[Proof]:
-    """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
-    alive = tuple(one for one in snapshot.view(nvlinks.nvlinks) if one.up)
+def _find_some_down(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
+    alive = tuple(one for one in snapshot.view(nvlinks.gpu_nvlinks) if one.up)
     some = tuple(one for one in alive if one.down)
-    is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.names))) and any(one.up % 4 for one in some)
+    is_half = any(map(_BRIDGED_BY_FOUR.search, snapshot.view(boards.gpu_names))) and any(one.up % 4 for one in some)
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
         return
     for one in some:
@@ -142,26 +142,30 @@ def _some_down(snapshot: Snapshot) -> Iterator[Proof]:
 _UNCORRECTABLE: Final = message_line(
     r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
 )
-_FIFTH: Final = predicate(boards.is_fifth_generation, "the GPUs have NVLink 5")
+_FIFTH: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
 
 
-def _fifth(snapshot: Snapshot) -> Iterator[Proof]:
-    """The errors of NVLink 5; one that is not fatal was dealt with, unless the catalog or the driver asks for more."""
-    for incident in faults.of(snapshot, *xids.NVLINK5):
+def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield NVLink 5 errors; a non-fatal one is harmless unless catalog or driver asks for more."""
+    for incident in faults.incidents_with(snapshot, *xids.NVLINK5):
         of_driver = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
-        of_catalog = {_action(one) for one in (incident.root, *incident.followed) if one.code in xids.NVLINK5}
+        of_catalog = {
+            _catalog_action(one) for one in (incident.root, *incident.later_faults) if one.code in xids.NVLINK5
+        }
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
-            yield faults.proof(incident)
+            yield faults.incident_proof(incident)
         elif of_driver == "drain-p2p":
             first = (recovering.LEAVE_PEERS, _LINKS_UP)
-            yield faults.proof(incident, severity="warning", disruption="restart-container", remedy=first)
+            yield faults.incident_proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
             severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"
-            yield faults.proof(incident, severity=severity, disruption="none", remedy=(_LINKS_UP, nvidia_report()))
+            yield faults.incident_proof(
+                incident, severity=severity, disruption="none", remedy=(_LINKS_UP, write_nvidia_report())
+            )
 
 
-def _action(fault: faults.Fault) -> str:
-    """What NVIDIA's catalog asks for; a fatal error asks for a reset. Empty where the catalog has nothing."""
+def _catalog_action(fault: faults.Fault) -> str:
+    """Return the action that NVIDIA's catalog recommends, a reset if fatal; empty if unknown."""
     body = xid.link_error(fault.xid.text) if fault.xid else None
     if body is None or body.fatal:
         return "reset-gpu"
@@ -169,15 +173,15 @@ def _action(fault: faults.Fault) -> str:
     return known.action if known else ""
 
 
-_LINKS_UP: Final = run(
+_LINKS_UP: Final = run_step(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
 _FELT_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
 
 
-def _switched(snapshot: Snapshot) -> Iterator[Proof]:
-    incidents = snapshot.view(faults.incidents)
+def _find_switch_errors(snapshot: Snapshot) -> Iterator[Proof]:
+    incidents = snapshot.view(faults.find_incidents)
     gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
     for incident in incidents:
         error = incident.root.sxid
@@ -193,7 +197,9 @@ def _switched(snapshot: Snapshot) -> Iterator[Proof]:
 _XIDS: Final = Shell("sudo dmesg | grep -E 'Xid|SXid'")
 _RESET_ALL: Final = "reset all GPUs of the node, and with them their links, once nothing uses any of them"
 _AFTER_MILD: Final = (
-    run("inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _XIDS),
+    run_step(
+        "inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _XIDS
+    ),
     reset_all_gpus(_RESET_ALL, "it keeps coming, and no GPU has an error of its own"),
 )
 _RESET_FABRIC: Final = always(
@@ -201,8 +207,8 @@ _RESET_FABRIC: Final = always(
     reset_all_gpus(_RESET_ALL),
     reboot(when="the reset is refused, or GPUs do not register again"),
     _LINKS_UP,
-    nvidia_report(),
-    replace("seat the NVLink bridge or module again; have GPU or baseboard replaced", "the same link fails again"),
+    write_nvidia_report(),
+    replace_gpu("seat the NVLink bridge or module again; have GPU or baseboard replaced", "the same link fails again"),
 )
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
 _LINKS: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
@@ -221,7 +227,7 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
             share=0.7,
-            symptoms=(*_WAITS, _state("failed")),
+            symptoms=(*_WAITS, _state_sign("failed")),
             look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
             story=(
                 "The fabric manager talks to the driver through an interface that has no versions of its own, so it "
@@ -256,7 +262,7 @@ FAMILY: Final = RuleFamily(
                 *(_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
                 unless(
                     all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
-                    *(_DOWN, _state("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
+                    *(_DOWN, _state_sign("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
                 ),
             ),
             against=(_NOT_NEEDED,),
@@ -280,12 +286,12 @@ FAMILY: Final = RuleFamily(
                 "older kind."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2781"),
-            decisive=unless(all_of(any_of(_state("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
+            decisive=unless(all_of(any_of(_state_sign("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
             typical=unless(
                 any_of(
                     _DOWN, _IN_PROGRESS, message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")
                 ),
-                *(_MISSING, _state("active"), _NO_SWITCH_ANYWHERE),
+                *(_MISSING, _state_sign("active"), _NO_SWITCH_ANYWHERE),
             ),
             against=(_NOT_NEEDED,),
             may_be_normal=True,
@@ -308,12 +314,12 @@ FAMILY: Final = RuleFamily(
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
             decisive=any_of(
                 _NO_SWITCH_ANYWHERE,
-                unless(all_of(_state("failed"), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY),
+                unless(all_of(_state_sign("failed"), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY),
             ),
             context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
             summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
             remedy=always(
-                run("configure", "switch it off", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
+                run_step("configure", "switch it off", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
             ),
         ),
         _rule(
@@ -328,8 +334,8 @@ FAMILY: Final = RuleFamily(
                 "GPUs behind it end with Xid 45. Reset the GPUs together: a switch is reset with them."
             ),
             sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
-            check=_switched,
-            context=custom_sign(lambda node: (row.citation for _, row in smi_query.rows(node, "Fabric", "State"))),
+            check=_find_switch_errors,
+            context=custom_sign(lambda node: (row.citation for _, row in smi_query.find_rows(node, "Fabric", "State"))),
             remedy=_RESET_FABRIC,
             explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
         ),
@@ -347,7 +353,7 @@ FAMILY: Final = RuleFamily(
                 "tell signal from hardware."
             ),
             sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
-            check=faults.began(74),
+            check=faults.incident_check(74),
             typical=unless(_UNCORRECTABLE, _FIFTH, symptoms.ANY_XID),
             remedy=_RESET_FABRIC,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
@@ -365,7 +371,7 @@ FAMILY: Final = RuleFamily(
                 "the node is reset: the GPU with the first fatal event is the one to look at."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
-            check=_fifth,
+            check=_find_nvlink5,
             share=0.6,
             context=_FIFTH,
             typical=unless(all_of(_UNCORRECTABLE, _FIFTH), symptoms.ANY_XID),
@@ -384,11 +390,11 @@ FAMILY: Final = RuleFamily(
                 "monitors that only count GPUs call the node healthy."
             ),
             sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
-            check=_all_down,
-            typical=unless(custom_sign(_refused), _DOWN),
-            context=any_of(command_run(r"\bnvlink\b"), _state("active")),
+            check=_find_all_down,
+            typical=unless(custom_sign(_rejected_gpus), _DOWN),
+            context=any_of(command_run(r"\bnvlink\b"), _state_sign("active")),
             remedy=always(
-                run(
+                run_step(
                     "inspect",
                     "read the state of the fabric",
                     Shell("nvidia-smi -q | grep -A 12 -w Fabric"),
@@ -397,7 +403,7 @@ FAMILY: Final = RuleFamily(
                 drain(),
                 reset_all_gpus(_RESET_ALL),
                 reboot(when="the links stay down"),
-                replace(when="the links of the same GPU stay down after a power cycle"),
+                replace_gpu(when="the links of the same GPU stay down after a power cycle"),
             ),
         ),
         _rule(
@@ -413,12 +419,12 @@ FAMILY: Final = RuleFamily(
                 "that stay down point to the seating of the module or the bridge, and then to the GPU."
             ),
             sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
-            check=_some_down,
+            check=_find_some_down,
             context=command_run(r"\bnvlink\b|topo -m"),
             remedy=always(
                 reboot("reboot the node: links are trained anew"),
-                by_hand("hardware", "seat the module or the NVLink bridge again", "the same links stay down"),
-                replace(when="they stay down after that"),
+                manual_step("hardware", "seat the module or the NVLink bridge again", "the same links stay down"),
+                replace_gpu(when="they stay down after that"),
             ),
         ),
         _rule(
@@ -443,7 +449,7 @@ FAMILY: Final = RuleFamily(
             context=_MEANT,
             summary="no NVLink bridge joins these GPUs: that no link is up is as it must be",
             remedy=always(
-                by_hand("configure", "take the NVLink check out of the monitor for this model: the node is fine")
+                manual_step("configure", "take the NVLink check out of the monitor for this model: the node is fine")
             ),
         ),
     ),

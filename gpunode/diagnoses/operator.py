@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import chains, symptoms
-from gpunode.diagnoses.cluster import node_word
-from gpunode.diagnoses.commands import Shell, beside, command, joined
+from gpunode.diagnoses.cluster import kubectl_node_name
+from gpunode.diagnoses.commands import Shell, command, join_commands, surround
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.remedies import driver as driver_fix
+from gpunode.diagnoses.remedies import always, manual_step, run_step
+from gpunode.diagnoses.remedies import install_driver as driver_fix
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, history, modules
@@ -56,17 +56,17 @@ _CANNOT_BEGIN: Final = message_line(
 )
 
 
-def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
-    """What shows that the host itself has a driver installed: packages, DKMS, its own nvidia-smi."""
-    yield from (one.citation for one in driver.packaged(snapshot) if one.is_installed)
-    yield from (row.citation for row in snapshot.view(modules.dkms) if row.module.startswith("nvidia"))
-    yield from (one.citation for one in history.upgrades(snapshot))
-    own = (place for state, place in snapshot.view(driver.smi) if state == "works")
+def _host_driver_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the evidence of a host driver: packages, DKMS, its own nvidia-smi."""
+    yield from (one.citation for one in driver.driver_packages(snapshot) if one.is_installed)
+    yield from (row.citation for row in snapshot.view(modules.dkms_rows) if row.module.startswith("nvidia"))
+    yield from (one.citation for one in history.package_upgrades(snapshot))
+    own = (place for state, place in snapshot.view(driver.smi_states) if state == "works")
     yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 
 
 _HOST_DRIVER: Final = any_of(
-    custom_sign(_host_driver),
+    custom_sign(_host_driver_lines),
     message_line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing"),
 )
 # Somebody looked for the host's driver and found none, or found the tree of a driver pod.
@@ -92,27 +92,27 @@ _WITHOUT_DRIVER: Final = Shell(
 
 
 _KEEP_HOST: Final = always(
-    run("configure", "keep the host's driver: tell the operator not to install one", _WITHOUT_DRIVER),
-    by_hand("remove", "or take the driver's packages off the host and reboot it", "the operator is to bring it"),
+    run_step("configure", "keep the host's driver: tell the operator not to install one", _WITHOUT_DRIVER),
+    manual_step("remove", "or take the driver's packages off the host and reboot it", "the operator is to bring it"),
 )
 
 
-def _free(snapshot: Snapshot) -> Iterable[Fix]:
-    node = node_word(snapshot)
-    yield by_hand("drain", "save what pods of the node keep in an emptyDir: it is lost when they are moved away")
+def _free_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    node = kubectl_node_name(snapshot)
+    yield manual_step("drain", "save what pods of the node keep in an emptyDir: it is lost when they are moved away")
     yield Fix(
         "drain",
         "then move the pods off the node; programs outside of pods that use a GPU have to be stopped, too",
         (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
-    restart = joined(
-        command("kubectl", "get", "pods", "-A", "--field-selector", beside("spec.nodeName=", node), "--no-headers"),
+    restart = join_commands(
+        command("kubectl", "get", "pods", "-A", "--field-selector", surround("spec.nodeName=", node), "--no-headers"),
         Shell(
             "| awk '$2 ~ /^nvidia-(gpu-)?driver-/ {print $1, $2}' | "
             'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
         ),
     )
-    yield run("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
+    yield run_step("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
 
 
 # No image.
@@ -146,11 +146,11 @@ _NO_KERNEL: Final = any_of(
 )
 
 
-def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
+def _avoid_image(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install the driver on the host, and tell the operator not to"
     yield replace(driver_fix(snapshot, text), kind="configure")
-    yield run("configure", "tell the operator to install none", _WITHOUT_DRIVER)
-    yield by_hand("configure", "or name a driver version for which an image of this system exists (driver.version)")
+    yield run_step("configure", "tell the operator to install none", _WITHOUT_DRIVER)
+    yield manual_step("configure", "or name a driver version for which an image of this system exists (driver.version)")
 
 
 FAMILY: Final = RuleFamily(
@@ -217,7 +217,7 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             share=1.5,
             summary="the operator's driver pod cannot unload the one before it, which is in use",
-            remedy=_free,
+            remedy=_free_driver,
             explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),
         Rule(
@@ -246,7 +246,7 @@ FAMILY: Final = RuleFamily(
             symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
             look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
             summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
-            remedy=_other_image,
+            remedy=_avoid_image,
             # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
             explains=chains.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
         ),

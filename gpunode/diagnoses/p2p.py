@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
+from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, kernel, links, passthrough, pci
@@ -35,15 +35,15 @@ _NO_ACS: Final = Shell(
 )
 
 
-def _without_acs(snapshot: Snapshot) -> Iterable[Fix]:
+def _disable_acs(snapshot: Snapshot) -> Iterable[Fix]:
     if _has_guests(snapshot):
         text = "set NCCL_P2P_DISABLE=1 for the job: this node needs ACS, which keeps its virtual machines apart"
-        yield by_hand("application", text)
+        yield manual_step("application", text)
         return
-    yield run(
+    yield run_step(
         "configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
     )
-    yield by_hand("firmware", "switch ACS off in BIOS, and VT-d or AMD's IOMMU where nothing needs it: that lasts")
+    yield manual_step("firmware", "switch ACS off in BIOS, and VT-d or AMD's IOMMU where nothing needs it: that lasts")
 
 
 # ---- the IOMMU
@@ -63,38 +63,38 @@ _TRANSLATES: Final = unless(
 )  # fmt: skip
 
 
-def _of_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    """The page faults of GPUs; where it is not known which devices are GPUs, any that somebody chose to paste."""
-    gpus = snapshot.view(links.nvidia)
-    for message in kernel.said(snapshot, _PAGE_FAULT):
+def _gpu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the page faults of GPUs."""
+    gpus = snapshot.view(links.nvidia_slots)
+    for message in kernel.matching_messages(snapshot, _PAGE_FAULT):
         match = _PAGE_FAULT.search(message.text)
         device = ((match["amd"] or match["intel"] or "") if match else "").replace("0x", "")
-        if (match and match["bound"]) or (device and links.slot(pci.address(device)) in gpus):
+        if (match and match["bound"]) or (device and links.pci_slot(pci.normalize_address(device)) in gpus):
             yield message.citation
 
 
-def _of_any(snapshot: Snapshot) -> Iterator[Citation]:
-    is_chosen = not (snapshot.view(links.nvidia) or is_examined(snapshot))
-    return (message.citation for message in kernel.said(snapshot, _PAGE_FAULT) if is_chosen)
+def _any_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
+    is_chosen = not (snapshot.view(links.nvidia_slots) or is_examined(snapshot))
+    return (message.citation for message in kernel.matching_messages(snapshot, _PAGE_FAULT) if is_chosen)
 
 
 def _has_guests(snapshot: Snapshot) -> bool:
-    """Whether virtual machines run here, which ACS and the IOMMU keep apart."""
-    return bool(passthrough.lent(snapshot)) or passthrough.is_hypervisor(snapshot)
+    """Return whether virtual machines run here, which ACS and the IOMMU isolate."""
+    return bool(passthrough.passed_through_gpus(snapshot)) or passthrough.is_hypervisor(snapshot)
 
 
 _PASSES: Final = "iommu=pt"
 
 
-def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
-    if not boots_with(snapshot, _PASSES):
-        yield from boot_with(snapshot, _PASSES, "devices of the host pass the IOMMU untranslated")
+def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
+    if not has_kernel_argument(snapshot, _PASSES):
+        yield from add_kernel_argument(snapshot, _PASSES, "devices of the host pass the IOMMU untranslated")
     elif _has_guests(snapshot):
         text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU has to stay on for the virtual machines"
-        yield by_hand("application", text)
+        yield manual_step("application", text)
         return
     text = "switch the IOMMU (VT-d, AMD-Vi) off in BIOS"
-    yield by_hand("firmware", text, "no virtual machines run here, and iommu=pt did not help")
+    yield manual_step("firmware", text, "no virtual machines run here, and iommu=pt did not help")
 
 
 # ---- what both do: peers are slow
@@ -124,14 +124,18 @@ FAMILY: Final = RuleFamily(
                 "devices are let through."
             ),
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
-            decisive=custom_sign(_of_gpus),
+            decisive=custom_sign(_gpu_page_faults),
             typical=unless(
-                any_of(custom_sign(_of_any), _SLOW, unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.grave))),
+                any_of(
+                    custom_sign(_any_page_faults),
+                    _SLOW,
+                    unless(all_of(_TRANSLATES, _HANGS), custom_sign(faults.serious_fault_lines)),
+                ),
                 _REDIRECTS,
             ),
             context=_TRANSLATES,
             summary="the IOMMU translates what GPUs send to each other, and peer-to-peer transfers crawl or hang",
-            remedy=_pass_through,
+            remedy=_bypass_iommu,
             explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
         _rule(
@@ -152,7 +156,7 @@ FAMILY: Final = RuleFamily(
             typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
             context=any_of(_REDIRECTS, _HANGS),
             summary="bridges send what GPUs ask of each other up to the root complex (ACS)",
-            remedy=_without_acs,
+            remedy=_disable_acs,
         ),
     ),
 )

@@ -1,7 +1,7 @@
-"""The driver by packages where gpunode does not set up nodes: branch and modules are those of the GPU.
+"""Install the driver from distribution packages, in the branch and flavour that the GPU needs.
 
-A name without a branch stands for the newest driver with its open modules, which drives GPUs from Turing on. Where a
-GPU is older its last branch is named, and where nobody knows which GPU it is nothing is: first somebody looks.
+Package names without a branch install the newest driver with open modules, for GPUs from Turing on. An older GPU gets
+its last branch. For an unknown GPU no command is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver
-from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.recipe import Driver
 
 _BY_GENERATION: Final = (
@@ -27,10 +27,10 @@ _BY_GENERATION: Final = (
 _MAINTAINED: Final = 580
 
 
-def installing(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
-    """The driver that the GPUs of this node take, from packages; ``least`` is the oldest branch that will do."""
-    models = snapshot.view(cards.all_models)
-    seen = snapshot.view(driver.loaded)
+def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
+    """Return the step that installs a driver for the GPUs, of ``oldest_branch`` or newer."""
+    models = snapshot.view(cards.known_gpu_models)
+    seen = snapshot.view(driver.loaded_version)
     is_driven_by_open = driver.works(snapshot) and seen is not None and seen.is_open is True
     last = min((model.last_branch for model in models if model.last_branch), default=None)
     found = choose(models, Driver()) if models else None
@@ -40,17 +40,17 @@ def installing(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0)
         return Fix("install", words, (), when)
     if isinstance(found, Impossible) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
-    if last is not None and last < least:
+    if last is not None and last < oldest_branch:
         return Fix("install", f"{text}: no branch that NVIDIA maintains does that for the GPUs of this node", (), when)
     modules = f"branch {last}, the last for this GPU, with its proprietary modules" if last else "with its open modules"
-    commands = _commands(snapshot, last)
+    commands = _install_commands(snapshot, last)
     by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({DRIVER_GUIDE})"
     return Fix("install", f"{text}: {modules}{by_hand}", commands, when)
 
 
-def _commands(snapshot: Snapshot, last: int | None) -> tuple[Command, ...]:
-    """How the package manager installs that branch, or the newest; none where its repositories do not have it."""
-    known = distro(snapshot)
+def _install_commands(snapshot: Snapshot, last: int | None) -> tuple[Command, ...]:
+    """Return the commands that install that branch, or the newest; none if no repository has it."""
+    known = find_distro(snapshot)
     is_kept = last is None or last == _MAINTAINED
     match package_manager(snapshot):
         case "apt":

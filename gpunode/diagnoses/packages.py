@@ -11,7 +11,7 @@ from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, reinstall, run
+from gpunode.diagnoses.remedies import manual_step, reinstall, run_step
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import packages
@@ -33,7 +33,7 @@ _LOCKED: Final = unless(
 _HOLDER: Final = Pattern(r"(?:held by process|(?:with|as) pid:?) *(?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?")
 
 
-def _who_holds(snapshot: Snapshot) -> str:
+def _summarize_lock(snapshot: Snapshot) -> str:
     holder = snapshot.match(_HOLDER)
     name = f" ({holder['name']})" if holder and holder["name"] else ""
     who = f": process {holder['pid']}{name}" if holder else ""
@@ -45,8 +45,8 @@ _LISTED_LOCK: Final = Pattern(
 )
 
 
-def _held_now(snapshot: Snapshot) -> Iterator[Proof]:
-    """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
+def _find_held_lock(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield a lock that is held now, which passes and is no fault."""
     for item in snapshot.items:
         if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
             who = f"{match['name']} (process {match['pid']})"
@@ -54,14 +54,16 @@ def _held_now(snapshot: Snapshot) -> Iterator[Proof]:
             yield Proof(summary, (cite(item, item.number_at(match.start())),), severity="info")
 
 
-def _wait(snapshot: Snapshot) -> Iterable[Fix]:
+def _wait_for_lock(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) != "apt":
-        yield by_hand("wait", "wait until the other program has finished, then run the command again")
+        yield manual_step("wait", "wait until the other program has finished, then run the command again")
         return
     text = "wait until it has finished; apt does that by itself when it is told how long"
-    yield run("wait", text, Shell("sudo apt-get -o DPkg::Lock::Timeout=600 check"))
+    yield run_step("wait", text, Shell("sudo apt-get -o DPkg::Lock::Timeout=600 check"))
     text = "where nodes are set up at their first boot, let the automatic upgrade end before"
-    yield run("wait", text, Shell("sudo systemctl start --wait apt-daily-upgrade.service"), when="it is the first boot")
+    yield run_step(
+        "wait", text, Shell("sudo systemctl start --wait apt-daily-upgrade.service"), when="it is the first boot"
+    )
 
 
 _SAID: Final = message_line(
@@ -70,19 +72,19 @@ _SAID: Final = message_line(
 )
 
 
-def _half_done(snapshot: Snapshot) -> list[packages.Package]:
-    return [one for one in snapshot.view(packages.packages).values() if one.is_half_done]
+def _half_done_packages(snapshot: Snapshot) -> list[packages.Package]:
+    return [one for one in snapshot.view(packages.listed_packages).values() if one.is_half_done]
 
 
-def _noted(snapshot: Snapshot) -> bool:
+def _has_dpkg_notes(snapshot: Snapshot) -> bool:
     stopped = snapshot.facts.packages_interrupted
     return isinstance(stopped, Known) and stopped.value
 
 
 _HALF: Final = any_of(
-    custom_sign(lambda snapshot: (one.citation for one in _half_done(snapshot))),
+    custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
     _SAID,
-    predicate(_noted, "/var/lib/dpkg/updates has notes of an interrupted run"),
+    predicate(_has_dpkg_notes, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
 # What the package manager says that it could not finish.
 _LEFT: Final = message_line(
@@ -91,8 +93,8 @@ _LEFT: Final = message_line(
 )
 
 
-def _which(snapshot: Snapshot) -> str:
-    half = _half_done(snapshot)
+def _summarize_half_done(snapshot: Snapshot) -> str:
+    half = _half_done_packages(snapshot)
     names = ", ".join(sorted(one.name for one in half)[:4])
     return f"dpkg began with {names} and did not finish" if half else "dpkg left packages half installed"
 
@@ -101,19 +103,19 @@ _BUILD: Final = any_of(
     message_line(
         r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"
     ),
-    custom_sign(lambda snapshot: (one.citation for one in _half_done(snapshot) if "dkms" in one.name)),
+    custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot) if "dkms" in one.name)),
 )
 
 
-def _finish(snapshot: Snapshot) -> Iterable[Fix]:
+def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_BUILD):
         log = Shell("sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'")
-        yield run("inspect", "read why the module did not build; that is to be repaired first", log)
+        yield run_step("inspect", "read why the module did not build; that is to be repaired first", log)
     else:
-        yield run("inspect", "see which packages they are and what each still needs", Shell("sudo dpkg --audit"))
+        yield run_step("inspect", "see which packages they are and what each still needs", Shell("sudo dpkg --audit"))
     finish = (Shell("sudo dpkg --configure -a"), Shell("sudo apt-get -f install"))
-    yield run("install", "finish what dpkg began", *finish)
-    if broken := sorted(one.name for one in _half_done(snapshot) if one.is_broken):
+    yield run_step("install", "finish what dpkg began", *finish)
+    if broken := sorted(one.name for one in _half_done_packages(snapshot) if one.is_broken):
         yield reinstall(snapshot, "neither of them completes a package that has lost files: install it anew", *broken)
 
 
@@ -126,10 +128,10 @@ FAMILY: Final = RuleFamily(
             layer="package",
             disruption="none",
             title="another program is using the package database",
-            check=_held_now,
+            check=_find_held_lock,
             decisive=_LOCKED,
             symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
-            summary=_who_holds,
+            summary=_summarize_lock,
             look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
             story=(
                 "Only one program at a time may change the package database. On a fresh cloud node that is "
@@ -138,7 +140,7 @@ FAMILY: Final = RuleFamily(
                 "program works can destroy the database."
             ),
             sources=("https://wiki.debian.org/UnattendedUpgrades", DPKG),
-            remedy=_wait,
+            remedy=_wait_for_lock,
         ),
         Rule(
             cause="dpkg-unconfigured-packages",
@@ -148,7 +150,7 @@ FAMILY: Final = RuleFamily(
             decisive=_HALF,
             typical=_LEFT,
             symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
-            summary=_which,
+            summary=_summarize_half_done,
             look_at=(Shell("dpkg --audit"),),
             story=(
                 "dpkg unpacks packages first and configures them after. A script that fails in between, for a driver "
@@ -157,7 +159,7 @@ FAMILY: Final = RuleFamily(
                 "until the reason is gone."
             ),
             sources=(DPKG,),
-            remedy=_finish,
+            remedy=_finish_packages,
             explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
         ),
     ),

@@ -10,9 +10,17 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
-from gpunode.diagnoses.commands import Shell, edited_where
+from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
+from gpunode.diagnoses.remedies import (
+    always,
+    manual_step,
+    power_cycle,
+    reboot,
+    rebuild_initramfs,
+    run_step,
+    update_boot_loader,
+)
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -45,30 +53,30 @@ _SPOKEN_OF: Final = kernel_line(
 )
 
 
-def _installed(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Where a driver for a GPU was installed on the node."""
-    disk = driver.on_disk(snapshot)
-    return tuple(one.citation for one in (*driver.kernel_side(snapshot)[:1], *((disk,) if disk else ())))
+def _installed_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of an installed driver."""
+    disk = driver.on_disk_version(snapshot)
+    return tuple(one.citation for one in (*driver.kernel_packages(snapshot)[:1], *((disk,) if disk else ())))
 
 
-def _sees_gpu(snapshot: Snapshot) -> bool:
-    return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia))
+def _is_gpu_seen(snapshot: Snapshot) -> bool:
+    return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia_slots))
 
 
-def _refused(snapshot: Snapshot) -> Iterator[Citation]:
-    """What the node's own nvidia-smi says; a pod's finds no GPU on a node that is to have none, too."""
-    return (place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
+def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the node's own nvidia-smi errors; a pod may see no GPU by design."""
+    return (place for state, place in snapshot.view(driver.smi_states) if state in {"no-driver", "no-devices"})
 
 
-_GPU_SEEN: Final = predicate(_sees_gpu, "a GPU is on the bus")
-_FROM_ELSEWHERE: Final = predicate(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
+_GPU_SEEN: Final = predicate(_is_gpu_seen, "a GPU is on the bus")
+_FROM_ELSEWHERE: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 
-def _attach(snapshot: Snapshot) -> Iterable[Fix]:
+def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     guest = "attach a GPU to this virtual machine, or start an instance type that has one"
     host = "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
-    yield by_hand("hardware", guest if system.is_guest(snapshot) else host)
-    yield run("inspect", "look whether the bus shows it now", Shell("lspci -nn -d 10de:"))
+    yield manual_step("hardware", guest if system.is_guest(snapshot) else host)
+    yield run_step("inspect", "look whether the bus shows it now", Shell("lspci -nn -d 10de:"))
 
 
 # ---- who owns it
@@ -88,49 +96,51 @@ _ASKS_OWNER: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
 _ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
-def _by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
-    """The lines of sysfs or driverctl by which a GPU, and no other device, belongs to what passes devices on."""
-    known = {gpu.address for gpu in snapshot.view(pci.gpus)}
-    asked_owner = (one for one in snapshot.of("listing", "text", "which") if _ASKS_OWNER.search(one.written + one.text))
+def _owned_by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield lines of sysfs or driverctl by which a passthrough driver owns a GPU."""
+    known = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
+    asked_owner = (
+        one for one in snapshot.items_of("listing", "text", "which") if _ASKS_OWNER.search(one.written + one.text)
+    )
     for one in (found for item in asked_owner for found in lines_with(item, _OWNER)):
-        where = {pci.address(address) for address in _ADDRESS.findall(one.line)}
+        where = {pci.normalize_address(address) for address in _ADDRESS.findall(one.line)}
         if not known or not where or where & known:
             yield one
 
 
-_LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in passthrough.lent(snapshot)))
-_OWNED: Final = any_of(_TAKEN, custom_sign(_by_sysfs), _LENT)
-_MAY_BE_MEANT: Final = predicate(
+_LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in passthrough.passed_through_gpus(snapshot)))
+_OWNED: Final = any_of(_TAKEN, custom_sign(_owned_by_sysfs), _LENT)
+_MAY_BE_INTENDED: Final = predicate(
     lambda node: passthrough.is_hypervisor(node) and not any(passthrough.guest_lists(node)),
     "the host is there for its guests",
 )
 _SET_UP: Final = "vfio-pci owns a GPU, to hand to a virtual machine: this is set up so, and the host goes without"
 
 
-def _meant(snapshot: Snapshot) -> Iterator[Proof]:
-    """What is no fault: the host has other GPUs, or its virtual machines are running."""
+def _find_intended(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield passthrough that is intended: the host has other GPUs, or its guests run."""
     owned = snapshot.view(_OWNED)
-    told = {pci.address(one) for line in owned for one in _ADDRESS.findall(line.line)}
+    told = {pci.normalize_address(one) for line in owned for one in _ADDRESS.findall(line.line)}
     of_host = any(
-        gpu.driver not in passthrough.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
-        for gpu in snapshot.view(pci.gpus)
+        gpu.driver not in passthrough.PASSTHROUGH_DRIVERS and (gpu.shows_driver or (told and gpu.address not in told))
+        for gpu in snapshot.view(pci.pci_gpus)
     )
     if owned and (driver.works(snapshot) or of_host or passthrough.has_running_guests(snapshot)):
         yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
 
 
-_LEAVE: Final = by_hand("wait", "leave it to its virtual machine, or take its ids out of vfio-pci's and reboot")
+_LEAVE: Final = manual_step("wait", "leave it to its virtual machine, or take its ids out of vfio-pci's and reboot")
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _PLACES: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
 
-def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
+def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     text = "make sure that no virtual machine is to have the GPU: qm list, or virsh list --all, shows them"
-    yield by_hand("configure", text)
+    yield manual_step("configure", text)
     text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-    yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *_PLACES))
-    entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else boot_loader(snapshot)
-    yield run("rebuild", "write the boot loader's configuration anew", entries)
+    yield run_step("configure", text, edit_matching_files("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *_PLACES))
+    entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
+    yield run_step("rebuild", "write the boot loader's configuration anew", entries)
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -144,12 +154,12 @@ _D3: Final = Pattern(
 )
 
 
-def _silent(snapshot: Snapshot) -> Iterator[Citation]:
-    """The lines by which a GPU does not come back, those behind its fall off the bus left out."""
-    gone, gpus = snapshot.view(faults.first_fall), snapshot.view(links.nvidia)
-    for message in kernel.said(snapshot, _D3):
-        if (match := _D3.search(message.text)) and not faults.is_behind(message.citation, gone):
-            is_gpu = links.slot(pci.address(match["address"])) in gpus or match["driver"] == "nvidia"
+def _sleeping_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield messages of a GPU that does not wake up, before it fell off the bus."""
+    gone, gpus = snapshot.view(faults.first_bus_falls), snapshot.view(links.nvidia_slots)
+    for message in kernel.matching_messages(snapshot, _D3):
+        if (match := _D3.search(message.text)) and not faults.is_after_fall(message.citation, gone):
+            is_gpu = links.pci_slot(pci.normalize_address(match["address"])) in gpus or match["driver"] == "nvidia"
             if is_gpu or (not gpus and match["driver"] == "vfio-pci"):
                 yield message.citation
 
@@ -178,7 +188,9 @@ FAMILY: Final = RuleFamily(
                 "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_refused), custom_sign(_installed))),
+            decisive=all_of(
+                symptoms.NO_GPU, any_of(_NONE_SAID, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines))
+            ),
             typical=_NONE_SAID,
             context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
             against=(
@@ -186,11 +198,11 @@ FAMILY: Final = RuleFamily(
                 _SPOKEN_OF,
                 any_line(r"^(?:nouveau|nova[_-]drm) dev="),
                 _FROM_ELSEWHERE,
-                unless(custom_sign(_by_sysfs), symptoms.NO_GPU),
+                unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
             ),
             may_be_normal=True,
             summary="no NVIDIA GPU is on this machine's PCI bus, and a driver for one is here",
-            remedy=_attach,
+            remedy=_attach_gpu,
             explains=NO_DRIVER | {"driver-not-installed"},
         ),
         _rule(
@@ -209,16 +221,16 @@ FAMILY: Final = RuleFamily(
                 "https://docs.kernel.org/driver-api/vfio.html",
                 "https://github.com/jurkovic-nikola/OpenLinkHub/pull/174",
             ),
-            check=_meant,
+            check=_find_intended,
             decisive=any_of(
                 all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)),
-                unless(all_of(_OWNED, custom_sign(_refused)), _MAY_BE_MEANT),
+                unless(all_of(_OWNED, custom_sign(_smi_complaints)), _MAY_BE_INTENDED),
             ),
-            typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_MEANT, symptoms.DRIVER_WORKS),
+            typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
             may_be_normal=True,
             context=any_of(_RESERVED, _LENT),
             summary="vfio-pci owns the GPU, to hand to a virtual machine, so NVIDIA's driver is not given it",
-            remedy=_give_back,
+            remedy=_release_gpu,
             explains=NO_DRIVER | {"nouveau-bound"},
         ),
         _rule(
@@ -237,14 +249,14 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
                 "https://docs.kernel.org/power/pci.html",
             ),
-            decisive=custom_sign(_silent),
+            decisive=custom_sign(_sleeping_gpus),
             typical=all_of(_ALL_ONES, _IN_D3COLD),
             context=any_of(_ALL_ONES, _IN_D3COLD),
             summary="the GPU does not come back from its deepest sleep (D3cold): its configuration space is silent",
             remedy=always(
                 power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
-                run("configure", "keep GPUs from sleeping: no runtime power management for them", _AWAKE),
-                by_hand("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
+                run_step("configure", "keep GPUs from sleeping: no runtime power management for them", _AWAKE),
+                manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
             ),
             explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
         ),

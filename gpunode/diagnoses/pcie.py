@@ -12,7 +12,7 @@ from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
-from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, links, pci
@@ -21,21 +21,21 @@ from gpunode.facts.patterns import Pattern
 # ---- lanes
 
 
-def _degraded(snapshot: Snapshot) -> Iterator[Proof]:
-    seen = snapshot.view(links.links)
-    is_odd = "baseboard" in snapshot.view(boards.carriers) or any(0 < one.width == one.most_width for one in seen)
+def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
+    seen = snapshot.view(links.gpu_links)
+    is_odd = "baseboard" in snapshot.view(boards.gpu_carriers) or any(0 < one.width == one.max_width for one in seen)
     for link in (one for one in seen if one.is_narrow):
-        above = links.above(snapshot, link.address) if link.address else ()
-        port = snapshot.view(links.table).get(above[-1]) if above else None
-        port = port if port and port.most_width else None
+        above = links.bridges_above(snapshot, link.address) if link.address else ()
+        port = snapshot.view(links.link_table).get(above[-1]) if above else None
+        port = port if port and port.max_width else None
         # A slot that is wired for no more lanes has lost none.
-        if port and port.most_width <= link.width:
+        if port and port.max_width <= link.width:
             continue
         is_known = port is not None or link.is_of_both
         than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
-        is_minor = link.width * 2 >= link.most_width > 0 and not is_odd and link.width > 1
+        is_minor = link.width * 2 >= link.max_width > 0 and not is_odd and link.width > 1
         severity: Severity = "info" if is_minor else "warning"
-        of = f" of x{link.most_width}" if link.most_width else ""
+        of = f" of x{link.max_width}" if link.max_width else ""
         yield Proof(
             f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}{of}: fewer lanes than {than}",
             (link.citation, *((port.citation,) if port and port.width else ())),
@@ -50,10 +50,10 @@ _AT: Final = Pattern(links.ADDRESS)
 
 
 def _narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
-    """The lines of the kernel about a GPU whose link got fewer lanes than it can have."""
+    """Yield the lines of the kernel about a GPU whose link got fewer lanes than it can have."""
     for one in snapshot.view(_LIMITED):
         match = _AT.search(one.line)
-        if match and links.slot(pci.address(match[0])) in snapshot.view(links.nvidia):
+        if match and links.pci_slot(pci.normalize_address(match[0])) in snapshot.view(links.nvidia_slots):
             yield one
 
 
@@ -81,43 +81,52 @@ _PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
-    """A message of the kernel about an error on the bus; ``address`` is that of the device that speaks, or empty."""
+class _BusError:
+    """A kernel message about a bus error; ``address`` is that of the reporting device, or empty."""
 
     address: str
     message: kernel.Message
 
 
-def _reports(snapshot: Snapshot) -> tuple[_Report, ...]:
-    """The errors on the bus that may be those of a GPU: none of a device that is known to be another, or of a fall."""
-    gone, gpus, ports = snapshot.view(faults.first_fall), snapshot.view(links.nvidia), snapshot.view(links.ports)
-    found, strangers = list[tuple[str, _Report]](), set[str]()
-    for message in snapshot.view(kernel.messages):
+def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
+    """Return the errors that may concern a GPU, without those of other devices or of a fallen GPU."""
+    gone, gpus, ports = (
+        snapshot.view(faults.first_bus_falls),
+        snapshot.view(links.nvidia_slots),
+        snapshot.view(links.gpu_bridges),
+    )
+    found, strangers = list[tuple[str, _BusError]](), set[str]()
+    for message in snapshot.view(kernel.kernel_messages):
         text = message.text
         is_one = _UNCORRECTED.search(text) or _CORRECTED.search(text) or _MINOR.search(text)
-        if not is_one or faults.is_behind(message.citation, gone):
+        if not is_one or faults.is_after_fall(message.citation, gone):
             continue
         speaker, origin = _SPEAKER.search(text), _FROM.search(text)
-        address = pci.address(speaker["address"]) if speaker else ""
-        found.append((links.slot(pci.address(origin["address"]) if origin else address), _Report(address, message)))
-        if speaker and links.slot(address) not in gpus:
+        address = pci.normalize_address(speaker["address"]) if speaker else ""
+        found.append(
+            (
+                links.pci_slot(pci.normalize_address(origin["address"]) if origin else address),
+                _BusError(address, message),
+            )
+        )
+        if speaker and links.pci_slot(address) not in gpus:
             is_other = speaker["driver"] not in _PORTS or (ports is not None and address not in ports)
-            strangers |= {links.slot(address)} if is_other else set()
-    return tuple(one for origin, one in found if not {links.slot(one.address), origin} & strangers)
+            strangers |= {links.pci_slot(address)} if is_other else set()
+    return tuple(one for origin, one in found if not {links.pci_slot(one.address), origin} & strangers)
 
 
-def _of(snapshot: Snapshot, pattern: Pattern) -> tuple[_Report, ...]:
-    return tuple(one for one in snapshot.view(_reports) if pattern.search(one.message.text))
+def _errors_matching(snapshot: Snapshot, pattern: Pattern) -> tuple[_BusError, ...]:
+    return tuple(one for one in snapshot.view(_bus_errors) if pattern.search(one.message.text))
 
 
-def _lost(snapshot: Snapshot) -> tuple[_Report, ...]:
-    """The uncorrected ones; none where all that was wrong is a request that a device does not know."""
-    found = _of(snapshot, _UNCORRECTED)
-    is_minor = bool(_of(snapshot, _MINOR)) and not any(_bits(one) for one in found)
+def _uncorrected_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
+    """Return the uncorrected errors; none if they are all requests that a device does not know."""
+    found = _errors_matching(snapshot, _UNCORRECTED)
+    is_minor = bool(_errors_matching(snapshot, _MINOR)) and not any(_error_bits(one) for one in found)
     return () if is_minor else found
 
 
-def _bits(report: _Report) -> list[str]:
+def _error_bits(report: _BusError) -> list[str]:
     return [match["bit"] for match in _UNCORRECTED.finditer(report.message.text) if match["bit"]]
 
 
@@ -127,38 +136,40 @@ _MANY: Final = 20
 _LONG_LOG: Final = 400
 
 
-def _storm(snapshot: Snapshot) -> Iterator[Proof]:
-    found = _of(snapshot, _CORRECTED)
-    is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.of("kernel-log", "journal"))
+def _find_storm(snapshot: Snapshot) -> Iterator[Proof]:
+    found = _errors_matching(snapshot, _CORRECTED)
+    is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.items_of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
     often = sum(len(_CORRECTED.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found)
-    is_often = often >= (_MANY if is_long or snapshot.view(faults.first_fall) else _FEW)
-    if is_often and not snapshot.view(_lost):
-        is_its_own = any(links.slot(one.address) in snapshot.view(links.nvidia) for one in found)
+    is_often = often >= (_MANY if is_long or snapshot.view(faults.first_bus_falls) else _FEW)
+    if is_often and not snapshot.view(_uncorrected_errors):
+        is_its_own = any(links.pci_slot(one.address) in snapshot.view(links.nvidia_slots) for one in found)
         summary = "the GPU's PCIe link corrects errors again and again: its signal is bad"
-        yield _proof(snapshot, summary, found, sure="certain" if is_its_own else "likely")
+        yield _make_proof(snapshot, summary, found, confidence="certain" if is_its_own else "likely")
 
 
-def _uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
-    if found := snapshot.view(_lost):
-        what = ", ".join(sorted({bit for one in found for bit in _bits(one)})) or "an uncorrected error"
-        yield _proof(snapshot, f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", found)
+def _find_uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
+    if found := snapshot.view(_uncorrected_errors):
+        what = ", ".join(sorted({bit for one in found for bit in _error_bits(one)})) or "an uncorrected error"
+        yield _make_proof(snapshot, f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", found)
 
 
-def _proof(
-    snapshot: Snapshot, summary: str, found: tuple[_Report, ...], *more: Citation, sure: Confidence = "certain"
+def _make_proof(
+    snapshot: Snapshot, summary: str, found: tuple[_BusError, ...], *more: Citation, confidence: Confidence = "certain"
 ) -> Proof:
-    """With the GPU whose link all reports are of, where they are of one."""
+    """Return the proof, with the GPU if all errors are of one link."""
     gpus = {links.gpu_at(snapshot, one.address) for one in found if one.address}
     at = next((one.message.at for one in found if one.message.at is not None), None)
     cited = tuple(dict.fromkeys((*(one.message.citation for one in found), *more)))[:12]
-    return Proof(summary, cited, sure, gpu=gpus.pop() if len(gpus) == 1 else "", at=at)
+    return Proof(summary, cited, confidence, gpu=gpus.pop() if len(gpus) == 1 else "", at=at)
 
 
 _RESEAT: Final = (
-    by_hand("hardware", "power the node off, seat the GPU again, change riser or cable, and try another slot"),
-    by_hand("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
-    run("inspect", "look at the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")),
+    manual_step("hardware", "power the node off, seat the GPU again, change riser or cable, and try another slot"),
+    manual_step("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
+    run_step(
+        "inspect", "look at the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")
+    ),
 )
 
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -181,7 +192,7 @@ FAMILY: Final = RuleFamily(
                 "Cable, riser, slot and power come first."
             ),
             sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
-            check=_uncorrected,
+            check=_find_uncorrected,
             typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
             may_be_normal=True,
             remedy=always(*_RESEAT),
@@ -201,7 +212,7 @@ FAMILY: Final = RuleFamily(
                 "a GPU fallen off the bus."
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
-            check=_storm,
+            check=_find_storm,
             typical=message_line(
                 r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"
             ),
@@ -226,7 +237,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
                 "https://github.com/NVIDIA/NVSentinel/issues/890",
             ),
-            check=_degraded,
+            check=_find_degraded,
             typical=custom_sign(_narrow_at_boot),
             may_be_normal=True,
             remedy=always(*_RESEAT),

@@ -11,7 +11,7 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_runtime_class
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import containerd, driver, kube
@@ -27,7 +27,7 @@ _ASKS: Final = message_line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
 )
-_WELL: Final = predicate(kube.offers_all, "the node offers all of its GPUs")
+_WELL: Final = predicate(kube.offers_all_gpus, "the node offers all of its GPUs")
 _STILL_ASKS: Final = unless(_ASKS, _WELL)
 _COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
@@ -36,9 +36,9 @@ _COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRA
 _CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
 
 
-def _classless(snapshot: Snapshot) -> Iterator[Citation]:
-    """Pods that were shown whole, or so that a runtime class would be seen, and have none."""
-    for item in snapshot.of("kubernetes-pod"):
+def _pods_without_class(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield pods that would show a runtime class and have none."""
+    for item in snapshot.items_of("kubernetes-pod"):
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
         )
@@ -48,7 +48,8 @@ def _classless(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _CLASSLESS: Final = any_of(
-    custom_sign(_classless), message_line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file")
+    custom_sign(_pods_without_class),
+    message_line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file"),
 )
 _DEFAULT: Final = (
     r"(?:default_runtime(?:_name)?\s*=|\"default-runtime\"\s*:|Default Runtime:|\"defaultRuntimeName\"\s*:)\s*[\"']?"
@@ -74,14 +75,20 @@ _ODD_SYSTEM: Final = any_line(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
 # That of a system image is not on the host's path.
-_NO_DRIVER: Final = unless(predicate(driver.fails, "the node itself has no working driver"), _ODD_SYSTEM)
+_NO_DRIVER: Final = unless(predicate(driver.is_broken, "the node itself has no working driver"), _ODD_SYSTEM)
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if not (snapshot.view(_HANDLER) or snapshot.view(_REGISTERED) or containerd.product(snapshot) in {"k3s", "rke2"}):
-        yield run("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
+    if not (
+        snapshot.view(_HANDLER)
+        or snapshot.view(_REGISTERED)
+        or containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}
+    ):
+        yield run_step("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
     yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
-    yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
+    yield manual_step(
+        "configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime"
+    )
 
 
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
@@ -97,13 +104,13 @@ _ELSEWHERE: Final = any_of(
     any_line(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), command_run(_PLACES), _ODD_SYSTEM, _SET_ROOT
 )
 _FIND_LIBRARY: Final = always(
-    by_hand(
+    manual_step(
         "configure",
         "name the driver's root to the device plugin (nvidiaDriverRoot) and to the toolkit (root in its config.toml)",
         when="the driver does not stand in /",
     ),
     set_runtime_class("let the device plugin run under NVIDIA's runtime"),
-    run(
+    run_step(
         "inspect",
         "look where the driver's library is, and whether the runtime finds it",
         Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml"),
@@ -122,7 +129,7 @@ _MARKED_UNHEALTHY: Final = message_line(
 )
 UNHEALTHY: Final = any_of(
     unless(_MARKED_UNHEALTHY, _WELL),
-    custom_sign(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both)),
+    custom_sign(lambda node: (one.citation for _, *both in kube.unhealthy_resources(node) for one in both)),
 )
 
 
@@ -245,7 +252,7 @@ FAMILY: Final = RuleFamily(
             summary="the device plugin calls a GPU unhealthy and gives it to no new pod",
             remedy=always(
                 plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that"),
-                run("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
+                run_step("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
                 restart_plugin("restart the device plugin: it never takes that back by itself", "the GPU works"),
             ),
         ),

@@ -1,4 +1,4 @@
-"""What of a node is held against the others of a fleet: its model, its versions, and all that ``compare`` compares."""
+"""Profile a node for comparison with its fleet: model, versions, and the traits of ``compare``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Axis: TypeAlias = Literal[
     "machine", "GPUs", "VBIOS", "BIOS", "distribution", "kernel", "driver", "CUDA", "toolkit", "runtime"
 ]
 AXES: Final[tuple[Axis, ...]] = get_args(Axis)
-# What was compared, the name of what differs in it, and its value.
+# Trait, name and value.
 Feature: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """Nodes of one model are compared with each other.
+class NodeModel:
+    """The hardware by which nodes are grouped.
 
     Attributes:
-        machine: as the firmware names it; empty where nothing does.
+        machine: as the firmware names it; empty if unknown.
         gpus: the kinds of its GPUs, without their number: a node that lost one is still of its model.
     """
 
@@ -33,25 +33,25 @@ class Model:
 
     @property
     def title(self) -> str:
-        """As a person would say it."""
+        """The model as a person would say it."""
         return " with ".join(part for part in (self.machine, " and ".join(self.gpus)) if part) or "unknown model"
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
-    """One node as the others see it.
+class NodeProfile:
+    """A node as its fleet is compared with it.
 
     Attributes:
-        versions: by axis; what the evidence does not show is not in it.
-        features: of all traits, without what explains little when it differs.
+        versions: by axis, if known.
+        features: of all traits that can explain a fault.
     """
 
-    model: Model
+    model: NodeModel
     versions: Mapping[Axis, str]
     features: tuple[Feature, ...]
 
 
-# Where a version stands among the traits: in the first of these that the node shows.
+# Traits and names of each version; the first that the node shows counts.
 _VERSIONS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
     "VBIOS": (("firmware", "VBIOS of the GPUs"),),
     "BIOS": (("firmware", "BIOS version"),),
@@ -63,19 +63,19 @@ _VERSIONS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def portrait(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> Portrait:
-    """The node that ``snapshot`` shows."""
+def profile_node(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> NodeProfile:
+    """Return the profile of the node that ``snapshot`` shows."""
     seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
     values = {(trait.id, name): value for trait, name, value in seen}
-    kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.gpus)}
-    model = Model(" ".join(filter(None, (values.get(place) for place in _MACHINE))), tuple(sorted(kinds)))
+    kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.pci_gpus)}
+    model = NodeModel(" ".join(filter(None, (values.get(place) for place in _MACHINE))), tuple(sorted(kinds)))
     state = {layer.id: layer.seen for layer in layers}
     versions = {axis: next((values[one] for one in places if one in values), "") for axis, places in _VERSIONS.items()}
     versions |= {"machine": model.machine, "GPUs": state["pci"], "runtime": state["runtime"]}
     if state["driver"] == "not loaded":
         versions["driver"] = versions["driver"] or "not loaded"
-    features = ((trait.id, name, value) for trait, name, value in seen if trait.weight(name, value) != "background")
-    return Portrait(model, {axis: versions[axis] for axis in AXES if versions[axis]}, tuple(features))
+    features = ((trait.id, name, value) for trait, name, value in seen if trait.weigh(name, value) != "background")
+    return NodeProfile(model, {axis: versions[axis] for axis in AXES if versions[axis]}, tuple(features))
 
 
 _MACHINE: Final = (("firmware", "vendor"), ("firmware", "model"))

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import Shell, at, of_gpu
+from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
-from gpunode.diagnoses.remedies import always, by_hand, drain, run
+from gpunode.diagnoses.remedies import always, drain, manual_step, run_step
 from gpunode.diagnoses.signs import any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
@@ -22,68 +22,68 @@ _SOFT: Final = "SW Thermal Slowdown", 0x20
 _CAP: Final = "SW Power Cap", 0x4
 
 
-def _active(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.Gpu, Citation]]:
-    """The GPUs whose clocks this reason holds back now, by its name or in the mask of all."""
-    for gpu in snapshot.view(smi_query.gpus):
+def _active_reasons(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
+    """Yield the GPUs whose clocks are limited for this reason, by its name or the mask of all."""
+    for gpu in snapshot.view(smi_query.smi_gpus):
         mask = gpu.find("Clocks Event Reasons", "Active")
         if mask and re.fullmatch(r"0x[0-9a-f]{1,16}", mask.value) and int(mask.value, 16) & bit:
             yield gpu, mask.citation
-        elif row := next((row for row in gpu.every(reason) if row.value.lower() == "active"), None):
+        elif row := next((row for row in gpu.find_all(reason) if row.value.lower() == "active"), None):
             yield gpu, row.citation
 
 
-def _which(gpu: smi_query.Gpu) -> str:
+def _gpu_name(gpu: smi_query.SmiGpu) -> str:
     return f"GPU {gpu.name}" if gpu.name else "the GPU"
 
 
-def _braked(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_braked(snapshot: Snapshot) -> Iterator[Proof]:
     # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
-    sure: Confidence = "certain" if snapshot.of("kernel-log", "journal") else "likely"
-    for gpu, place in _active(snapshot, *_BRAKE):
-        summary = f"the power brake of {_which(gpu)} is on: the machine, not the GPU, holds the clocks down"
+    sure: Confidence = "certain" if snapshot.items_of("kernel-log", "journal") else "likely"
+    for gpu, place in _active_reasons(snapshot, *_BRAKE):
+        summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, holds the clocks down"
         yield Proof(summary, (place,), sure, gpu=gpu.name)
 
 
-def _heated(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_heated(snapshot: Snapshot) -> Iterator[Proof]:
     for reason in (_HARD, _SOFT):
-        for gpu, place in _active(snapshot, *reason):
-            heat = (row.citation for row in gpu.every("GPU Current Temp"))
-            summary = f"{_which(gpu)} is too hot and lowers its clocks ({reason[0]})"
+        for gpu, place in _active_reasons(snapshot, *reason):
+            heat = (row.citation for row in gpu.find_all("GPU Current Temp"))
+            summary = f"{_gpu_name(gpu)} is too hot and lowers its clocks ({reason[0]})"
             yield Proof(summary, (place, *heat), gpu=gpu.name)
 
 
-def _hot(snapshot: Snapshot) -> Iterator[Citation]:
-    """The temperatures of GPUs that have reached the highest at which they may run."""
-    for gpu in snapshot.view(smi_query.gpus):
+def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the temperatures of GPUs that have reached the highest at which they may run."""
+    for gpu in snapshot.view(smi_query.smi_gpus):
         now = gpu.number("GPU Current Temp")
         limits = (gpu.number("GPU Max Operating Temp"), gpu.number("GPU Slowdown Temp"))
         if now is not None and any(now >= limit - 1 for limit in limits if limit):
-            yield from (row.citation for row in gpu.every("GPU Current Temp"))
+            yield from (row.citation for row in gpu.find_all("GPU Current Temp"))
 
 
 _SLOWED: Final = message_line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
-_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _active(snapshot, *_CAP)))
+_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _active_reasons(snapshot, *_CAP)))
 _LIMITS_ASKED: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
 _SHARE: Final = 0.95
 
 
-def _limited(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_limited(snapshot: Snapshot) -> Iterator[Proof]:
     capped = snapshot.view(_CAPPED)
-    for gpu in snapshot.view(smi_query.gpus):
+    for gpu in snapshot.view(smi_query.smi_gpus):
         limits = (gpu.number(name) for name in ("Enforced Power Limit", "Current Power Limit", "Power Limit"))
         now, usual = next((limit for limit in limits if limit), None), gpu.number("Default Power Limit")
         if now is None or usual is None or now >= usual * _SHARE:
             continue
-        summary = f"{_which(gpu)} may draw {now:.0f} W, and its default is {usual:.0f} W"
+        summary = f"{_gpu_name(gpu)} may draw {now:.0f} W, and its default is {usual:.0f} W"
         severity: Severity = "warning" if capped or snapshot.view(_LIMITS_ASKED) else "info"
-        lines = (*(row.citation for row in gpu.every("Default Power Limit")), *capped)
-        limit = of_gpu("sudo", "nvidia-smi", *at(gpu.name), "-pl", f"{usual:.0f}")
-        remedy = (run("configure", "set the default limit again", limit), _FIND)
+        lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
+        limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
+        remedy = (run_step("configure", "set the default limit again", limit), _FIND)
         yield Proof(summary, lines, severity=severity, gpu=gpu.name, remedy=remedy)
 
 
-_FIND: Final = run(
+_FIND: Final = run_step(
     "inspect",
     "find what sets it at boot; the power policy of the BMC may do so too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
@@ -109,14 +109,14 @@ FAMILY: Final = RuleFamily(
                 "GPU of many all wait for it."
             ),
             sources=(_REASONS, "https://github.com/intel/thermal_daemon/issues/300"),
-            check=_heated,
-            typical=any_of(custom_sign(_hot), message_line(r"clocks? \w+ due to thermal violation")),
+            check=_find_heated,
+            typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
             may_be_normal=True,
             context=_SLOWED,
             remedy=always(
-                by_hand("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
+                manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
                 drain("move the work away until the GPU is cool again"),
-                run("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
+                run_step("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
             ),
         ),
         _rule(
@@ -133,7 +133,7 @@ FAMILY: Final = RuleFamily(
                 "GPUs of a node together."
             ),
             sources=(_REASONS, "https://github.com/NVIDIA/NVSentinel/issues/1666"),
-            check=_braked,
+            check=_find_braked,
             typical=message_line(
                 r"\bPSU?\d* Status\s+Fail"
                 r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
@@ -141,9 +141,11 @@ FAMILY: Final = RuleFamily(
             ),
             context=_SLOWED,
             remedy=always(
-                by_hand("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
-                by_hand("firmware", "update the BMC's firmware", "the supplies are fine"),
-                run("inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")),
+                manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
+                manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),
+                run_step(
+                    "inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")
+                ),
             ),
         ),
         _rule(
@@ -162,9 +164,9 @@ FAMILY: Final = RuleFamily(
                 "under full load always reaches it."
             ),
             sources=(_REASONS, "https://github.com/stackhpc/ansible-slurm-appliance/pull/975"),
-            check=_limited,
+            check=_find_limited,
             context=_CAPPED,
-            remedy=always(by_hand("configure", "set the default limit again: nvidia-smi -pl WATTS")),
+            remedy=always(manual_step("configure", "set the default limit again: nvidia-smi -pl WATTS")),
         ),
     ),
 )

@@ -8,11 +8,11 @@ from typing import Final
 
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Disruption, Fix, Proof, Severity
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, reset_gpu, run
+from gpunode.diagnoses.remedies import drain, manual_step, reboot, reset_gpu, run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, recovery, smi_query
 from gpunode.diagnoses.views.recovery import Action
-from gpunode.diagnoses.views.smi_query import Row
+from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
 # As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
@@ -21,7 +21,7 @@ _RESET_REQUIRED: Final = Pattern(
     r"|requires a (?:reset|reboot) to recover from a fault"
 )
 _STATES: Final = ("GPU Recovery Action", "Reset Required", "Drain and Reset Recommended")
-LEAVE_PEERS: Final = by_hand(
+LEAVE_PEERS: Final = manual_step(
     "drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked"
 )
 _DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
@@ -35,30 +35,32 @@ _DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
 
 def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the recovery actions that the driver requests without a logged error."""
-    yield from (_prove_xid_154(incident) for incident in faults.of(snapshot, 154))
-    faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
-    for gpu, row in (one for name in _STATES for one in smi_query.rows(snapshot, name)):
+    yield from (_prove_xid_154(incident) for incident in faults.incidents_with(snapshot, 154))
+    faulty = {incident.gpu for incident in snapshot.view(faults.find_incidents)}
+    for gpu, row in (one for name in _STATES for one in smi_query.find_rows(snapshot, name)):
         is_explained = gpu.name in faulty if gpu.name else bool(faulty)
         if _action_of_row(row) != "none" and not is_explained:
-            summary = f"{faults.label(gpu.name)} waits to be recovered ({row.path[-1]}: {row.value}); no line says why"
+            summary = (
+                f"{faults.gpu_label(gpu.name)} waits to be recovered ({row.path[-1]}: {row.value}); no line says why"
+            )
             yield _with_recovery(_action_of_row(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
-    if not faulty and (lines := snapshot.said(_RESET_REQUIRED)):
+    if not faulty and (lines := snapshot.matching_lines(_RESET_REQUIRED)):
         yield Proof("A GPU must be reset before it can be used; no line says why", lines, "likely")
 
 
-def _action_of_row(row: Row) -> Action:
+def _action_of_row(row: SmiRow) -> Action:
     is_named = row.path[-1] == _STATES[0]
-    return recovery.by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
+    return recovery.action_by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
 
 
 def _prove_xid_154(incident: faults.Incident) -> Proof:
     """Return the proof for the last action: it is raised as more goes wrong, and cleared when done."""
-    asking = [fault for fault in (incident.root, *incident.followed) if recovery.action_of(fault) is not None]
+    asking = [fault for fault in (incident.root, *incident.later_faults) if recovery.action_of(fault) is not None]
     last = asking[-1] if asking else incident.root
     action = recovery.action_of(last) or ""
-    summary = f"{faults.label(incident.gpu)} asks to be recovered ({action or 'it does not say how'})"
+    summary = f"{faults.gpu_label(incident.gpu)} asks to be recovered ({action or 'it does not say how'})"
     if action == "none":
-        summary = f"{faults.label(incident.gpu)} was recovered: it asked for that and does so no more"
+        summary = f"{faults.gpu_label(incident.gpu)} was recovered: it asked for that and does so no more"
     lines = tuple(dict.fromkeys((*incident.citations, last.citation)))
     return _with_recovery(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
 
@@ -72,7 +74,7 @@ def _with_recovery(action: Action, proof: Proof) -> Proof:
 def recovery_steps(action: Action) -> Iterator[Fix]:
     """Yield the steps for ``action``."""
     find = Shell("sudo dmesg --ctime | grep -i xid")
-    yield run("inspect", "find the Xid before it on the same GPU: that is the cause", find)
+    yield run_step("inspect", "find the Xid before it on the same GPU: that is the cause", find)
     if action == "drain-p2p":
         yield LEAVE_PEERS
     elif action != "none":

@@ -1,4 +1,4 @@
-"""What is to be done, in the words of the node's own distribution; a step that gpunode can take is named."""
+"""Build the steps of remedies in the node's own distribution, by gpunode where it can do them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gpunode.diagnoses.commands import (
     Command,
     Shell,
     command,
-    edited,
+    edit_files,
+    gpu_command,
     is_package,
     is_unit,
-    joined,
-    of_gpu,
+    join_commands,
 )
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, cuda, fabric, guests, modules
 from gpunode.diagnoses.views import driver as installed
-from gpunode.diagnoses.views.engine import engine
-from gpunode.diagnoses.views.history import is_drivers
+from gpunode.diagnoses.views.engine import container_engine
+from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.diagnoses.views.system import (
     PackageManager,
-    distro,
-    has_driver_from_elsewhere,
+    find_distro,
+    has_external_driver,
     is_jetson,
     is_wsl,
     package_manager,
@@ -47,8 +47,8 @@ _DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
 _GRUB2: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
 _PACMAN_UPGRADE: Final = Shell("sudo pacman -Syu")
 _ZYPPER_UPDATE: Final = Shell("sudo zypper update")
-# What a purpose takes under each; names of packages are put behind the first five. pacman holds by a line of its own
-# configuration.
+# Commands by purpose, in the order of the managers; package names follow the first five. pacman holds packages in its
+# own configuration.
 _MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
 _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
     "install": (
@@ -80,70 +80,70 @@ _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
 }
 
 
-def _typed(snapshot: Snapshot, purpose: Purpose) -> Shell:
-    """The command on this node; empty where its package manager has none."""
+def _command_for(snapshot: Snapshot, purpose: Purpose) -> Shell:
+    """Return the node's command for ``purpose``; empty if its package manager has none."""
     return _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
 
 
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
-    """A remedy that is the same on every node."""
+    """Return a remedy that is the same on every node."""
     return lambda _: fixes
 
 
-def run(kind: FixKind, text: str, *commands: Command, when: str = "") -> Fix:
-    """A fix by commands."""
+def run_step(kind: FixKind, text: str, *commands: Command, when: str = "") -> Fix:
+    """Return a step with commands."""
     return Fix(kind, text, commands, when)
 
 
-def by_hand(kind: FixKind, text: str, when: str = "") -> Fix:
-    """A fix for which no command exists."""
+def manual_step(kind: FixKind, text: str, when: str = "") -> Fix:
+    """Return a step for which no command exists."""
     return Fix(kind, text, (), when)
 
 
-def _of_packages(
+def _package_step(
     snapshot: Snapshot, purpose: Purpose, kind: FixKind, text: str, names: Iterable[str], when: str
 ) -> Fix:
-    """A command about packages; where one has no name that a package can have, the words alone."""
-    named, program = tuple(dict.fromkeys(names)), _typed(snapshot, purpose)
+    """Return a command about packages; the text alone if a name is not a valid package name."""
+    named, program = tuple(dict.fromkeys(names)), _command_for(snapshot, purpose)
     is_sound = bool(named) and bool(program) and all(map(is_package, named))
-    return Fix(kind, text, (joined(program, command(*named)),) if is_sound else (), when)
+    return Fix(kind, text, (join_commands(program, command(*named)),) if is_sound else (), when)
 
 
 def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
-    """Installs packages; ``names`` are those of this distribution."""
-    return _of_packages(snapshot, "install", "install", text, names, when)
+    """Return the step that installs packages by their names in this distribution."""
+    return _package_step(snapshot, "install", "install", text, names, when)
 
 
 def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
-    """Removes packages of a driver, and literals of this program, each named whole; any other a person judges."""
-    if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_drivers(name)):
-        return by_hand("remove", f"{text}: {others} is no part of a driver, so see first what needs it", when)
-    return _of_packages(snapshot, "remove", "remove", text, names, when)
+    """Return the step that removes packages of a driver, or literals; others a person must judge."""
+    if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_driver_package(name)):
+        return manual_step("remove", f"{text}: {others} is no part of a driver, so see first what needs it", when)
+    return _package_step(snapshot, "remove", "remove", text, names, when)
 
 
 def removes_packages(fix: Fix) -> bool:
-    """Whether it takes packages away, which stops their services and leaves programs without them until then."""
+    """Return whether the step removes packages, which stops their services."""
     return any(one.startswith(f"{remove} ") for remove in _COMMANDS["remove"] for one in fix.commands)
 
 
 def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
-    """Brings installed packages to the newest version of the node's repositories."""
-    return _of_packages(snapshot, "upgrade", "install", text, names, when)
+    """Return the step that upgrades installed packages to the newest version in the repositories."""
+    return _package_step(snapshot, "upgrade", "install", text, names, when)
 
 
 def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
-    """Puts back the files of packages that are installed, and have lost some: to install them would do nothing."""
-    return _of_packages(snapshot, "reinstall", "install", text, names, when)
+    """Return the step that restores lost files of installed packages."""
+    return _package_step(snapshot, "reinstall", "install", text, names, when)
 
 
 def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
-    """Lets packages be upgraded again."""
-    return _of_packages(snapshot, "unhold", "configure", text, names, "")
+    """Return the step that lets packages be upgraded again."""
+    return _package_step(snapshot, "unhold", "configure", text, names, "")
 
 
-def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
-    """Brings packages that stayed behind to the version of the others."""
-    return Fix(kind, text, (_typed(snapshot, "one version"),), when)
+def align_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
+    """Return the step that brings packages which stayed behind to the version of the others."""
+    return Fix(kind, text, (_command_for(snapshot, "one version"),), when)
 
 
 _ONE_ARCHIVE: Final[Mapping[PackageManager, str]] = {
@@ -152,56 +152,56 @@ _ONE_ARCHIVE: Final[Mapping[PackageManager, str]] = {
 }
 
 
-def one_archive(snapshot: Snapshot) -> Fix:
-    """Has all of the driver's packages come from one archive."""
+def use_one_archive(snapshot: Snapshot) -> Fix:
+    """Return the step that takes all driver packages from one archive."""
     text = "let all of the driver's packages come from one archive"
-    if takes_gpunode(snapshot):
+    if is_supported(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
     if how := _ONE_ARCHIVE.get(snapshot.view(package_manager)):
-        return by_hand("configure", f"{text}, by {how}")
-    return one_version(snapshot, "install", text)
+        return manual_step("configure", f"{text}, by {how}")
+    return align_versions(snapshot, "install", text)
 
 
-def boots_with(snapshot: Snapshot, argument: str) -> bool:
-    """Whether the kernel was started with ``argument``, so that to add it would change nothing."""
+def has_kernel_argument(snapshot: Snapshot, argument: str) -> bool:
+    """Return whether the kernel was started with ``argument``."""
     return any(argument in item.text.split() for item in snapshot.files("/proc/cmdline") if item.outcome == "ok")
 
 
-def boot_with(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
-    """The command line with ``argument``, and the reboot that takes it up; nothing where it is on it."""
-    if boots_with(snapshot, argument):
+def add_kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
+    """Yield the steps that add ``argument`` and reboot; nothing if it is set already."""
+    if has_kernel_argument(snapshot, argument):
         return
     if snapshot.view(package_manager) == "dnf":
         commands: tuple[Command, ...] = (command("sudo", "grubby", "--update-kernel=ALL", f"--args={argument}"),)
     else:
         once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{argument}[" ]/!s/"$/ {argument}"/}}'
-        commands = (*edited(once, "/etc/default/grub"), boot_loader(snapshot))
-    yield run("configure", f"boot with {argument}: {why}", *commands)
+        commands = (*edit_files(once, "/etc/default/grub"), update_boot_loader(snapshot))
+    yield run_step("configure", f"boot with {argument}: {why}", *commands)
     yield reboot()
 
 
-def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
-    """The commands that take ``argument`` off the kernel's command line where grub boots the node."""
+def remove_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
+    """Return the commands that remove ``argument`` from the kernel command line."""
     if snapshot.view(package_manager) == "dnf":
         return (command("sudo", "grubby", "--update-kernel=ALL", f"--remove-args={argument}"),)
     plain = argument.replace(".", r"\.")
     lines = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
-    return *edited(f"{lines}s/ *{plain}//", "/etc/default/grub"), boot_loader(snapshot)
+    return *edit_files(f"{lines}s/ *{plain}//", "/etc/default/grub"), update_boot_loader(snapshot)
 
 
-def boot_loader(snapshot: Snapshot) -> Command:
-    """The command that has grub take up what its configuration says."""
-    return _typed(snapshot, "grub")
+def update_boot_loader(snapshot: Snapshot) -> Command:
+    """Return the command that applies the boot loader's configuration."""
+    return _command_for(snapshot, "grub")
 
 
-def takes_gpunode(snapshot: Snapshot) -> bool:
-    """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt.
+def is_supported(snapshot: Snapshot) -> bool:
+    """Return whether gpunode sets up nodes of this release; an unknown one counts if it has apt.
 
-    Not guests of a vGPU, WSL2 and Jetsons: their driver is not one of those that gpunode installs, and it refuses.
+    vGPU guests, WSL2 and Jetsons are not: gpunode does not install their drivers.
     """
-    if guests.is_vgpu(snapshot) or has_driver_from_elsewhere(snapshot):
+    if guests.is_vgpu(snapshot) or has_external_driver(snapshot):
         return False
-    known, machine = distro(snapshot), running_kernel(snapshot)
+    known, machine = find_distro(snapshot), running_kernel(snapshot)
     if known is None:
         is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST
         return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ON_ARM.search(machine)
@@ -217,113 +217,128 @@ _DEBIAN_ON_ARM: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
 # Without a runtime named, setup takes none of these.
-_OF_RUNTIMES: Final = frozenset({"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"})
+_RUNTIME_STEPS: Final = frozenset({"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"})
 
 
 def setup_step(
     snapshot: Snapshot, kind: FixKind, text: str, *steps: str, upgrade: bool = False,
     instead: tuple[Command, ...] = (), when: str = ""
 ) -> Fix:  # fmt: skip
-    """What gpunode does itself, by ``steps`` alone where any are named; ``instead`` where it does not set up nodes."""
-    is_configured = bool(steps) and _OF_RUNTIMES.issuperset(steps) and has_driver_from_elsewhere(snapshot)
-    if not takes_gpunode(snapshot) and not is_configured:
+    """Return the step that gpunode does itself, by ``steps`` alone if named; else ``instead``."""
+    is_configured = bool(steps) and _RUNTIME_STEPS.issuperset(steps) and has_external_driver(snapshot)
+    if not is_supported(snapshot) and not is_configured:
         return Fix(kind, text, instead, when)
     words = ["--driver", "none"] if is_configured else []
-    words += ["--runtime", snapshot.view(engine)] if _OF_RUNTIMES.intersection(steps) else []
+    words += ["--runtime", snapshot.view(container_engine)] if _RUNTIME_STEPS.intersection(steps) else []
     words += ["--upgrade"] if upgrade else []
     words += [word for step in steps for word in ("--only", step)]
     return Fix(kind, text, (command("sudo", "gpunode", "setup", *words),), when)
 
 
-def driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
-    """Installs the driver whole: by gpunode where it can, else by the node's own packages.
+def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
+    """Return the step that installs the whole driver: by gpunode if it can, else by packages.
 
-    Not by the step ``driver`` alone: without its repository, headers and loading a driver is not whole.
+    The step ``driver`` alone would lack repository, headers and loading.
     """
-    models = snapshot.view(cards.all_models)
-    if takes_gpunode(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
+    models = snapshot.view(cards.known_gpu_models)
+    if is_supported(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
         return Fix("install", text, (_SETUP,), when)
-    return _by_packages(snapshot, text, when)
+    return _install_from_packages(snapshot, text, when)
 
 
 _SETUP: Final = Shell("sudo gpunode setup")
 _MAINTAINED: Final = "no branch that NVIDIA maintains does that for the GPUs of this node"
 
 
-def newer_driver(
-    snapshot: Snapshot, text: str, *, least: int = 0, beyond: bool = False, back: bool = False, here: str = "",
-    when: str = ""
+def change_driver(
+    snapshot: Snapshot, text: str, *, oldest_branch: int = 0, other_branch: bool = False, allow_older: bool = False,
+    installed_version: str = "", when: str = ""
 ) -> Iterator[Fix]:  # fmt: skip
-    """Brings another release of the driver: the newest of its branch, else another branch that drives these GPUs.
+    """Yield the steps to another driver release: the newest of its branch, else of another branch.
 
-    ``least`` is the oldest branch that will do; ``beyond`` says that another release of the same branch will not do,
-    ``back`` that an older branch will, and ``here`` which version is installed, where the family knows it better.
+    ``oldest_branch`` is the oldest that helps, ``other_branch`` excludes the installed branch, ``allow_older`` permits
+    an
+    older branch, and ``installed_version`` overrides the detected one.
     """
-    if not takes_gpunode(snapshot):
-        yield _by_packages(snapshot, text, when, least=least)
+    if not is_supported(snapshot):
+        yield _install_from_packages(snapshot, text, when, least=oldest_branch)
         return
-    version = here or _installed(snapshot)
-    if not version and not least:
-        yield Fix("install", text, (joined(_SETUP, Shell("--upgrade")),), when)
-        lasting = [one.number for one in _branches(snapshot) if one.kind != "new-feature"]
-        other = (joined(_SETUP, command("--driver", str(max(lasting)))),) if lasting else ()
+    version = installed_version or _installed_version(snapshot)
+    if not version and not oldest_branch:
+        yield Fix("install", text, (join_commands(_SETUP, Shell("--upgrade")),), when)
+        lasting = [one.number for one in _usable_branches(snapshot) if one.kind != "new-feature"]
+        other = (join_commands(_SETUP, command("--driver", str(max(lasting)))),) if lasting else ()
         again = "that did not help, and another branch is installed: an upgrade keeps a branch that is maintained"
         yield Fix("install", "or go to the newest branch", other, again)
         return
-    wanted = _wanted(snapshot, version, least, beyond=beyond, back=back)
-    named = (joined(_SETUP, command(*wanted)),) if wanted else ()
+    wanted = _setup_options(snapshot, version, oldest_branch, other_branch=other_branch, allow_older=allow_older)
+    named = (join_commands(_SETUP, command(*wanted)),) if wanted else ()
     yield Fix("install", text if wanted else f"{text}; {_MAINTAINED}", named, when)
 
 
-def driver_of_newer_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
-    """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
-    release, banner = cuda.asked(snapshot), snapshot.match(cuda.BANNER)
+def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
+    """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
+    release, banner = cuda.requested_release(snapshot), snapshot.match(cuda.BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = whole(asked.partition(".")[0]) or 0
-    yield from newer_driver(snapshot, text, least=least, beyond=not asked, here=cuda.reported_driver(snapshot))
+    yield from change_driver(
+        snapshot, text, oldest_branch=least, other_branch=not asked, installed_version=cuda.reported_driver(snapshot)
+    )
 
 
-def _installed(snapshot: Snapshot) -> str:
-    """The version of the driver that is installed, as far as anything tells."""
-    seen = snapshot.view(installed.loaded) or snapshot.view(installed.on_disk) or snapshot.view(installed.library)
+def _installed_version(snapshot: Snapshot) -> str:
+    """Return the version of the installed driver; empty if unknown."""
+    seen = (
+        snapshot.view(installed.loaded_version)
+        or snapshot.view(installed.on_disk_version)
+        or snapshot.view(installed.library_version)
+    )
     builds = (row.version for row in snapshot.view(modules.driver_builds))
-    listed = (one.upstream for one in installed.packaged(snapshot))
+    listed = (one.upstream for one in installed.driver_packages(snapshot))
     return seen.version if seen else next((one for one in (*builds, *listed) if one[:3].isdigit()), "")
 
 
-def _wanted(snapshot: Snapshot, version: str, least: int, *, beyond: bool, back: bool) -> tuple[str, ...]:
-    """The option by which gpunode brings another driver than ``version``; none where no branch will do."""
+def _setup_options(
+    snapshot: Snapshot, version: str, oldest_branch: int, *, other_branch: bool, allow_older: bool
+) -> tuple[str, ...]:
+    """Return the options of gpunode for a driver other than ``version``; none if no branch helps."""
     number = whole(version.partition(".")[0]) or 0
     here = branches.find(number)
-    is_upgraded = here is not None and here.active and number >= least and not beyond and version != here.newest_seen
+    is_upgraded = (
+        here is not None
+        and here.active
+        and number >= oldest_branch
+        and not other_branch
+        and version != here.newest_seen
+    )
     if is_upgraded:
         return ("--upgrade",)
-    able = [one for one in _branches(snapshot) if one.number >= least and one.number != number]
+    able = [one for one in _usable_branches(snapshot) if one.number >= oldest_branch and one.number != number]
     # One that is maintained for years before one that ends with the next, a newer one before an older.
     able.sort(key=lambda one: (one.number < number, one.kind == "new-feature", abs(one.number - number)))
-    best = next((one for one in able if back or one.number > number), None)
+    best = next((one for one in able if allow_older or one.number > number), None)
     return ("--driver", str(best.number)) if best else ()
 
 
-def _branches(snapshot: Snapshot) -> list[Branch]:
-    """The maintained branches that drive the GPUs of this node, as far as they are known."""
-    models = snapshot.view(cards.models)
+def _usable_branches(snapshot: Snapshot) -> list[Branch]:
+    """Return the maintained branches that drive the GPUs of this node, as far as they are known."""
+    models = snapshot.view(cards.gpu_models)
     active = (one for one in branches.known() if one.active)
     return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
 
 
-def guest_driver(text: str, when: str = "") -> Fix:
-    """The driver of a vGPU's guest, which no public repository has."""
+def install_guest_driver(text: str, when: str = "") -> Fix:
+    """Return the step for a vGPU guest's driver, which no public repository has."""
     whose = (
         "NVIDIA's vGPU guest driver (GRID), of the branch of the host's vGPU manager or one that its release notes "
         "allow beside it; it comes from the host's administrator or the licensing portal, and the data center driver "
         "does not drive a vGPU"
     )
-    return by_hand("install", f"{text}: {whose}", when)
+    return manual_step("install", f"{text}: {whose}", when)
 
 
 _ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
-MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
+INSTALL_FABRIC_MANAGER: Final[dict[PackageManager, Command]] = {
     "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
     ),
@@ -332,25 +347,25 @@ MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
 }
 
 
-def fabric_manager_too(snapshot: Snapshot) -> Iterator[Fix]:
-    """The fabric manager, where one is installed, beside another driver: it works with its own version alone."""
-    words = MANAGER_OF_IT.get(snapshot.view(package_manager))
-    if words and snapshot.view(fabric.installed):
+def align_fabric_manager(snapshot: Snapshot) -> Iterator[Fix]:
+    """Yield the step that upgrades an installed fabric manager along with the driver."""
+    words = INSTALL_FABRIC_MANAGER.get(snapshot.view(package_manager))
+    if words and snapshot.view(fabric.is_manager_installed):
         text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
-        yield run("install", text, joined(_ON_DISK, words))
+        yield run_step("install", text, join_commands(_ON_DISK, words))
 
 
-def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
-    """The driver from the packages of a distribution that gpunode does not set up."""
+def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
+    """Return the driver step for a distribution that gpunode does not set up."""
     if guests.is_vgpu(snapshot):
-        return guest_driver(text, when)
+        return install_guest_driver(text, when)
     if is_wsl(snapshot):
-        return by_hand("install", f"{text}: {_OF_WINDOWS}", when)
+        return manual_step("install", f"{text}: {_OF_WINDOWS}", when)
     if is_jetson(snapshot):
-        return by_hand("install", f"{text}: {_OF_JETPACK}", when)
-    if snapshot.view(systems.of) is not None:
-        return by_hand("install", text, when)
-    return packaged.installing(snapshot, text, when, least=least)
+        return manual_step("install", f"{text}: {_OF_JETPACK}", when)
+    if snapshot.view(systems.special_system) is not None:
+        return manual_step("install", text, when)
+    return packaged.install_driver_packages(snapshot, text, when, oldest_branch=least)
 
 
 # NVIDIA's "CUDA on WSL User Guide", and its "Jetson Linux Developer Guide" on updates.
@@ -363,7 +378,7 @@ _OF_JETPACK: Final = (
     "be those for this JetPack"
 )
 # Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
-_PINNED_KEY: Final = joined(
+_PINNED_KEY: Final = join_commands(
     Shell("k=$(mktemp -d);"),
     command("curl", "-fsSL", TOOLKIT.key_url),
     Shell('| gpg --no-autostart --homedir "$k" --import && gpg --no-autostart --homedir "$k" --export'),
@@ -374,7 +389,7 @@ _PINNED_KEY: Final = joined(
 )
 TOOLKIT_ARCHIVE: Final = (
     _PINNED_KEY,
-    joined(
+    join_commands(
         command("echo", f"deb [signed-by={TOOLKIT.keyring}] {TOOLKIT.url} /"),
         Shell("|"),
         command("sudo", "tee", TOOLKIT.list_file),
@@ -384,34 +399,34 @@ TOOLKIT_ARCHIVE: Final = (
 """How a person has apt trust and read the toolkit's archive."""
 
 
-MODULES_OUT: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia")
+UNLOAD_MODULES: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia")
 """The command that takes the driver's modules out of the kernel, those that use others first."""
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
-    """Makes the initial RAM disks anew."""
-    return Fix("rebuild", text, (_typed(snapshot, "initramfs"),), when)
+    """Return the step that rebuilds the initial RAM disks."""
+    return Fix("rebuild", text, (_command_for(snapshot, "initramfs"),), when)
 
 
-def rebuilt_initramfs(snapshot: Snapshot) -> Iterator[Fix]:
-    """The whole remedy where the initramfs alone is wrong: it is made anew, and the node started with it."""
+def rebuild_initramfs_and_reboot(snapshot: Snapshot) -> Iterator[Fix]:
+    """Yield the whole remedy where only the initramfs is wrong."""
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
 
 def restart(unit: str, text: str = "", when: str = "") -> Fix:
-    """Restarts a unit."""
+    """Return the step that restarts a unit."""
     commands = (command("sudo", "systemctl", "restart", unit),) if is_unit(unit) else ()
     return Fix("restart", text or f"restart {unit.removesuffix('.service')}", commands, when)
 
 
 def reboot(text: str = "reboot the node", when: str = "") -> Fix:
-    """Reboots."""
+    """Return the step that reboots the node."""
     return Fix("reboot", text, (Shell("sudo systemctl reboot"),), when)
 
 
 def drain(text: str = "move the work away from this node first") -> Fix:
-    """Takes the work away."""
+    """Return the step that moves the work away."""
     return Fix("drain", text)
 
 
@@ -422,12 +437,12 @@ _RESET: Final = (
 
 
 def reset_gpu(text: str = _RESET, when: str = "") -> Fix:
-    """Resets the GPU that is at fault, and no other."""
-    return Fix("reset", text, (of_gpu("sudo", "nvidia-smi", "--gpu-reset", f"--id={ADDRESS}"),), when)
+    """Return the step that resets the faulty GPU only."""
+    return Fix("reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={ADDRESS}"),), when)
 
 
 def reset_all_gpus(text: str, when: str = "") -> Fix:
-    """Resets every GPU of the node, and with them the NVSwitches that join them."""
+    """Return the step that resets every GPU of the node and the NVSwitches that join them."""
     return Fix("reset", text, (Shell("sudo nvidia-smi --gpu-reset"),), when)
 
 
@@ -439,15 +454,15 @@ _POWER_CYCLE: Final = (
 
 
 def power_cycle(text: str = _POWER_CYCLE) -> Fix:
-    """Takes the power away; no command does that and comes back."""
+    """Return the manual step that takes the power away."""
     return Fix("reboot", text)
 
 
-def replace(text: str = "have the GPU replaced", when: str = "") -> Fix:
-    """Sends hardware back."""
+def replace_gpu(text: str = "have the GPU replaced", when: str = "") -> Fix:
+    """Return the step that sends hardware back."""
     return Fix("replace", text, (), when)
 
 
-def nvidia_report(when: str = "it comes back") -> Fix:
-    """Writes NVIDIA's own report, without which no support case is opened."""
+def write_nvidia_report(when: str = "it comes back") -> Fix:
+    """Return the step that writes NVIDIA's report, required for a support case."""
     return Fix("inspect", "write NVIDIA's report for the support case", (Shell("sudo nvidia-bug-report.sh"),), when)

@@ -10,13 +10,13 @@ from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
-from gpunode.diagnoses.commands import Shell, command, edited, joined
+from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.model import Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
-from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.facts.patterns import Pattern
 
 _REFUSED: Final = (
@@ -39,11 +39,11 @@ _TOOLKIT_REFUSED: Final = message_line(
     flags=re.IGNORECASE,
 )
 # The next update is going to refuse it: nothing fails yet that is installed.
-_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: archives.unkeyed(snapshot, "cuda"))
-_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: archives.unkeyed(snapshot, "toolkit"))
+_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: archives.entries_without_key(snapshot, "cuda"))
+_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: archives.entries_without_key(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
 _HAS_ONE: Final = predicate(
-    lambda snapshot: driver.fails(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
+    lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
 )
 
 
@@ -54,22 +54,24 @@ _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     manager = snapshot.view(package_manager)
     if manager != "apt":
-        yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
+        yield run_step("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
         text = "fetch the repository's description again; it names the new key"
-        yield run("configure", text, _READ_ANEW[manager == "zypper"])
+        yield run_step("configure", text, _READ_ANEW[manager == "zypper"])
         return
-    found, known = snapshot.match(_CUDA_DIR), distro(snapshot)
+    found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
     has = release(known) if known else None
     is_old = found is None or found["dir"] in _SIGNED_WITH_OLD
     if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
-        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-    if takes_gpunode(snapshot):
+        yield run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    if is_supported(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
     elif found:
         package = "cuda-keyring_1.1-1_all.deb"
         url = f"https://developer.download.nvidia.com/compute/cuda/repos/{found['dir']}/{found['arch']}/{package}"
         fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
-        yield run("install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update"))
+        yield run_step(
+            "install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update")
+        )
 
 
 _RETIRED_RPM_KEY: Final = Shell(
@@ -88,14 +90,14 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
     if (manager := snapshot.view(package_manager)) != "apt":
         folder = "/etc/zypp/repos.d" if manager == "zypper" else "/etc/yum.repos.d"
         curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_RPM_LIST}")
-        fetch = joined(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
+        fetch = join_commands(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
         text = "fetch the repository's description again; it names the key"
-        yield run("configure", text, fetch, _READ_ANEW[manager == "zypper"])
-    elif takes_gpunode(snapshot):
+        yield run_step("configure", text, fetch, _READ_ANEW[manager == "zypper"])
+    elif is_supported(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "toolkit-repository")
     else:
         text = "fetch the key, then write the entry that names it"
-        yield run("configure", text, *remedies.TOOLKIT_ARCHIVE)
+        yield run_step("configure", text, *remedies.TOOLKIT_ARCHIVE)
 
 
 _CONFLICT: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
@@ -106,44 +108,44 @@ _NEW_LIST: Final = message_line(
     r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text"
 )
 _CLASHING: Final = custom_sign(
-    lambda snapshot: (one.citation for same in snapshot.view(archives.conflicts) for one in same)
+    lambda snapshot: (one.citation for same in snapshot.view(archives.conflicting_entries) for one in same)
 )
 _SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
 
-def _doubled(snapshot: Snapshot) -> str:
-    """The archive that two entries name, one of NVIDIA's before others; empty where nothing tells."""
-    lines = (_SAID.search(one.line) for one in snapshot.said(_SAID))
+def _duplicate_archive(snapshot: Snapshot) -> str:
+    """Return the archive that two entries name, one of NVIDIA before others; empty if unknown."""
+    lines = (_SAID.search(one.line) for one in snapshot.matching_lines(_SAID))
     urls = [match["url"] for match in (*lines, snapshot.match(_SAID)) if match]
-    urls += [same[0].source.uri for same in snapshot.view(archives.conflicts)]
+    urls += [same[0].source.uri for same in snapshot.view(archives.conflicting_entries)]
     return next((url for url in urls if archives.owner_of(url) != "other"), urls[0] if urls else "")
 
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
-    url = _doubled(snapshot)
+    url = _duplicate_archive(snapshot)
     owner, match = archives.owner_of(url), _ARCHIVE.match(url)
     archive = match["archive"] if match else ""
     plain = archive.replace(".", r"\.")
     comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
-    if files := _surplus(snapshot) if archive else ():
+    if files := _surplus_files(snapshot) if archive else ():
         # Other archives of a newer file stay (sources.list(5), Enabled).
         paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
-        edits = (edit for file in files for edit in edited(comment if file.endswith(".list") else paragraph, file))
-        yield run("remove", "take the entry that is too many away", *edits)
+        edits = (edit for file in files for edit in edit_files(comment if file.endswith(".list") else paragraph, file))
+        yield run_step("remove", "take the entry that is too many away", *edits)
     elif owner == "other" or not archive:
         find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
-        yield run("inspect", "see what names it", find)
-        yield by_hand("remove", "remove all entries for it but one")
+        yield run_step("inspect", "see what names it", find)
+        yield manual_step("remove", "remove all entries for it but one")
     else:
         keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
         find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
-        edit = joined(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
-        others = joined(find, Shell("|"), command("grep", "-vE", keep), edit)
-        yield run("remove", "comment the other entries that name it out", others)
-    if owner != "other" and takes_gpunode(snapshot):
+        edit = join_commands(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
+        others = join_commands(find, Shell("|"), command("grep", "-vE", keep), edit)
+        yield run_step("remove", "comment the other entries that name it out", others)
+    if owner != "other" and is_supported(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry that is needed", f"{owner}-repository")
     else:
-        yield run("inspect", "see that apt reads its lists again", Shell("sudo apt-get update"))
+        yield run_step("inspect", "see that apt reads its lists again", Shell("sudo apt-get update"))
 
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
@@ -152,9 +154,9 @@ _ARCHIVE: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0
 _CURRENT: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 
 
-def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
-    """The files with the entries to be dropped: those that today's instructions do not write."""
-    for same in snapshot.view(archives.conflicts):
+def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the files with the entries to be dropped: those that today's instructions do not write."""
+    for same in snapshot.view(archives.conflicting_entries):
         files = dict.fromkeys(entry.source.file for entry in same)
         if surplus := tuple(file for file in files if not _CURRENT.search(file)):
             return surplus if len(surplus) < len(files) else ()
@@ -222,7 +224,9 @@ FAMILY: Final = RuleFamily(
             decisive=any_of(message_line(_CONFLICT), _CLASHING),
             typical=all_of(_OLD_LIST, _NEW_LIST),
             symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
-            summary=lambda node: f"two source entries name {_doubled(node) or 'an archive'} with different keys",
+            summary=lambda node: (
+                f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys"
+            ),
             look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
                 "apt takes an archive that two entries name for one archive, and their options have to agree. An old "

@@ -10,7 +10,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run
+from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, guests, runfile
@@ -22,7 +22,7 @@ _PURGE: Final = message_line(
     *("text", "package-output"),
 )
 _TRACE: Final = any_of(
-    custom_sign(runfile.traces),
+    custom_sign(runfile.uninstaller_lines),
     message_line(r"driver installation has been altered since it was|nvidia-installer-cleanup"),
 )
 _UNOWNED: Final = message_line(
@@ -32,29 +32,31 @@ _UNOWNED: Final = message_line(
 )
 
 
-def _packaged(snapshot: Snapshot) -> list[Package]:
-    return [one for one in driver.packaged(snapshot) if one.is_installed]
+def _installed_packages(snapshot: Snapshot) -> list[Package]:
+    return [one for one in driver.driver_packages(snapshot) if one.is_installed]
 
 
-_BESIDE: Final = custom_sign(lambda snapshot: (one.citation for one in _packaged(snapshot)[:3]))
+_BESIDE: Final = custom_sign(lambda snapshot: (one.citation for one in _installed_packages(snapshot)[:3]))
 
 
-def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
+def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield remedies.guest_driver("keep the driver of one source: leave the installer's, or install it anew, whole")
+        yield remedies.install_guest_driver(
+            "keep the driver of one source: leave the installer's, or install it anew, whole"
+        )
         return
     uninstall = Shell("sudo nvidia-uninstall --silent")
-    yield run("remove", "take the .run installation away with its own uninstaller", uninstall)
-    there = _packaged(snapshot)
-    seen = (driver.loaded(snapshot), driver.on_disk(snapshot))
+    yield run_step("remove", "take the .run installation away with its own uninstaller", uninstall)
+    there = _installed_packages(snapshot)
+    seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
     is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in seen)
-    if there and (is_theirs or driver.kernel_side(snapshot) or driver.whole(snapshot)):
+    if there and (is_theirs or driver.kernel_packages(snapshot) or driver.metapackages(snapshot)):
         text = "put back the packages' files that it had replaced"
         yield remedies.reinstall(snapshot, text, *(one.name for one in there))
     else:
         # No package that was listed brings a module, and the uninstaller takes its own away.
-        yield remedies.driver(snapshot, "install the whole driver as packages")
-    yield run("rebuild", "let the loader find the libraries that are left", Shell("sudo ldconfig"))
+        yield remedies.install_driver(snapshot, "install the whole driver as packages")
+    yield run_step("rebuild", "let the loader find the libraries that are left", Shell("sudo ldconfig"))
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -84,7 +86,7 @@ FAMILY: Final = RuleFamily(
                 "uninstaller knows what it put where."
             ),
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
-            remedy=_take_run_away,
+            remedy=_uninstall_runfile,
             explains=MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
         ),
     ),

@@ -8,18 +8,20 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
+from gpunode.diagnoses.cluster import kubectl_node_name, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested
 
 _OFFERS: Final = custom_sign(
-    lambda node: (one.citation for each in node.view(kube.nodes) for one in each.offered.values() if one.value)
+    lambda node: (one.citation for each in node.view(kube.kube_nodes) for one in each.available.values() if one.value)
 )
-_NO_CAPACITY: Final = custom_sign(lambda node: (each.citation for each in node.view(kube.nodes) if each.has_no_gpu))
+_NO_CAPACITY: Final = custom_sign(
+    lambda node: (each.citation for each in node.view(kube.kube_nodes) if each.has_no_gpu)
+)
 
 # Taints. Those of a node's state, and of the control plane, keep all pods away.
 
@@ -47,25 +49,27 @@ _TOLERATES: Final = message_line(
 # Allocation.
 
 
-def _full(snapshot: Snapshot) -> Iterator[Citation]:
-    """A node whose GPUs are all given to pods, and healthy."""
-    for node in snapshot.view(kube.nodes):
-        for name, offered in node.offered.items():
+def _full_nodes(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield nodes whose healthy GPUs are all assigned."""
+    for node in snapshot.view(kube.kube_nodes):
+        for name, offered in node.available.items():
             used, capacity = node.allocated.get(name), node.capacity.get(name, offered)
             if used and used.value >= offered.value > 0 and capacity.value <= offered.value:
                 yield from (offered.citation, used.citation)
 
 
-def _used(snapshot: Snapshot) -> Iterator[Citation]:
-    """GPUs that pods have, of a node of which nothing tells how many it offers."""
-    for node in snapshot.view(kube.nodes):
-        yield from (one.citation for one in node.allocated.values() if one.value and not node.offered)
+def _used_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield assigned GPUs of nodes whose capacity is unknown."""
+    for node in snapshot.view(kube.kube_nodes):
+        yield from (one.citation for one in node.allocated.values() if one.value and not node.available)
 
 
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
-    yield run("inspect", "see which pods hold one", command("kubectl", "describe", "node", node_word(snapshot)))
-    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods wait often")
+    yield manual_step("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
+    yield run_step(
+        "inspect", "see which pods hold one", command("kubectl", "describe", "node", kubectl_node_name(snapshot))
+    )
+    yield manual_step("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods wait often")
 
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
@@ -94,12 +98,14 @@ _FINDS_NO_NODE: Final = message_line(
 )
 
 
-def _label(snapshot: Snapshot) -> Iterable[Fix]:
-    mark = command("kubectl", "label", "node", node_word(snapshot), "nvidia.com/gpu.present=true", "--overwrite")
-    yield run("configure", "mark the node that has the GPU: the label leads NVIDIA's daemon sets there", mark)
+def _label_node(snapshot: Snapshot) -> Iterable[Fix]:
+    mark = command(
+        "kubectl", "label", "node", kubectl_node_name(snapshot), "nvidia.com/gpu.present=true", "--overwrite"
+    )
+    yield run_step("configure", "mark the node that has the GPU: the label leads NVIDIA's daemon sets there", mark)
     text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
-    yield by_hand("install", text, when="more nodes will come")
-    yield run("inspect", "see that pods are wanted now", Shell("kubectl get daemonsets -A | grep -i nvidia"))
+    yield manual_step("install", text, when="more nodes will come")
+    yield run_step("inspect", "see that pods are wanted now", Shell("kubectl get daemonsets -A | grep -i nvidia"))
 
 
 # Nested nodes.
@@ -115,15 +121,15 @@ _NO_GPU_INSIDE: Final = any_of(
 
 
 _PASS_IN: Final = always(
-    by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted"),
-    run(
+    manual_step("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted"),
+    run_step(
         "configure",
         "then make the cluster anew with the GPUs passed in; minikube sets up its inside",
         Shell("minikube delete"),
         Shell("minikube start --driver=docker --container-runtime=docker --gpus=all"),
         when="minikube made it",
     ),
-    run(
+    run_step(
         "configure",
         "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)",
         Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
@@ -150,8 +156,8 @@ FAMILY: Final = RuleFamily(
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
-            decisive=custom_sign(_full),
-            typical=custom_sign(_used),
+            decisive=custom_sign(_full_nodes),
+            typical=custom_sign(_used_gpus),
             symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
             look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             share=4,
@@ -186,8 +192,10 @@ FAMILY: Final = RuleFamily(
             share=0.6,
             summary="the node with the GPU has a taint that the pod does not tolerate",
             remedy=always(
-                by_hand("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
-                run(
+                manual_step(
+                    "configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"
+                ),
+                run_step(
                     "inspect",
                     "see which taints the node has",
                     Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
@@ -222,7 +230,7 @@ FAMILY: Final = RuleFamily(
             share=0.8,
             summary="the node is labelled as one with a GPU and offers none: no device plugin has registered there",
             remedy=always(
-                run(
+                run_step(
                     "inspect",
                     "see whether a device plugin runs on the node, and what keeps it from it",
                     Shell("kubectl get daemonsets -A | grep -i nvidia"),
@@ -264,7 +272,7 @@ FAMILY: Final = RuleFamily(
             ),
             look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
             summary="no node has a label that marks it as one with a GPU, so the device plugin is wanted on none",
-            remedy=_label,
+            remedy=_label_node,
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(

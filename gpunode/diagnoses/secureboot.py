@@ -14,10 +14,10 @@ from typing import Final
 
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.build import built_anew
+from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, reboot, run
+from gpunode.diagnoses.remedies import manual_step, reboot, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -29,7 +29,7 @@ from gpunode.diagnoses.signs import (
     message_line,
     unless,
 )
-from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite_fact
 from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
@@ -41,24 +41,24 @@ _ERRNO: Final = Pattern(
 _NAMED: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
 
 
-def _refused(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which the kernel refused NVIDIA's module, or one that nobody names."""
-    return tuple(one for one in snapshot.said(_ERRNO) if _is_nvidias(one) is not False)
+def _rejected_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines in which the kernel rejected NVIDIA's module, or an unnamed one."""
+    return tuple(one for one in snapshot.matching_lines(_ERRNO) if _names_nvidia(one) is not False)
 
 
-def _is_nvidias(said: Citation) -> bool | None:
+def _names_nvidia(said: Citation) -> bool | None:
     match = _NAMED.search(said.line)
     return match["module"].startswith("nvidia") if match else None
 
 
-def _only_others(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which the kernel refused other modules, where it did not refuse NVIDIA's."""
-    said = snapshot.said(_ERRNO)
-    is_nvidias = {_is_nvidias(one) for one in said}
+def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines in which the kernel rejected only other modules."""
+    said = snapshot.matching_lines(_ERRNO)
+    is_nvidias = {_names_nvidia(one) for one in said}
     return said if False in is_nvidias and True not in is_nvidias else ()
 
 
-REFUSED: Final = unless(custom_sign(_refused), custom_sign(_only_others))
+REFUSED: Final = unless(custom_sign(_rejected_lines), custom_sign(_other_modules_rejected))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKED: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _LOADED: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
@@ -81,15 +81,16 @@ _SIGNATURE: Final = Pattern(
     re.MULTILINE,
 )
 _SIGNED: Final = any_of(
-    custom_sign(lambda snapshot: snapshot.said(_SIGNATURE, "modinfo")), message_line(r"[^\n]signature appended~")
+    custom_sign(lambda snapshot: snapshot.matching_lines(_SIGNATURE, "modinfo")),
+    message_line(r"[^\n]signature appended~"),
 )
 
 
 def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("modinfo"):
+    for item in snapshot.items_of("modinfo"):
         is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
         if is_whole and "nvidia" in item.written and not _SIGNATURE.search(item.text):
-            yield stated(item.written, "no signer, no sig_key", item.key)
+            yield cite_fact(item.written, "no signer, no sig_key", item.key)
 
 
 _UNSIGNED: Final = any_of(
@@ -118,24 +119,26 @@ _MAKERS: Final = {
 }
 
 
-def _certificate(snapshot: Snapshot) -> str:
-    """The certificate of the key that modules are signed with here, by what names one, else by what builds here."""
+def _certificate_path(snapshot: Snapshot) -> str:
+    """Return the certificate of the module signing key, as named, else as the build tool keeps it."""
     akmods, ubuntus, dkms = _MAKERS
     texts = [f"{item.written}\n{item.text}" for item in snapshot.items if not item.is_register]
-    usual = akmods if packages.matching(snapshot, "akmod-nvidia*") else ubuntus if _is_ubuntu(snapshot) else dkms
+    usual = (
+        akmods if packages.matching_packages(snapshot, "akmod-nvidia*") else ubuntus if _is_ubuntu(snapshot) else dkms
+    )
     return next((path for path in _MAKERS if any(path in text for text in texts)), usual)
 
 
 def _is_ubuntu(snapshot: Snapshot) -> bool:
-    known = system.distro(snapshot)
+    known = system.find_distro(snapshot)
     return "ubuntu" in {known.id, *known.like} if known else "-generic" in snapshot.view(system.running_kernel)
 
 
-def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
+def _enroll_key(snapshot: Snapshot) -> Iterable[Fix]:
     text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
-    certificate = _certificate(snapshot)
+    certificate = _certificate_path(snapshot)
     show = ("openssl", "x509", "-inform", "DER", "-noout", "-subject", "-dates", "-fingerprint", "-sha256", "-in")
-    yield run(
+    yield run_step(
         "configure",
         f"see whose key it is and whether it is enrolled already, then {text}",
         command("sudo", *show, certificate),
@@ -147,15 +150,15 @@ def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
         text = "take modules that Canonical has signed, which need no key of your own"
         names = f"linux-modules-nvidia-BRANCH-{flavour} of the installed driver's branch"
-        yield by_hand("install", f"{text}: {names}", "nobody can reach the console")
-    yield by_hand("firmware", "switch Secure Boot off in the firmware", "your rules allow a node without it")
+        yield manual_step("install", f"{text}: {names}", "nobody can reach the console")
+    yield manual_step("firmware", "switch Secure Boot off in the firmware", "your rules allow a node without it")
 
 
-def _sign(snapshot: Snapshot) -> Iterable[Fix]:
+def _sign_module(snapshot: Snapshot) -> Iterable[Fix]:
     text = "make a key of this machine for signing modules, where there is none yet"
-    yield run("configure", text, _MAKERS[_certificate(snapshot)])
-    yield run("rebuild", "build the module again, so that it is signed", *built_anew(snapshot))
-    yield from _enrol(snapshot)
+    yield run_step("configure", text, _MAKERS[_certificate_path(snapshot)])
+    yield run_step("rebuild", "build the module again, so that it is signed", *rebuild_commands(snapshot))
+    yield from _enroll_key(snapshot)
 
 
 _KERNEL: Final = "https://www.kernel.org/doc/html/latest/admin-guide/module-signing.html"
@@ -165,7 +168,7 @@ _AGAINST: Final = (
     symptoms.DRIVER_WORKS,
     symptoms.MODULE_LOADED,
     _LOADED,
-    custom_sign(_only_others),
+    custom_sign(_other_modules_rejected),
     unless(IS_OFF, REFUSED),
 )
 _UNSIGNED_REJECTED: Final = message_line(
@@ -209,7 +212,7 @@ FAMILY: Final = RuleFamily(
                 "everything above finds no driver although the module is built and in place."
             ),
             sources=(_KERNEL, _DEBIAN, "https://github.com/awesometic/realtek-r8126-dkms/issues/3"),
-            remedy=_enrol,
+            remedy=_enroll_key,
             explains=chains.NOT_ACCEPTED,
         ),
         Rule(
@@ -237,7 +240,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/lcp/mokutil/issues/69",
                 f"{DRIVER_README}installdriver.html",
             ),
-            remedy=_sign,
+            remedy=_sign_module,
             explains=chains.NOT_ACCEPTED,
         ),
     ),

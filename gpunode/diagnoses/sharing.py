@@ -9,11 +9,11 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
-from gpunode.diagnoses.commands import Shell, at, of_gpu
+from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_first, lines_with
 from gpunode.diagnoses.views import kube, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -26,15 +26,15 @@ _IN_DEFAULT_MODE: Final = message_line(r"Compute Mode\s*:\s*Default|%\s+Default\
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
-def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
-    """The GPUs that are not in default compute mode: their index or address, and the line."""
-    rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.gpus))
+def _exclusive_gpus(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """Return the GPUs that are not in default compute mode: their index or address, and the line."""
+    rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
     named = ((name, row.citation) for name, row in rows if row and row.value.strip().lower() in _MODES)
-    return (*named, *_in_table(snapshot))
+    return (*named, *_modes_in_table(snapshot))
 
 
-def _in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    for item in snapshot.of("nvidia-smi", "text"):
+def _modes_in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    for item in snapshot.items_of("nvidia-smi", "text"):
         index = ""
         for number, text in enumerate(item.lines, 1):
             if _MODE_IN_TABLE.search(text):
@@ -44,10 +44,10 @@ def _in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
-    wheres = dict.fromkeys(where for where, _ in snapshot.view(_exclusive)) or ("",)
-    commands = tuple(of_gpu("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
-    yield run("configure", "let several processes use the GPU", *commands)
-    yield by_hand("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
+    wheres = dict.fromkeys(where for where, _ in snapshot.view(_exclusive_gpus)) or ("",)
+    commands = tuple(gpu_command("sudo", "nvidia-smi", *gpu_option(where), "-c", "DEFAULT") for where in wheres)
+    yield run_step("configure", "let several processes use the GPU", *commands)
+    yield manual_step("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
 
 
 # Time-slicing.
@@ -62,30 +62,35 @@ _OPTIONS: Final = (
 _EMPTY: Final = any_line(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 
 
-def _configs(snapshot: Snapshot) -> Iterator[Item]:
-    """The configurations with replicas, not what the plugin printed of its own."""
+def _sharing_configs(snapshot: Snapshot) -> Iterator[Item]:
+    """Yield configurations with replicas, except those that the plugin printed itself."""
     for item in snapshot.items:
-        if item.is_seen and find(item, _REPLICAS) and find(item, _SHARING) and not find(item, _PRINTED):
+        if (
+            item.is_seen
+            and find_first(item, _REPLICAS)
+            and find_first(item, _SHARING)
+            and not find_first(item, _PRINTED)
+        ):
             yield item
 
 
-def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
-    """A node that offers as many GPUs as the configuration asks for at least, or fewer."""
-    desired = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
-    for node in snapshot.view(kube.nodes):
+def _sharing_nodes(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
+    """Yield nodes with as many GPUs as configured, or with fewer."""
+    desired = [int(found["count"]) for item in _sharing_configs(snapshot) for found in _REPLICAS.finditer(item.text)]
+    for node in snapshot.view(kube.kube_nodes):
         amount = node.capacity.get("nvidia.com/gpu")
         if amount and amount.value and (amount.value >= min(desired, default=2)) is is_divided:
             yield amount.citation
 
 
 _DESIRED: Final = any_of(
-    custom_sign(lambda node: (one for item in _configs(node) for one in lines_with(item, _REPLICAS))),
+    custom_sign(lambda node: (one for item in _sharing_configs(node) for one in lines_with(item, _REPLICAS))),
     command_run(_OPTIONS),
     message_line(_OPTIONS),
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
 _UNDIVIDED: Final = any_of(
-    custom_sign(lambda node: _shares(node, is_divided=False)),
+    custom_sign(lambda node: _sharing_nodes(node, is_divided=False)),
     message_line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
@@ -93,16 +98,18 @@ _CUT_OUT: Final = unless(_EMPTY, message_line(r"Running with config"))
 _IS_STATIC: Final = any_of(command_run(_STATIC), message_line(_STATIC))
 
 
-def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
+def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
     if snapshot.view(_IS_STATIC):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
-        yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", delete)
+        yield run_step(
+            "remove", "remove the daemon set of the static manifest, so that the configured one serves", delete
+        )
         yield restart_plugin("restart the configured device plugin")
         return
     text = (
         "give the plugin the configuration as a file: by its chart's config.map, or by config.name and config.default"
     )
-    yield by_hand("configure", text)
+    yield manual_step("configure", text)
     yield restart_plugin("restart the device plugin: it does not watch the ConfigMap's content")
 
 
@@ -122,24 +129,24 @@ _USED: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
 _PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
 
 
-def _most(pattern: Pattern, text: str) -> float:
-    """The largest size that stands there, in bytes."""
+def _largest_size(pattern: Pattern, text: str) -> float:
+    """Return the largest size that stands there, in bytes."""
     sizes = (next(filter(None, match.groups())).split() for match in pattern.finditer(text))
     return max((float(number) * _BYTES[unit] for number, unit in sizes), default=0.0)
 
 
-def _told(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
-    """Where PyTorch found no memory, and other processes have most of the GPU's; or it has most itself."""
+def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
+    """Yield PyTorch's errors where other processes, or it itself, hold most of the memory."""
     for one in snapshot.view(_NO_MEMORY):
-        total, own = _most(_TOTAL, one.line), _most(_OWN, one.line)
-        others = total - own - _most(_FREE, one.line)
+        total, own = _largest_size(_TOTAL, one.line), _largest_size(_OWN, one.line)
+        others = total - own - _largest_size(_FREE, one.line)
         if total and (others > total / 2 if is_others else own > total / 2):
             yield one
 
 
-def _held(snapshot: Snapshot) -> Iterator[Citation]:
-    """The GPUs whose memory is mostly in use, where nvidia-smi lists no process."""
-    for item in snapshot.of("nvidia-smi"):
+def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield GPUs whose memory is mostly in use although nvidia-smi lists no process."""
+    for item in snapshot.items_of("nvidia-smi"):
         if item.where == "host" and "Processes:" in item.text and not _PROCESS.search(item.text):
             rows = ((_USED.search(one.line), one) for one in lines_with(item, _USED))
             yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
@@ -165,7 +172,7 @@ FAMILY: Final = RuleFamily(
                 "CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as healthy."
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
-            decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive))),
+            decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
             typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
             may_be_normal=True,
             context=command_run(r"-d COMPUTE|compute_mode"),
@@ -187,11 +194,11 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             decisive=all_of(_DESIRED, _EMPTY),
-            typical=any_of(unless(_DESIRED, custom_sign(lambda node: _shares(node, is_divided=True))), _CUT_OUT),
+            typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
             may_be_normal=True,
             context=any_of(_EMPTY, _UNDIVIDED),
             summary="sharing of GPUs is configured, and the running device plugin has not got that configuration",
-            remedy=_slicing,
+            remedy=_configure_slicing,
         ),
         Rule(
             cause="gpu-memory-taken",
@@ -200,11 +207,11 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="another process holds the GPU's memory",
             typical=any_of(
-                custom_sign(lambda node: _told(node, is_others=True)),
-                unless(all_of(_NO_MEMORY, custom_sign(_held)), _LISTS_NONE),
+                custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
+                unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _LISTS_NONE),
             ),
             symptoms=(_NO_MEMORY,),
-            against=(custom_sign(lambda node: _told(node, is_others=False)),),
+            against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
             context=command_run(r"fuser|lsof|query-compute-apps"),
             look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
             summary="the program found no memory on the GPU, most of which is in use and not by the program",
@@ -218,13 +225,13 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/wencolani/CrossE/issues/2",
             ),
             remedy=always(
-                run(
+                run_step(
                     "inspect",
                     "find the process that holds the memory",
                     Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
                     Shell("sudo fuser -v /dev/nvidia*"),
                 ),
-                by_hand("application", "end that process, or use another GPU", "nobody needs it"),
+                manual_step("application", "end that process, or use another GPU", "nobody needs it"),
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Sign
-from gpunode.diagnoses.snapshot import Snapshot, folded, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with, searchable_text
 from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -45,7 +45,7 @@ def message_line(pattern: str, *kinds: Kind, flags: int = 0, on_host: bool = Fal
 def _find_message_lines(
     snapshot: Snapshot, pattern: Pattern, kinds: tuple[Kind, ...], on_host: bool
 ) -> Iterable[Citation]:
-    lines = snapshot.said(pattern, *kinds)
+    lines = snapshot.matching_lines(pattern, *kinds)
     if not (lines and on_host):
         return lines
     in_containers = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
@@ -58,7 +58,7 @@ def kernel_line(pattern: str, flags: int = 0) -> Sign:
 
 
 def _find_kernel_lines(snapshot: Snapshot, pattern: Pattern) -> Iterable[Citation]:
-    return (message.citation for message in kernel.said(snapshot, pattern))
+    return (message.citation for message in kernel.matching_messages(snapshot, pattern))
 
 
 def file_line(path: str, pattern: str, flags: int = 0) -> Sign:
@@ -89,7 +89,7 @@ def _text_items(snapshot: Snapshot) -> tuple[Item, ...]:
 
 
 def _searchable_text(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(folded) for item in snapshot.view(_text_items))
+    return "\n".join(item.view(searchable_text) for item in snapshot.view(_text_items))
 
 
 def custom_sign(reader: CitationReader) -> Sign:
@@ -109,7 +109,7 @@ def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iter
     words = "that was run, and printed nothing" if is_empty else "that was run"
     items = () if is_examined(snapshot) else (item for item in snapshot.items if item.where == "host")
     found = (item for item in items if pattern.search(item.written) and not (is_empty and item.text.strip()))
-    return (stated(item.written, words, item.key) for item in found)
+    return (cite_fact(item.written, words, item.key) for item in found)
 
 
 def predicate(is_true: Callable[[Snapshot], bool | None], description: str) -> Sign:
@@ -118,7 +118,7 @@ def predicate(is_true: Callable[[Snapshot], bool | None], description: str) -> S
 
 
 def _find_true(snapshot: Snapshot, is_true: Callable[[Snapshot], bool | None], description: str) -> Iterable[Citation]:
-    return (stated("the node", description),) if is_true(snapshot) else ()
+    return (cite_fact("the node", description),) if is_true(snapshot) else ()
 
 
 def any_of(*signs: Sign) -> Sign:

@@ -1,4 +1,4 @@
-"""A node as the rules see it: its evidence piece by piece, its facts, and views over both, each made once."""
+"""Hold a node's evidence and facts as rules see them, with views that are computed once."""
 
 from __future__ import annotations
 
@@ -19,126 +19,130 @@ from gpunode.facts.sources import Kind
 
 T = TypeVar("T")
 
-# Tables and files: what is said there is read by their own views, not searched for messages.
-_SILENT: Final[frozenset[Kind]] = frozenset(
+# Tables and files: their own views read them; no messages are searched there.
+_WITHOUT_MESSAGES: Final[frozenset[Kind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
 # Of these each line is a row by itself.
-_ROWS: Final[frozenset[Kind]] = frozenset({"packages", "listing", "lsmod"})
+_ROW_KINDS: Final[frozenset[Kind]] = frozenset({"packages", "listing", "lsmod"})
 # A message may be wrapped where it was pasted; only short pieces were.
-_WRAPPED_LINES: Final = 400
-_WINDOW: Final = 3
-_CITED: Final = 12
+_MAX_WRAPPED_LINES: Final = 400
+_JOINED_LINES: Final = 3
+_MAX_CITED: Final = 12
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is known of a node.
+    """The evidence and facts of a node.
 
     Attributes:
-        items: without what logs say of boots before the running one.
-        whole: with it; the same items where no log has any.
-        now: of a snapshot with it, the items without; None of any other.
+        items: without log lines of earlier boots.
+        all_items: with those lines.
+        current_items: of a snapshot with those lines, the items without them; else None.
     """
 
     items: tuple[Item, ...]
     facts: Facts
-    whole: tuple[Item, ...] = ()
-    now: tuple[Item, ...] | None = None
+    all_items: tuple[Item, ...] = ()
+    current_items: tuple[Item, ...] | None = None
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
-        """What ``read`` makes of this snapshot; made once, however often it is asked for."""
+        """Return the result of ``read`` for this snapshot, computed once."""
         if read not in self._views:
             self._views[read] = read(self)
         return cast(T, self._views[read])
 
     @property
     def with_history(self) -> Snapshot | None:
-        """The node as it is and as it was in the boots before; None where no log tells of them."""
-        same = len(self.items) == len(self.whole) and all(a is b for a, b in zip(self.items, self.whole, strict=True))
-        return None if same or not self.whole else Snapshot(self.whole, self.facts, self.whole, self.items)
+        """The node including its earlier boots; None if no log covers them."""
+        same = len(self.items) == len(self.all_items) and all(
+            a is b for a, b in zip(self.items, self.all_items, strict=True)
+        )
+        return None if same or not self.all_items else Snapshot(self.all_items, self.facts, self.all_items, self.items)
 
     def is_of_earlier_boot(self, citation: Citation) -> bool:
-        """Whether the line is one of a boot before the running one."""
-        items = self.items if self.now is None else self.now
+        """Return whether the line belongs to an earlier boot."""
+        items = self.items if self.current_items is None else self.current_items
         present = (item for item in items if (item.key, item.written) == (citation.key, citation.source))
         at = (citation.line_number or 0) - 1
         return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 
-    def of(self, *kinds: Kind) -> tuple[Item, ...]:
-        """The items of these kinds that say something, in the order of the evidence."""
+    def items_of(self, *kinds: Kind) -> tuple[Item, ...]:
+        """Return the non-empty items of these kinds, in the order of the evidence."""
         if len(kinds) == 1:
-            return self.view(_by_kind).get(kinds[0], ())
-        return self._kept(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
+            return self.view(_items_by_kind).get(kinds[0], ())
+        return self._memoize(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
 
     def files(self, pattern: str) -> tuple[Item, ...]:
-        """The files whose path matches ``pattern``, read or known to be absent; ``*`` matches slashes too."""
+        """Return the files whose path matches ``pattern``, read or known to be absent; ``*`` matches slashes too."""
         found = (item for item in self.items if item.kind != "listing" and not item.source.words)
         matching = (item for item in found if fnmatchcase(item.subject, pattern) and item.is_seen)
-        return self._kept(pattern, lambda: matching)
+        return self._memoize(pattern, lambda: matching)
 
-    def _kept(self, asked: object, find: Callable[[], Iterator[Item]]) -> tuple[Item, ...]:
-        """What ``find`` found when this was asked first."""
-        if asked not in self._views:
-            self._views[asked] = tuple(find())
-        return cast("tuple[Item, ...]", self._views[asked])
+    def _memoize(self, key: object, find: Callable[[], Iterator[Item]]) -> tuple[Item, ...]:
+        """Return the items that ``find`` yields, computed once for each ``key``."""
+        if key not in self._views:
+            self._views[key] = tuple(find())
+        return cast("tuple[Item, ...]", self._views[key])
 
     def file(self, path: str) -> Item | None:
-        """The file at ``path``; None where nobody looked. Its ``outcome`` is ``absent`` where it is not there."""
+        """Return the file at ``path``, its ``outcome`` ``absent`` if it does not exist; None if nobody looked."""
         return next((item for item in self.items if item.subject == path and item.kind != "listing"), None)
 
-    def said(self, pattern: Pattern, *kinds: Kind) -> tuple[Citation, ...]:
-        """The lines in which ``pattern`` occurs, in items of ``kinds``; without any, wherever messages stand.
+    def matching_lines(self, pattern: Pattern, *kinds: Kind) -> tuple[Citation, ...]:
+        """Return the lines that ``pattern`` matches in items of ``kinds``, by default wherever messages stand.
 
         A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
         and of the kernel log, whole messages are searched. At most a dozen lines of each item are returned.
         """
-        return tuple(citation for item in self._searched(kinds, pattern) for citation in lines_with(item, pattern))
+        return tuple(
+            citation for item in self._items_to_search(kinds, pattern) for citation in lines_with(item, pattern)
+        )
 
-    def says(self, pattern: Pattern, *kinds: Kind) -> bool:
-        """Whether ``pattern`` occurs; see ``said``."""
-        return any(True for item in self._searched(kinds, pattern) for _ in lines_with(item, pattern))
+    def contains(self, pattern: Pattern, *kinds: Kind) -> bool:
+        """Return whether ``pattern`` matches; see ``matching_lines``."""
+        return any(True for item in self._items_to_search(kinds, pattern) for _ in lines_with(item, pattern))
 
     def match(self, pattern: Pattern, *kinds: Kind) -> re.Match[str] | None:
-        """The first match of ``pattern``; see ``said``."""
-        for item in self._searched(kinds, pattern):
-            if pattern.may_match(item.view(folded)):
-                match = pattern.search(item.text) or pattern.search(item.view(_wrapped))
+        """Return the first match of ``pattern``; see ``matching_lines``."""
+        for item in self._items_to_search(kinds, pattern):
+            if pattern.may_match(item.view(searchable_text)):
+                match = pattern.search(item.text) or pattern.search(item.view(_joined_text))
                 if match is not None:
                     return match
         return None
 
     def text_of(self, citation: Citation) -> str:
-        """The whole text in which the line stands; empty where it stands in none."""
+        """Return the text around the line; empty if unknown."""
         return next((item.text for item in self.items if item.key == citation.key), "")
 
-    def _searched(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
-        """The items in which ``pattern`` is worth a search."""
+    def _items_to_search(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
+        """Return the items that ``pattern`` may match."""
         if kinds:
-            return self.of(*kinds)
+            return self.items_of(*kinds)
         # Most patterns have a word that is nowhere in the whole node.
-        return self.view(_speaking) if pattern.may_match(self.view(_all_said)) else ()
+        return self.view(_message_items) if pattern.may_match(self.view(_message_text)) else ()
 
 
-def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
-    """The node that ``evidence`` shows."""
-    # What was typed is no message, whatever stands in it.
+def take_snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
+    """Return the node that ``evidence`` shows."""
+    # Typed commands are not messages.
     whole = tuple(item for item in items(evidence) if item.kind != "shell-history")
-    present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
+    present = tuple(now for item in whole if (now := _without_earlier_boots(item)) is not None)
     return Snapshot(present, derive(evidence, image=image), whole)
 
 
-def _of_running_boot(item: Item) -> Item | None:
-    """The item without what it says of earlier boots; None where it says nothing else."""
+def _without_earlier_boots(item: Item) -> Item | None:
+    """Return the item without lines of earlier boots; None if nothing is left."""
     now = boots.of_running(item.source, item.written, item.text)
     if now is None:
         return None
     return item if now == item.text else replace(item, text=now)
 
 
-def _by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
-    """The items that say something, by what they are."""
+def _items_by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
+    """Group the non-empty items by kind."""
     found: dict[Kind, list[Item]] = {}
     for item in snapshot.items:
         if item.is_seen:
@@ -146,71 +150,71 @@ def _by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
     return {kind: tuple(items) for kind, items in found.items()}
 
 
-def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
-    """Where messages stand."""
-    found = (item for item in snapshot.items if item.kind not in _SILENT and item.is_seen)
+def _message_items(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return the items that may contain messages."""
+    found = (item for item in snapshot.items if item.kind not in _WITHOUT_MESSAGES and item.is_seen)
     return tuple(item for item in found if not item.is_register)
 
 
-def _all_said(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(folded) for item in snapshot.view(_speaking))
+def _message_text(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(searchable_text) for item in snapshot.view(_message_items))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
-    """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    if not pattern.may_match(item.view(folded)):
+    """Yield the first dozen lines of ``item`` that ``pattern`` matches."""
+    if not pattern.may_match(item.view(searchable_text)):
         return
     numbers: list[int] = []
     for match in pattern.finditer(item.text):
-        number = line_at(item, match.start())
+        number = line_number_at(item, match.start())
         if number not in numbers[-1:]:
             numbers.append(number)
             yield cite(item, number)
-        if len(numbers) == _CITED:
+        if len(numbers) == _MAX_CITED:
             return
-    wrapped = item.view(_wrapped)
+    wrapped = item.view(_joined_text)
     if not numbers and (first := pattern.search(wrapped)):
         yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
 
 
-def finds(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
-    """The matches of ``pattern`` in the text of ``item``."""
+def find_all(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
+    """Yield the matches of ``pattern`` in the text of ``item``."""
     return pattern.finditer(item.text) if pattern.may_match(item.lowered) else iter(())
 
 
-def find(item: Item, pattern: Pattern) -> re.Match[str] | None:
-    """The first match of ``pattern`` in the text of ``item``."""
-    return next(finds(item, pattern), None)
+def find_first(item: Item, pattern: Pattern) -> re.Match[str] | None:
+    """Return the first match of ``pattern`` in the text of ``item``."""
+    return next(find_all(item, pattern), None)
 
 
-def line_at(item: Item, offset: int) -> int:
-    """The number of the line in which the character at ``offset`` stands."""
+def line_number_at(item: Item, offset: int) -> int:
+    """Return the number of the line in which the character at ``offset`` stands."""
     return item.number_at(offset)
 
 
-def folded(item: Item) -> str:
-    """All that a pattern may be found in, in lower case."""
-    return f"{item.lowered}\n{item.view(_wrapped).lower()}"
+def searchable_text(item: Item) -> str:
+    """Return the text that patterns are searched in, in lower case."""
+    return f"{item.lowered}\n{item.view(_joined_text).lower()}"
 
 
-def _wrapped(item: Item) -> str:
-    """Each line of a short piece with those after it, joined by single spaces, without what the kernel puts before."""
-    if not 2 <= len(item.lines) <= _WRAPPED_LINES or item.kind in _ROWS:
+def _joined_text(item: Item) -> str:
+    """Return each line of a short piece joined with the next two, without the kernel's prefixes."""
+    if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _ROW_KINDS:
         return ""
     lines = [_PREFIX.sub("", line).rstrip() for line in item.lines]
-    return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))
+    return "\n".join(" ".join(lines[start : start + _JOINED_LINES]) for start in range(len(lines)))
 
 
 _PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
-def stated(source: str, words: str, key: str = "") -> Citation:
-    """What gpunode says of the evidence in its own words: a typed fact, or that something does not stand there."""
+def cite_fact(source: str, words: str, key: str = "") -> Citation:
+    """Return a citation in gpunode's own words, of a fact or an absence."""
     return Citation(source, f"({words})", None, key)
 
 
 def cite(item: Item, number: int | None = None) -> Citation:
-    """The line of that number, counted from 1; without one, that the thing is not there or says nothing."""
+    """Return line ``number``, counted from 1; without it the first line, or that there is nothing."""
     if number is not None and 0 < number <= len(item.lines) and item.lines[number - 1].strip():
         return Citation(item.written, item.lines[number - 1], number, item.key)
     first = next((number for number, line in enumerate(item.lines, 1) if line.strip()), None)

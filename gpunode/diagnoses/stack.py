@@ -1,4 +1,4 @@
-"""The stack of a GPU node, from the PCI bus to Kubernetes: what was seen of each layer, and where it breaks."""
+"""Summarize the stack of a GPU node, from the PCI bus to Kubernetes: state and evidence of each layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import STACK, Diagnosis, Finding, StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules, packages, pci, system
-from gpunode.diagnoses.views.inventory import inventory
+from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
 
@@ -20,11 +20,11 @@ State: TypeAlias = Literal["broken", "warned", "affected", "works", "seen", "uns
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """One layer of the stack.
+    """The state of one layer.
 
     Attributes:
-        seen: what is there, a few words; empty where nothing was seen.
-        findings: the causes that were found in it.
+        seen: a few words about what is there; empty if nothing was seen.
+        findings: the causes found in it.
     """
 
     id: StackLayer
@@ -34,25 +34,25 @@ class LayerState:
     findings: tuple[str, ...] = ()
 
 
-def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, ...]:
-    """The layers, the lowest first."""
-    return tuple(_layer(layer, snapshot, diagnosis.findings) for layer in STACK)
+def stack_layers(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, ...]:
+    """Return the layers, the lowest first."""
+    return tuple(_layer_state(layer, snapshot, diagnosis.findings) for layer in STACK)
 
 
-def is_shown_to_work(snapshot: Snapshot) -> bool:
-    """Whether the driver itself answered that it has GPUs: without that, nobody may call a node healthy."""
-    return driver.works(snapshot) or bool(_gpus(snapshot))
+def driver_answers(snapshot: Snapshot) -> bool:
+    """Return whether the driver listed its GPUs, without which a node must not be called healthy."""
+    return driver.works(snapshot) or bool(_nvml_gpus(snapshot))
 
 
-def _layer(layer: StackLayer, snapshot: Snapshot, findings: Iterable[Finding]) -> LayerState:
+def _layer_state(layer: StackLayer, snapshot: Snapshot, findings: Iterable[Finding]) -> LayerState:
     title, look = _LAYERS[layer]
     state, seen = look(snapshot)
     here = tuple(finding for finding in findings if finding.stack_layer == layer)
-    return LayerState(layer, title, _state(here) or state, seen, tuple(finding.cause for finding in here))
+    return LayerState(layer, title, _worst_state(here) or state, seen, tuple(finding.cause for finding in here))
 
 
-def _state(findings: tuple[Finding, ...]) -> State | None:
-    """The worst that the findings of one layer make of it."""
+def _worst_state(findings: tuple[Finding, ...]) -> State | None:
+    """Return the worst state by the findings of one layer; None if they are no faults."""
     serious = [finding for finding in findings if finding.severity != "info"]
     if not serious:
         return None
@@ -61,79 +61,79 @@ def _state(findings: tuple[Finding, ...]) -> State | None:
     return "affected"
 
 
-def _gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
-    answer = snapshot.view(inventory)
+def _nvml_gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
+    answer = snapshot.view(nvml_inventory)
     return answer.gpus if answer else ()
 
 
-def _bus(snapshot: Snapshot) -> tuple[State, str]:
-    found = snapshot.view(pci.gpus)
-    names = dict.fromkeys(gpu.model.name if gpu.model else _plain(gpu.name) for gpu in found)
+def _look_at_bus(snapshot: Snapshot) -> tuple[State, str]:
+    found = snapshot.view(pci.pci_gpus)
+    names = dict.fromkeys(gpu.model.name if gpu.model else _short_name(gpu.name) for gpu in found)
     if found:
         return "works", f"{len(found)} × {', '.join(names)}"
-    return ("seen", "no NVIDIA GPU") if pci.is_listed(snapshot) else ("unseen", "")
+    return ("seen", "no NVIDIA GPU") if pci.is_bus_listed(snapshot) else ("unseen", "")
 
 
-def _plain(name: str) -> str:
+def _short_name(name: str) -> str:
     return name.partition("[")[2].partition("]")[0] or name.replace("NVIDIA Corporation", "").strip()
 
 
-def _kernel(snapshot: Snapshot) -> tuple[State, str]:
+def _look_at_kernel(snapshot: Snapshot) -> tuple[State, str]:
     release = snapshot.view(system.running_kernel)
-    distribution = snapshot.view(system.distro)
+    distribution = snapshot.view(system.find_distro)
     parts = [distribution.name if distribution else "", release]
     return ("seen" if release else "unseen"), ", ".join(part for part in parts if part)
 
 
-def _driver(snapshot: Snapshot) -> tuple[State, str]:
-    loaded = snapshot.view(driver.loaded)
+def _look_at_driver(snapshot: Snapshot) -> tuple[State, str]:
+    loaded = snapshot.view(driver.loaded_version)
     if loaded:
         flavour = {True: ", open modules", False: ", proprietary modules", None: ""}[loaded.is_open]
-        return ("works" if is_shown_to_work(snapshot) else "seen"), f"{loaded.version} loaded{flavour}"
+        return ("works" if driver_answers(snapshot) else "seen"), f"{loaded.version} loaded{flavour}"
     if version := snapshot.view(driver.smi_version):
         return "works", version.version
-    if modules.loaded(snapshot, "nvidia"):
+    if modules.is_module_loaded(snapshot, "nvidia"):
         return "seen", "nvidia is loaded"
-    return ("seen", "not loaded") if modules.loaded(snapshot, "nvidia") is False else ("unseen", "")
+    return ("seen", "not loaded") if modules.is_module_loaded(snapshot, "nvidia") is False else ("unseen", "")
 
 
-def _health(snapshot: Snapshot) -> tuple[State, str]:
-    if gpus := _gpus(snapshot):
+def _look_at_gpus(snapshot: Snapshot) -> tuple[State, str]:
+    if gpus := _nvml_gpus(snapshot):
         return "works", f"{len(gpus)} answer"
     return ("seen", "nvidia-smi answers") if driver.works(snapshot) else ("unseen", "")
 
 
-def _fabric(snapshot: Snapshot) -> tuple[State, str]:
-    switches = snapshot.view(pci.switches)
+def _look_at_fabric(snapshot: Snapshot) -> tuple[State, str]:
+    switches = snapshot.view(pci.nvswitches)
     if switches:
         return "seen", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
-    if any(item.outcome == "ok" and item.text.strip() for item in snapshot.of("nvidia-smi-nvlink")):
+    if any(item.outcome == "ok" and item.text.strip() for item in snapshot.items_of("nvidia-smi-nvlink")):
         return "seen", "links listed"
-    return ("absent", "no NVSwitch") if pci.is_listed(snapshot) else ("unseen", "")
+    return ("absent", "no NVSwitch") if pci.is_bus_listed(snapshot) else ("unseen", "")
 
 
-def _libraries(snapshot: Snapshot) -> tuple[State, str]:
-    library = snapshot.view(driver.library)
+def _look_at_libraries(snapshot: Snapshot) -> tuple[State, str]:
+    library = snapshot.view(driver.library_version)
     cuda = snapshot.view(driver.cuda_version)
     parts = [library.version if library else "", f"CUDA {cuda.version}" if cuda else ""]
     return ("seen" if any(parts) else "unseen"), ", ".join(part for part in parts if part)
 
 
-def _toolkit(snapshot: Snapshot) -> tuple[State, str]:
+def _look_at_toolkit(snapshot: Snapshot) -> tuple[State, str]:
     for name in ("nvidia-container-toolkit", "nvidia-container-toolkit-base"):
-        package = snapshot.view(packages.packages).get(name)
+        package = snapshot.view(packages.listed_packages).get(name)
         if package and package.is_installed:
             return "seen", f"toolkit {package.version}"
-        if packages.installed(snapshot, name) is False:
+        if packages.is_installed(snapshot, name) is False:
             return "absent", "no toolkit"
-    asked = snapshot.of("nvidia-container-cli", "nvidia-ctk")
+    asked = snapshot.items_of("nvidia-container-cli", "nvidia-ctk")
     return ("seen", "") if any(item.outcome == "ok" for item in asked) else ("unseen", "")
 
 
-def _runtime(snapshot: Snapshot) -> tuple[State, str]:
+def _look_at_runtime(snapshot: Snapshot) -> tuple[State, str]:
     answers = {
-        "docker": snapshot.of("docker-info", "docker-version"),
-        "containerd": snapshot.of("containerd-config", "crictl"),
+        "docker": snapshot.items_of("docker-info", "docker-version"),
+        "containerd": snapshot.items_of("containerd-config", "crictl"),
     }
     names = [name for name, items in answers.items() if any(item.outcome == "ok" for item in items)]
     units = (f"{name}.service" for name in ("docker", "containerd", "crio"))
@@ -144,35 +144,35 @@ def _runtime(snapshot: Snapshot) -> tuple[State, str]:
     return ("seen" if found else "unseen"), found
 
 
-def _packages(snapshot: Snapshot) -> tuple[State, str]:
-    known = snapshot.view(packages.packages)
+def _look_at_packages(snapshot: Snapshot) -> tuple[State, str]:
+    known = snapshot.view(packages.listed_packages)
     manager = system.package_manager(snapshot)
     return ("seen", f"{manager}: {len(known)} listed") if known else ("unseen", "")
 
 
-def _programs(snapshot: Snapshot) -> tuple[State, str]:
-    return ("seen", "") if snapshot.of("application", "container-run") else ("unseen", "")
+def _look_at_programs(snapshot: Snapshot) -> tuple[State, str]:
+    return ("seen", "") if snapshot.items_of("application", "container-run") else ("unseen", "")
 
 
-def _kubernetes(snapshot: Snapshot) -> tuple[State, str]:
+def _look_at_kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
         return ("seen", kubelet.value.kind) if kubelet.value else ("absent", "no kubelet")
-    asked = snapshot.of("kubernetes-node", "kubernetes-pod", "kubernetes-log", "kubernetes")
+    asked = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes-log", "kubernetes")
     return ("seen", "") if asked else ("unseen", "")
 
 
 _LAYERS: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, str]]]]] = {
-    "pci": ("PCI bus", _bus),
-    "gpu": ("GPU", _health),
-    "kernel": ("kernel", _kernel),
-    "packages": ("packages", _packages),
-    "driver": ("driver", _driver),
-    "fabric": ("NVLink", _fabric),
-    "libraries": ("libraries", _libraries),
-    "toolkit": ("toolkit, CDI", _toolkit),
-    "runtime": ("container runtime", _runtime),
-    "programs": ("programs", _programs),
-    "kubernetes": ("Kubernetes", _kubernetes),
+    "pci": ("PCI bus", _look_at_bus),
+    "gpu": ("GPU", _look_at_gpus),
+    "kernel": ("kernel", _look_at_kernel),
+    "packages": ("packages", _look_at_packages),
+    "driver": ("driver", _look_at_driver),
+    "fabric": ("NVLink", _look_at_fabric),
+    "libraries": ("libraries", _look_at_libraries),
+    "toolkit": ("toolkit, CDI", _look_at_toolkit),
+    "runtime": ("container runtime", _look_at_runtime),
+    "programs": ("programs", _look_at_programs),
+    "kubernetes": ("Kubernetes", _look_at_kubernetes),
 }
 TITLES: Final[Mapping[StackLayer, str]] = {layer: title for layer, (title, _) in _LAYERS.items()}

@@ -1,7 +1,7 @@
-"""Which driver drives which GPU: branches that came too early or end too soon, and the wrong kind of modules.
+"""Match drivers and GPUs: branches too old or too new for a GPU, and the wrong kind of modules.
 
-The kernel log names it where the driver refused a GPU. Before that the catalog tells: by the device id, the branches
-that know the GPU and whether it takes the open modules, and by the module or packages, version and licence.
+The kernel log reports a refused GPU. Otherwise the catalog tells by device id which branches and modules drive it; the
+module or packages tell version and licence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
-from gpunode.diagnoses.remedies import by_hand, fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.remedies import (
+    align_fabric_manager,
+    install_guest_driver,
+    is_supported,
+    manual_step,
+    reboot,
+    run_step,
+    uninstall,
+)
 from gpunode.diagnoses.signs import (
     all_of,
     any_of,
@@ -41,19 +49,19 @@ OPEN: Final = "open-module-on-pre-turing"
 CLOSED: Final = "proprietary-module-on-blackwell"
 
 
-def _refusal(pattern: str) -> Sign:
+def _refusal_sign(pattern: str) -> Sign:
     return any_of(kernel_line(pattern), message_line(pattern))
 
 
-_IGNORED: Final = _refusal(
+_IGNORED: Final = _refusal_sign(
     r"supported through the NVIDIA \d{2,3}\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers"
 )
-_NO_GSP: Final = _refusal(
+_NO_GSP: Final = _refusal_sign(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
-_NEEDS_OPEN: Final = _refusal(r"requires use of the NVIDIA open kernel modules")
-_UNKNOWN: Final = _refusal(
+_NEEDS_OPEN: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")
+_UNKNOWN: Final = _refusal_sign(
     rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
 _REFUSED: Final = any_of(_IGNORED, _NO_GSP, _NEEDS_OPEN, _UNKNOWN)
@@ -66,12 +74,12 @@ _CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-l
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class InstalledDriver:
     """The driver of this node.
 
     Attributes:
-        version: empty where nothing shows it.
-        is_open: whether its modules are the open ones; None where nothing shows it.
+        version: empty if unknown.
+        is_open: it has the open modules; None if unknown.
     """
 
     version: str
@@ -80,37 +88,37 @@ class Release:
 
     @property
     def branch(self) -> int:
-        """The number before the first dot; 0 where the version is not known."""
+        """The number before the first dot; 0 if unknown."""
         return whole(self.version.partition(".")[0]) or 0
 
 
-def release(snapshot: Snapshot) -> Release:
-    """The driver that is loaded, else the one on disk, in the packages, or that refused a GPU."""
-    seen = [one for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
-    installed = [one for one in driver.packaged(snapshot) if one.is_installed][:1]
-    versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing(snapshot)]
+def installed_driver(snapshot: Snapshot) -> InstalledDriver:
+    """Return the driver that is loaded, else on disk, in packages, or that refused a GPU."""
+    seen = [one for one in (driver.loaded_version(snapshot), driver.on_disk_version(snapshot)) if one is not None]
+    installed = [one for one in driver.driver_packages(snapshot) if one.is_installed][:1]
+    versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing_versions(snapshot)]
     kinds = [(one.is_open, one.citation) for one in seen]
     kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_info)]
     kinds += _kinds_of_packages(snapshot)
     is_open, place = next((one for one in kinds if one[0] is not None), (None, None))
     cited = (*(one.citation for one in (seen or installed)), *filter(None, [place]))
-    return Release(versions[0] if versions else "", is_open, tuple(dict.fromkeys(cited)))
+    return InstalledDriver(versions[0] if versions else "", is_open, tuple(dict.fromkeys(cited)))
 
 
-def _refusing(snapshot: Snapshot) -> Iterator[str]:
-    messages = (_REFUSING.search(message.text) for message in kernel.said(snapshot, _REFUSING))
+def _refusing_versions(snapshot: Snapshot) -> Iterator[str]:
+    messages = (_REFUSING.search(message.text) for message in kernel.matching_messages(snapshot, _REFUSING))
     yield from (match["version"] for match in (*messages, snapshot.match(_REFUSING)) if match)
 
 
 def _kinds_of_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
-    is_open = [one for one in packages.matching(snapshot, *_OPEN_PACKAGES) if one.is_installed]
-    closed = [one for one in packages.matching(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
+    is_open = [one for one in packages.matching_packages(snapshot, *_OPEN_PACKAGES) if one.is_installed]
+    closed = [one for one in packages.matching_packages(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
     closed = [one for one in closed if one.is_installed]
     return [(bool(is_open), (is_open or closed)[0].citation)] if bool(is_open) != bool(closed) else []
 
 
-def _cause(model: GpuModel, found: Release) -> str:
-    """What keeps a driver from a GPU, by the catalog alone; a GPU that no list has is not judged."""
+def _misfit_cause(model: GpuModel, found: InstalledDriver) -> str:
+    """Return the cause that keeps the driver from the GPU by the catalog; empty for unknown GPUs."""
     branch = found.branch
     if branch and model.last_branch is not None and branch > model.last_branch:
         return LEGACY
@@ -123,111 +131,115 @@ def _cause(model: GpuModel, found: Release) -> str:
     return ""
 
 
-def _misfits(snapshot: Snapshot, cause: str) -> list[cards.Card]:
-    """The GPUs that the installed driver does not drive for this reason."""
-    return [card for card in snapshot.view(cards.cards) if _cause(card.model, snapshot.view(release)) == cause]
+def _misfit_cards(snapshot: Snapshot, cause: str) -> list[cards.GpuCard]:
+    """Return the GPUs that the installed driver does not drive for this reason."""
+    return [
+        card
+        for card in snapshot.view(cards.gpu_cards)
+        if _misfit_cause(card.model, snapshot.view(installed_driver)) == cause
+    ]
 
 
-def _by_catalog(cause: str) -> Sign:
-    """The GPUs that the installed driver does not drive, with the driver; what the kernel log says goes before."""
+def _catalog_sign(cause: str) -> Sign:
+    """Return the sign of GPUs that the installed driver does not drive, unless the log tells."""
 
     def read(snapshot: Snapshot) -> Iterable[Citation]:
-        misfits = [card.citation for card in _misfits(snapshot, cause)]
-        return (*misfits, *snapshot.view(release).citations) if misfits else ()
+        misfits = [card.citation for card in _misfit_cards(snapshot, cause)]
+        return (*misfits, *snapshot.view(installed_driver).citations) if misfits else ()
 
     return unless(custom_sign(read), _REFUSED)
 
 
-def _named(cause: str, words: str) -> Callable[[Snapshot], str]:
-    """The sentence ``words`` with the GPU and the driver of this node."""
+def _summary_of(cause: str, words: str) -> Callable[[Snapshot], str]:
+    """Return the summary ``words`` with the GPU and the driver of this node."""
 
     def summary(snapshot: Snapshot) -> str:
-        known = snapshot.view(cards.cards)
-        card = next(iter(_misfits(snapshot, cause)), known[0] if len(known) == 1 else None)
+        known = snapshot.view(cards.gpu_cards)
+        card = next(iter(_misfit_cards(snapshot, cause)), known[0] if len(known) == 1 else None)
         gpu = card.model.label if card else "this GPU"
-        return words.format(gpu=gpu, driver=f"driver {snapshot.view(release).version}".rstrip())
+        return words.format(gpu=gpu, driver=f"driver {snapshot.view(installed_driver).version}".rstrip())
 
     return summary
 
 
-def undriven(snapshot: Snapshot) -> frozenset[str]:
-    """The addresses of the GPUs that the driver does not take up; an empty one for each of which no address is known.
+def undriven_gpus(snapshot: Snapshot) -> frozenset[str]:
+    """Return the addresses of GPUs that the driver rejects; an empty one if unknown.
 
-    That nvidia-smi does not show them is as it must be.
+    nvidia-smi cannot show them.
     """
-    known, found = snapshot.view(cards.cards), snapshot.view(release)
-    left = frozenset(card.address for card in known if _cause(card.model, found))
+    known, found = snapshot.view(cards.gpu_cards), snapshot.view(installed_driver)
+    left = frozenset(card.address for card in known if _misfit_cause(card.model, found))
     return left or frozenset({""} if snapshot.view(_REFUSED) else ())
 
 
 def _shows_all(snapshot: Snapshot) -> bool:
-    shown = [one.count for one in snapshot.view(boards.inventories) if one.count is not None]
-    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(cards.cards)))
+    shown = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
+    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(cards.gpu_cards)))
 
 
 def _drives_others(snapshot: Snapshot) -> bool:
-    """Whether the installed driver drives another GPU of the node."""
-    found, models = snapshot.view(release), {card.model for card in snapshot.view(cards.cards)}
-    return bool(found.branch) and len(models) > 1 and any(not _cause(model, found) for model in models)
+    """Return whether the installed driver drives another GPU of the node."""
+    found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(cards.gpu_cards)}
+    return bool(found.branch) and len(models) > 1 and any(not _misfit_cause(model, found) for model in models)
 
 
-def _left(snapshot: Snapshot) -> Iterator[Fix]:
-    """The driver as it is, where it drives other GPUs of the node and none that is maintained drives all."""
-    common = choose([card.model for card in snapshot.view(cards.cards)], Driver())
+def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
+    """Yield the advice to keep the driver if it drives other GPUs and no maintained one drives all."""
+    common = choose([card.model for card in snapshot.view(cards.gpu_cards)], Driver())
     if _drives_others(snapshot) and not isinstance(common, Choice):
         text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
-        yield by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
+        yield manual_step("hardware", f"{text}; where this GPU is to be used, put it into another machine")
 
 
-def _install(snapshot: Snapshot, *, keep: bool = False) -> Fix:
-    """The driver for all GPUs of this node; of the installed branch where that may stay."""
-    models = tuple(card.model for card in snapshot.view(cards.cards))
-    here = branches.find(snapshot.view(release).branch)
+def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
+    """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
+    models = tuple(card.model for card in snapshot.view(cards.gpu_cards))
+    here = branches.find(snapshot.view(installed_driver).branch)
     if guests.is_vgpu(snapshot):
-        return guest_driver("install a driver that fits this share of a GPU")
+        return install_guest_driver("install a driver that fits this share of a GPU")
     found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
     chosen = found if isinstance(found, Choice) else choose(models, Driver())
-    if takes_gpunode(snapshot) and isinstance(chosen, Choice):
+    if is_supported(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
-        return run("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
-    return packaged.installing(snapshot, "install the driver that this GPU takes")
+        return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
+    return packaged.install_driver_packages(snapshot, "install the driver that this GPU takes")
 
 
-def _other_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
+def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := tuple(_left(snapshot)):
+        if left := tuple(_keep_driver(snapshot)):
             yield from left
             return
-        yield _install(snapshot, keep=keep)
-        yield from fabric_manager_too(snapshot)
+        yield _install_step(snapshot, keep=keep)
+        yield from align_fabric_manager(snapshot)
         yield reboot()
 
     return remedy
 
 
-def _in_the_place_of(old: str, *, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
-    """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
+def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
+    """Return the remedy that replaces the driver's packages."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := tuple(_left(snapshot)):
+        if left := tuple(_keep_driver(snapshot)):
             yield from left
             return
-        names = [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]
-        instead = _install(snapshot, keep=keep)
+        names = [one.name for one in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
+        instead = _install_step(snapshot, keep=keep)
         if names and instead.commands:
             yield uninstall(snapshot, f"remove the packages {old}", *names)
             yield instead
         else:
             yield replace(instead, kind="remove", text=f"replace the packages {old}: {instead.text}")
-        yield from fabric_manager_too(snapshot)
+        yield from align_fabric_manager(snapshot)
         yield reboot()
 
     return remedy
 
 
-def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
-    return predicate(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
+def _model_sign(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
+    return predicate(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.gpu_models)), words)
 
 
 def _is_ended(model: GpuModel) -> bool:
@@ -235,18 +247,20 @@ def _is_ended(model: GpuModel) -> bool:
     return last is not None and not last.active
 
 
-_DROPPED: Final = custom_sign(lambda snapshot: (card.citation for card in _misfits(snapshot, LEGACY)))
-_OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
-_NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
-_WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
-_ENDED: Final = _any_model(_is_ended, "a GPU that no maintained branch drives")
-_VERSION: Final = predicate(lambda snapshot: bool(snapshot.view(release).version), "the driver's version is known")
+_DROPPED: Final = custom_sign(lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY)))
+_OLD_GPU: Final = _model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
+_NEW_GPU: Final = _model_sign(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
+_WITHOUT_GSP: Final = _model_sign(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
+_ENDED: Final = _model_sign(_is_ended, "a GPU that no maintained branch drives")
+_VERSION: Final = predicate(
+    lambda snapshot: bool(snapshot.view(installed_driver).version), "the driver's version is known"
+)
 _FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
 _OPEN_ON_DISK: Final = predicate(
-    lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed"
+    lambda snapshot: snapshot.view(installed_driver).is_open is True, "the open modules are installed"
 )
 _CLOSED_ON_DISK: Final = predicate(
-    lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
+    lambda snapshot: snapshot.view(installed_driver).is_open is False, "the proprietary modules are installed"
 )
 _FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, predicate(_drives_others, "the driver drives another GPU"))
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
@@ -278,12 +292,12 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/siderolabs/talos/issues/8764",
             ),
             decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
-            typical=any_of(_by_catalog(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
+            typical=any_of(_catalog_sign(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
             latent=_FOR_OTHERS,
-            summary=_named(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
+            summary=_summary_of(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
             context=_OLD_GPU,
             against=_AGAINST,
-            remedy=_in_the_place_of("of the branch that no longer drives this GPU"),
+            remedy=_replace_packages("of the branch that no longer drives this GPU"),
             explains=chains.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
         Rule(
@@ -306,12 +320,12 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
             ),
             decisive=unless(_UNKNOWN, _DROPPED),
-            typical=_by_catalog(TOO_NEW),
+            typical=_catalog_sign(TOO_NEW),
             latent=_FOR_OTHERS,
-            summary=_named(TOO_NEW, "{driver} does not know {gpu}: it is older than that GPU"),
+            summary=_summary_of(TOO_NEW, "{driver} does not know {gpu}: it is older than that GPU"),
             context=_NEW_GPU,
             against=_AGAINST,
-            remedy=_other_driver(),
+            remedy=_change_driver(),
             explains=chains.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
         ),
         Rule(
@@ -330,12 +344,12 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             decisive=_NO_GSP,
-            typical=any_of(_by_catalog(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
+            typical=any_of(_catalog_sign(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
             latent=_FOR_OTHERS,
-            summary=_named(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
+            summary=_summary_of(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=_AGAINST,
-            remedy=_other_driver(keep=True),
+            remedy=_change_driver(keep=True),
             explains=chains.NO_DRIVER,
         ),
         Rule(
@@ -356,15 +370,15 @@ FAMILY: Final = RuleFamily(
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             decisive=_NEEDS_OPEN,
             typical=any_of(
-                _by_catalog(CLOSED),
+                _catalog_sign(CLOSED),
                 unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
                 all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
             ),
             latent=_FOR_OTHERS,
-            summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
+            summary=_summary_of(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=_AGAINST,
-            remedy=_in_the_place_of("with the proprietary kernel modules", keep=True),
+            remedy=_replace_packages("with the proprietary kernel modules", keep=True),
             explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
         ),
     ),

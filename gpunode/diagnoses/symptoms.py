@@ -19,7 +19,7 @@ from gpunode.diagnoses.views import driver, in_container, pci
 NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = predicate(driver.works, "nvidia-smi answers")
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
-IN_CONTAINER: Final = custom_sign(in_container.marks)
+IN_CONTAINER: Final = custom_sign(in_container.container_marks)
 NO_DRIVER: Final = message_line(
     r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
@@ -70,7 +70,7 @@ GPU_LOST: Final = message_line(
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
 )
 SMI_HANGS: Final = any_of(
-    custom_sign(driver.hangs),
+    custom_sign(driver.unanswered_queries),
     message_line(
         r"nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
         r"|^real\s+[1-9]\d*m",

@@ -1,7 +1,7 @@
-"""Systems on which gpunode does not install: where their driver comes from, and which commands they lack.
+"""Adapt remedies to systems that gpunode does not set up: how they install drivers, which commands they lack.
 
-No remedy knows all of them. So what a remedy has to be done is fitted to the system at the end: a step with a command
-that the system does not have is left in words, and the first that installs something names the system's own way.
+Remedies do not know these systems. At the end, a step with a missing command keeps only its text, and the first step
+that installs something names the system's own method.
 """
 
 from __future__ import annotations
@@ -31,98 +31,99 @@ _CLOSED: Final = _IMAGE | {"sudo"}
 _OF_CLUSTER: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
 
-class System(NamedTuple):
-    """A system that is kept in a way of its own.
+class SpecialSystem(NamedTuple):
+    """A system with its own way of installing software.
 
     Attributes:
-        way: how it comes to a driver and to the toolkit, and where that is documented.
-        ids: by which os-release names it, or one that it is like; or how the names of its kernels end.
-        lacks: programs that it does not have, or that change what it puts back.
+        install_method: how to install driver and toolkit, and where that is documented.
+        ids: ids of os-release, or suffixes of kernel names.
+        missing_programs: programs that it lacks, or whose changes it reverts.
     """
 
     name: str
-    way: str
+    install_method: str
     ids: tuple[str, ...] = ()
-    lacks: frozenset[str] = _IMAGE
+    missing_programs: frozenset[str] = _IMAGE
 
 
 _SYSTEMS: Final = (
-    System("WSL2", "in Windows, with NVIDIA's driver for Windows; wsl --shutdown starts WSL anew", ("-WSL2",),
+    SpecialSystem("WSL2", "in Windows, with NVIDIA's driver for Windows; wsl --shutdown starts WSL anew", ("-WSL2",),
            _BOOT | {"dkms", "akmods", "reboot", "modprobe"}),
-    System("TrueNAS", "in its web interface, Apps, Settings, Install NVIDIA Drivers", ("+truenas",)),
-    System("Unraid", "the plugin Nvidia-Driver, on its page in Settings", ("unraid", "unraid-os", "-Unraid")),
-    System("Talos", "the system extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit "
+    SpecialSystem("TrueNAS", "in its web interface, Apps, Settings, Install NVIDIA Drivers", ("+truenas",)),
+    SpecialSystem("Unraid", "the plugin Nvidia-Driver, on its page in Settings", ("unraid", "unraid-os", "-Unraid")),
+    SpecialSystem("Talos", "the system extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit "
            "(https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu)",
            ("talos", "-talos"), _CLOSED),
-    System("Bottlerocket", "the variants with -nvidia in their name bring driver, toolkit and device plugin "
+    SpecialSystem("Bottlerocket", "the variants with -nvidia in their name bring driver, toolkit and device plugin "
            "(https://bottlerocket.dev/en/os/1.56.x/version-information/gpu-drivers/)", ("bottlerocket",), _CLOSED),
-    System("Container-Optimized OS", "Google's installer, cos-extensions install gpu "
+    SpecialSystem("Container-Optimized OS", "Google's installer, cos-extensions install gpu "
            "(https://cloud.google.com/container-optimized-os/docs/how-to/run-gpus)", ("cos",)),
-    System("Flatcar", "its sysext of NVIDIA's drivers "
+    SpecialSystem("Flatcar", "its sysext of NVIDIA's drivers "
            "(https://www.flatcar.org/docs/latest/setup/customization/using-nvidia)", ("flatcar", "-flatcar")),
-    System("RHEL CoreOS", "NVIDIA's GPU Operator brings it in its own containers "
+    SpecialSystem("RHEL CoreOS", "NVIDIA's GPU Operator brings it in its own containers "
            "(https://docs.nvidia.com/datacenter/cloud-native/openshift/latest/index.html)", ("rhcos", "scos")),
-    System("NixOS", "hardware.nvidia.open and hardware.nvidia-container-toolkit.enable in its configuration, then "
-           "nixos-rebuild switch (https://wiki.nixos.org/wiki/NVIDIA)", ("nixos",)),
-    System("Gentoo", "emerge --ask x11-drivers/nvidia-drivers (https://wiki.gentoo.org/wiki/NVIDIA/nvidia-drivers)",
+    SpecialSystem("NixOS", "hardware.nvidia.open and hardware.nvidia-container-toolkit.enable in its configuration, "
+           "then nixos-rebuild switch (https://wiki.nixos.org/wiki/NVIDIA)", ("nixos",)),
+    SpecialSystem("Gentoo", "emerge --ask x11-drivers/nvidia-drivers (https://wiki.gentoo.org/wiki/NVIDIA/nvidia-drivers)",
            ("gentoo", "-gentoo"), _PACKAGES),
-    System("Alpine", "none: the driver's libraries need glibc, and Alpine has musl; a system with glibc can run it",
+    SpecialSystem("Alpine", "none: the driver's libraries need glibc, and Alpine has musl; a system with glibc can "
+           "run it",
            ("alpine",)),
-    System("Azure Linux", "with tdnf, from https://packages.microsoft.com/azurelinux/3.0/prod/nvidia/",
+    SpecialSystem("Azure Linux", "with tdnf, from https://packages.microsoft.com/azurelinux/3.0/prod/nvidia/",
            ("azurelinux", "mariner"), _PACKAGES),
-    System("SUSE Linux Micro", "transactional-update pkg install, then reboot",
+    SpecialSystem("SUSE Linux Micro", "transactional-update pkg install, then reboot",
            ("sl-micro", "sle-micro", "suse-microos", "opensuse-microos", "opensuse-leap-micro"), _PACKAGES),
 )  # fmt: skip
-_OSTREE: Final = System(
+_OSTREE: Final = SpecialSystem(
     "ostree", "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)", (), _PACKAGES | {"dkms"}
 )
-_BEFORE_DNF: Final = System("yum", "with yum, which this system has in the place of dnf", (), _DNF)
+_BEFORE_DNF: Final = SpecialSystem("yum", "with yum, which this system has in the place of dnf", (), _DNF)
 # The system is booted from a tree of ostree's, as image mode of RHEL and Fedora's Atomic desktops are.
 _IN_A_TREE: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
 )
-_KEPT_BY: Final = frozenset({"debian", "ubuntu", "rhel", "fedora", "centos", "suse", "sles", "opensuse", "arch"})
+_PACKAGE_BASED: Final = frozenset({"debian", "ubuntu", "rhel", "fedora", "centos", "suse", "sles", "opensuse", "arch"})
 
 
-def of(snapshot: Snapshot) -> System | None:
-    """The system, where it is kept in a way of its own; None for one of the usual, and where nothing names it."""
-    known, running = system.distro(snapshot), system.running_kernel(snapshot)
+def special_system(snapshot: Snapshot) -> SpecialSystem | None:
+    """Return the special system; None for a usual or unknown one."""
+    known, running = system.find_distro(snapshot), system.running_kernel(snapshot)
     names = {known.id, *known.like} if known else set[str]()
-    own = {known.id} if known and names & _KEPT_BY else names
+    own = {known.id} if known and names & _PACKAGE_BASED else names
     for one in _SYSTEMS:
         if any(name in own or (name[0] in "-+" and running.endswith(name)) for name in one.ids):
             return one
     released = (*snapshot.files("*/os-release"), *snapshot.files("/proc/cmdline"))
     if any(_IN_A_TREE.search(line) for item in released for line in item.lines):
         return _OSTREE
-    if snapshot.view(system.has_yum_alone):
+    if snapshot.view(system.has_yum_only):
         return _BEFORE_DNF
-    if known is None or known.id == "linux" or system.is_kept_by_packages(snapshot):
+    if known is None or known.id == "linux" or system.uses_known_package_manager(snapshot):
         return None
-    return System(known.name, "", (), _PACKAGES)
+    return SpecialSystem(known.name, "", (), _PACKAGES)
 
 
-def fitted(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
-    """What is to be done, with the commands that this system has."""
-    own = snapshot.view(of)
-    return tuple(fixes) if own is None else tuple(_in_its_way(own, fixes))
+def fit_fixes(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
+    """Return the fixes with only the commands that this system has."""
+    own = snapshot.view(special_system)
+    return tuple(fixes) if own is None else tuple(_adapt_fixes(own, fixes))
 
 
-def fitted_look(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
-    """What is to be looked at, without the commands that this system does not have; the same where none is left."""
-    own = snapshot.view(of)
-    return tuple(one for one in look_at if own is None or not _words(one) & own.lacks) or look_at
+def fit_look_at(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
+    """Return the commands that this system has; all if none is left."""
+    own = snapshot.view(special_system)
+    return tuple(one for one in look_at if own is None or not _command_words(one) & own.missing_programs) or look_at
 
 
-def _in_its_way(own: System, steps: Iterable[Fix]) -> Iterator[Fix]:
-    is_told = not own.way
+def _adapt_fixes(own: SpecialSystem, steps: Iterable[Fix]) -> Iterator[Fix]:
+    is_told = not own.install_method
     for fix in steps:
         is_first = fix.kind == "install" and not is_told
         # A part of what belongs together is worse than nothing.
-        if all(_has(own, one) for one in fix.commands) and (fix.commands or not is_first):
+        if all(_can_run(own, one) for one in fix.commands) and (fix.commands or not is_first):
             yield fix
             continue
-        how = f"the way of {own.name}: {own.way}" if is_first else f"by the means of {own.name}"
+        how = f"the way of {own.name}: {own.install_method}" if is_first else f"by the means of {own.name}"
         is_told = is_told or is_first
         yield replace(fix, text=f"{fix.text}, {how}", commands=())
 
@@ -130,10 +131,10 @@ def _in_its_way(own: System, steps: Iterable[Fix]) -> Iterator[Fix]:
 _WORD: Final = Pattern(r"[\w.+-]+")
 
 
-def _words(command: str) -> frozenset[str]:
+def _command_words(command: str) -> frozenset[str]:
     return frozenset(_WORD.findall(command))
 
 
-def _has(own: System, command: str) -> bool:
-    words = _words(command)
-    return not words & own.lacks and (own.lacks is not _CLOSED or bool(words & _OF_CLUSTER))
+def _can_run(own: SpecialSystem, command: str) -> bool:
+    words = _command_words(command)
+    return not words & own.missing_programs and (own.missing_programs is not _CLOSED or bool(words & _OF_CLUSTER))

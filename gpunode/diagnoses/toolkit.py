@@ -12,17 +12,17 @@ from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import register_runtime, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, install, restart, run, setup_step
+from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import containerd, system, toolkit
-from gpunode.diagnoses.views.engine import engine
+from gpunode.diagnoses.views.engine import container_engine
 
 # Whether it is there.
 
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
 _SEARCHED_IN_VAIN: Final = custom_sign(
-    lambda snapshot: (one for one in snapshot.view(toolkit.absent) if "nvidia-c" in one.source)
+    lambda snapshot: (one for one in snapshot.view(toolkit.absence_lines) if "nvidia-c" in one.source)
 )
 _REGISTERED: Final = any_of(
     file_line("*daemon.json", r"\"path\"\s*:\s*\"(?:/usr/bin/)?nvidia-container-runtime\""),
@@ -37,21 +37,22 @@ _GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, sym
 _OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
 
-def _install(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _packages(snapshot, "install the toolkit from NVIDIA's repository")
-    if engine(snapshot) == "podman":
+def _install_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from _package_steps(snapshot, "install the toolkit from NVIDIA's repository")
+    if container_engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
-        yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
-    elif containerd.product(snapshot) in {"k3s", "rke2"}:
+        yield run_step("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
+    elif containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}:
         yield restart_rancher(
-            containerd.product(snapshot), "which looks for the toolkit when it starts and registers it by itself"
+            containerd.kubernetes_product(snapshot),
+            "which looks for the toolkit when it starts and registers it by itself",
         )
     else:
         text = "register it with this container runtime, or name the one that is in use instead"
-        yield run("configure", text, register_runtime(snapshot))
+        yield run_step("configure", text, register_runtime(snapshot))
 
 
-def _packages(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
+def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
         by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
         yield setup_step(snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
@@ -63,10 +64,10 @@ def _packages(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterab
 
 
 _OLD: Final = custom_sign(
-    lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if one.numbers < (1, 8))
+    lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers < (1, 8))
 )
 _NEW: Final = custom_sign(
-    lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if one.numbers >= (1, 8))
+    lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers >= (1, 8))
 )
 _CGROUP_V2: Final = any_of(
     message_line(r"Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2"),
@@ -78,9 +79,9 @@ _NO_CGROUP: Final = message_line(
 )
 
 
-def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
+def _upgrade_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     text = "bring the toolkit to a current version: 1.8 is the first that knows cgroup v2"
-    yield from _packages(snapshot, text, upgrade=True)
+    yield from _package_steps(snapshot, text, upgrade=True)
     yield restart("docker.service", when="docker is the runtime")
 
 
@@ -91,11 +92,11 @@ _CONFIG: Final = "*nvidia-container-runtime/config.toml"
 
 
 def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
-    """A listing that shows the folder of a driver container empty, or its own folder without it."""
-    for item in snapshot.of("listing"):
+    """Yield a listing that shows the folder of a driver container empty, or its own folder without it."""
+    for item in snapshot.items_of("listing"):
         names = {text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")}
         if item.written == "/run/nvidia/*" and "/run/nvidia/driver" not in names:
-            yield stated(item.written, "no /run/nvidia/driver", item.key)
+            yield cite_fact(item.written, "no /run/nvidia/driver", item.key)
         elif item.subject.rstrip("/") == "/run/nvidia/driver" and not names - {".", ".."}:
             yield cite(item)
 
@@ -114,7 +115,7 @@ _TOOLKIT_FAILS: Final = message_line(
 _DRIVER_CONTAINER: Final = custom_sign(
     lambda node: (
         cite(item)
-        for item in node.of("listing")
+        for item in node.items_of("listing")
         if item.subject.startswith("/run/nvidia/driver") and {"lib", "usr"} & {*item.text.split()}
     )
 )
@@ -130,11 +131,11 @@ _NO_LDCONFIG: Final = message_line(
 )
 
 
-def _lacks_real(snapshot: Snapshot) -> Iterator[Citation]:
-    """What shows that there is no ldconfig.real."""
+def _missing_ldconfig_real(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the evidence that there is no ldconfig.real."""
     for item in snapshot.items:
         if item.written == "/sbin/ldconfig*" and item.text.strip() and _REAL not in item.text:
-            yield stated(item.written, f"no {_REAL}", item.key)
+            yield cite_fact(item.written, f"no {_REAL}", item.key)
         elif item.outcome == "absent" and item.where == "host" and _REAL in (item.subject, item.written[-len(_REAL) :]):
             yield cite(item)
 
@@ -142,27 +143,27 @@ def _lacks_real(snapshot: Snapshot) -> Iterator[Citation]:
 _SET: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
 _SET_REAL: Final = any_of(file_line(_CONFIG, rf"{_SET}\.real"), message_line(rf"{_SET}\.real"))
 _NOT_UBUNTU: Final = predicate(
-    lambda node: (known := system.distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
+    lambda node: (known := system.find_distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
     "the system is not Ubuntu, which alone has it",
 )
 _WRAPPER: Final = message_line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
 
 
-def _set(*entries: str) -> tuple[Command, ...]:
+def _set_config(*entries: str) -> tuple[Command, ...]:
     start = ("sudo", "gpunode", "ctk", "config", "--in-place", "--set")
     return tuple(command(*start, f"nvidia-container-cli.{entry}") for entry in entries)
 
 
 def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
     path = _REAL if snapshot.view(_WRAPPER) else "/sbin/ldconfig"
-    yield run("configure", f"let the toolkit run {path} of the host", *_set(f"ldconfig=@{path}"))
+    yield run_step("configure", f"let the toolkit run {path} of the host", *_set_config(f"ldconfig=@{path}"))
 
 
-def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "let the toolkit take the driver of the host", *_set("root=/"))
+def _reset_root(snapshot: Snapshot) -> Iterable[Fix]:
+    yield run_step("configure", "let the toolkit take the driver of the host", *_set_config("root=/"))
     ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_REAL}"
-    yield run("configure", "and run the host's ldconfig", *_set(f"ldconfig={ldconfig}"))
-    yield by_hand(
+    yield run_step("configure", "and run the host's ldconfig", *_set_config(f"ldconfig={ldconfig}"))
+    yield manual_step(
         "configure",
         "say the same to the GPU Operator, which would write it again: driver.enabled=false",
         when="the GPU Operator brings the toolkit",
@@ -191,12 +192,12 @@ _OLD_FORM: Final = message_line(
 )
 
 
-def _today(snapshot: Snapshot) -> Iterable[Fix]:
+def _modernize(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_OLD_FORM) and not snapshot.view(_OLD_PACKAGE):
-        yield run("application", "use the form of today", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
+        yield run_step("application", "use the form of today", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
     else:
         text = "install nvidia-container-toolkit from the one repository of today"
-        yield from _packages(snapshot, text, upgrade=True)
+        yield from _package_steps(snapshot, text, upgrade=True)
 
 
 FAMILY: Final = RuleFamily(
@@ -215,10 +216,10 @@ FAMILY: Final = RuleFamily(
                 "fails with nvidia-container-runtime not found."
             ),
             sources=("https://github.com/docker/cli/issues/2425", TOOLKIT_GUIDE),
-            decisive=unless(all_of(toolkit.absent, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
+            decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
             typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
             symptoms=_GPU_REQUESTS_FAIL,
-            against=(toolkit.present, symptoms.NO_GPU),
+            against=(toolkit.presence_lines, symptoms.NO_GPU),
             may_be_normal=True,
             look_at=(
                 Shell("nvidia-ctk --version"),
@@ -226,9 +227,9 @@ FAMILY: Final = RuleFamily(
             ),
             share=5,
             summary="nvidia-container-toolkit is not installed, so no container can be given a GPU",
-            remedy=_install,
+            remedy=_install_toolkit,
             explains=NO_TOOLKIT | {"old-command-form"},
-            context=toolkit.absent,
+            context=toolkit.absence_lines,
         ),
         Rule(
             cause="toolkit-too-old-cgroupv2",
@@ -255,7 +256,7 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
             summary="the toolkit is from before 1.8 and knows cgroup v1 alone, and this system has cgroup v2",
-            remedy=_upgrade,
+            remedy=_upgrade_toolkit,
             explains=NO_RUNTIME,
         ),
         Rule(
@@ -283,7 +284,7 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
             share=1,
             summary="the toolkit is told that the driver lies in a tree of its own, and it is the host's",
-            remedy=_own_root,
+            remedy=_reset_root,
             explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
         ),
         Rule(
@@ -301,9 +302,9 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/NVIDIA/nvidia-docker/issues/614",
                 "https://github.com/NVIDIA/nvidia-docker/issues/587",
             ),
-            decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, custom_sign(_lacks_real))),
+            decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, custom_sign(_missing_ldconfig_real))),
             typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")),
-            symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_lacks_real)),
+            symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, custom_sign(_missing_ldconfig_real)),
             context=any_of(_SET_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
             may_be_normal=True,
             look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
@@ -326,7 +327,7 @@ FAMILY: Final = RuleFamily(
             decisive=any_of(_OLD_PACKAGE, _OLD_FORM),
             look_at=(Shell("nvidia-ctk --version"),),
             summary="what an old article names is gone: the packages, command or image have others in their place",
-            remedy=_today,
+            remedy=_modernize,
         ),
     ),
 )

@@ -1,7 +1,6 @@
-"""What is compared between two nodes: a table of traits, each read from one node, with why a difference matters.
+"""Define the traits that are compared between two nodes, how to read them and why a difference matters.
 
-Left out is what differs between any two healthy machines: addresses, serial numbers, sizes, times, states of links
-that save power.
+Values that differ between healthy machines are left out: addresses, serial numbers, sizes, times, power states.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, links, modules, packages, pci, smi_query, system
-from gpunode.diagnoses.views.inventory import inventory
+from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -26,10 +25,10 @@ from gpunode.toml import loads
 
 # likely: it often breaks GPU nodes by itself. possible: it can. background: it explains little.
 Weight: TypeAlias = Literal["likely", "possible", "background"]
-# Why a node does not show something.
+# Why a node does not show a value.
 Reason: TypeAlias = Literal["not asked", "denied", "failed", "timeout"]
-# Empty where it is known that there is none.
-Lack: TypeAlias = Literal["", "not asked", "denied", "failed", "timeout"]
+# Empty if the value is known to be absent.
+MissingReason: TypeAlias = Literal["", "not asked", "denied", "failed", "timeout"]
 Values: TypeAlias = Mapping[str, str]
 Read: TypeAlias = Callable[[Snapshot], Values]
 
@@ -42,74 +41,74 @@ _REFUSED: Final = Pattern(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TraitSource:
     """A source of a trait.
 
     Attributes:
-        looks: the kinds, keys, paths or commands of the evidence that would show it.
-        read: its values on one node, by name.
-        is_set: whether an answer without any value says that there is none; else it was not understood.
-        denies: whether the node was seen to have no value of that name; None where any answer would show it.
-        is_shared: whether only names that both nodes have are compared.
+        evidence_names: kinds, keys, paths or commands of the evidence that shows it.
+        read: returns its values on one node, by name.
+        empty_means_none: an answer without values means that there are none, not that it was not understood.
+        is_absent: tells whether the node is known to have no value of that name; None if any answer would show it.
+        common_only: only compare names that both nodes have.
     """
 
-    looks: tuple[str, ...]
+    evidence_names: tuple[str, ...]
     read: Read
-    is_set: bool = False
-    denies: Callable[[Snapshot, str], bool] | None = None
-    is_shared: bool = False
+    empty_means_none: bool = False
+    is_absent: Callable[[Snapshot, str], bool] | None = None
+    common_only: bool = False
 
-    def lack(self, snapshot: Snapshot, values: Values, name: str) -> Lack:
-        """Why ``name`` is not among the ``values`` of the node; empty where the node has no such value."""
+    def missing_reason(self, snapshot: Snapshot, values: Values, name: str) -> MissingReason:
+        """Return why ``name`` is not among ``values``; empty if the node has no such value."""
         path = name.partition(": ")[0] if name.startswith("/") else ""
         if values.get(path) == _UNPARSED:
             return "failed"
-        if self.denies and self.denies(snapshot, name):
+        if self.is_absent and self.is_absent(snapshot, name):
             return ""
         own = [item for item in snapshot.items if path and item.subject == path and item.kind != "listing"]
-        looks = own or [item for item in snapshot.items if self.shows(item)]
-        reasons = [self._reason(item, is_read=self.is_set or bool(values)) for item in looks]
+        looks = own or [item for item in snapshot.items if self.reads_from(item)]
+        reasons = [self._reason(item, is_read=self.empty_means_none or bool(values)) for item in looks]
         return "" if "" in reasons else next((one for one in reasons if one != "not asked"), "not asked")
 
-    def shows(self, item: Item) -> bool:
-        """Whether its values are read from ``item``."""
-        return bool(_names_of(item) & {*self.looks})
+    def reads_from(self, item: Item) -> bool:
+        """Return whether values are read from ``item``."""
+        return bool(_evidence_names(item) & {*self.evidence_names})
 
-    def _reason(self, item: Item, *, is_read: bool) -> Lack:
-        """Why ``item`` does not show a name; empty where it would."""
+    def _reason(self, item: Item, *, is_read: bool) -> MissingReason:
+        """Return why ``item`` does not show a value; empty if it would."""
         if item.outcome != "ok":
             return item.outcome if item.outcome != "absent" else "failed" if item.source.words else ""
-        if match := _refused(item):
+        if match := _match_refusal(item):
             return "denied" if match["denied"] else "failed"
-        return "not asked" if self.denies or _is_cut(item) else "" if is_read else "failed"
+        return "not asked" if self.is_absent or _is_partial(item) else "" if is_read else "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """Something about a node that is compared.
+    """A property of a node that is compared.
 
     Attributes:
         id: of its row in JSON.
-        layers: where in the stack a fault that it explains would be, its own layer first.
-        why: a difference matters.
-        likely: the names or values whose difference often breaks a node; empty for all.
-        possible: those of the others whose difference can; None for none of them.
+        layers: the stack layers of faults that it explains, its own layer first.
+        why: why a difference matters.
+        likely: pattern of names or values whose difference often breaks a node; empty for all.
+        possible: pattern of others whose difference can break it; None for none.
     """
 
     id: str
     title: str
     layers: tuple[StackLayer, ...]
     why: str
-    parts: tuple[Part, ...]
+    parts: tuple[TraitSource, ...]
     likely: str = ""
     possible: str | None = ""
 
     def values(self, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-        """What the node has of the trait, by name."""
+        """Yield the names and values of the trait on the node."""
         return (row for part in self.parts for row in part.read(snapshot).items())
 
-    def weight(self, name: str, values: str) -> Weight:
-        """How much a difference in ``name`` matters."""
+    def weigh(self, name: str, values: str) -> Weight:
+        """Return how much a difference in ``name`` matters."""
         text = f"{name}\n{values}"
         if re.search(self.likely, text, re.IGNORECASE):
             return "likely"
@@ -117,47 +116,47 @@ class Trait:
         return "possible" if is_possible else "background"
 
 
-def _is_cut(item: Item) -> bool:
+def _is_partial(item: Item) -> bool:
     return item.source.is_part or bool(item.source.only)
 
 
-def _refused(item: Item) -> re.Match[str] | None:
+def _match_refusal(item: Item) -> re.Match[str] | None:
     return _REFUSED.match(item.text) if len(item.lines) < 3 else None
 
 
-def _text(item: Item | None) -> str:
-    return item.text.strip() if item is not None and item.outcome == "ok" and not _refused(item) else ""
+def _readable_text(item: Item | None) -> str:
+    return item.text.strip() if item is not None and item.outcome == "ok" and not _match_refusal(item) else ""
 
 
-def _one(name: str, read: Callable[[Snapshot], str], *looks: str, is_set: bool = False) -> Part:
-    """A single value."""
-    return Part(looks, lambda snapshot: {name: value} if (value := read(snapshot)) else {}, is_set)
+def _single_value(name: str, read: Callable[[Snapshot], str], *looks: str, is_set: bool = False) -> TraitSource:
+    """Return the source of a single value."""
+    return TraitSource(looks, lambda snapshot: {name: value} if (value := read(snapshot)) else {}, is_set)
 
 
-def _text_of(name: str, look: str) -> Part:
-    """The whole of a short text."""
+def _text_value(name: str, look: str) -> TraitSource:
+    """Return the source of a short text."""
 
     def read(snapshot: Snapshot) -> str:
-        return next(filter(None, (_text(one) for one in snapshot.items if look in _names_of(one))), "")
+        return next(filter(None, (_readable_text(one) for one in snapshot.items if look in _evidence_names(one))), "")
 
-    return _one(name, read, look)
+    return _single_value(name, read, look)
 
 
-def _names_of(item: Item) -> frozenset[str]:
-    """By which a part may look for it: a command also by its first two words, a folder by all that is in there."""
+def _evidence_names(item: Item) -> frozenset[str]:
+    """Return the names that a source may use for it: also two words of a command, or a folder's pattern."""
     path = f"{item.subject.rpartition('/')[0]}/*" if "*" in item.subject else item.subject
     return frozenset({item.kind, item.key, path, " ".join(item.source.words[:2])})
 
 
-def _rows(text: str) -> Iterator[tuple[str, str]]:
+def _parse_rows(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         if colon and value.strip() and len(name) < 80:
             yield name.strip(), value.strip()
 
 
-def _each(rows: Iterable[tuple[str, str]]) -> Values:
-    """By name every value that some GPU has: that there are fewer GPUs is no difference in what each is like."""
+def _distinct_values(rows: Iterable[tuple[str, str]]) -> Values:
+    """Return by name all values of any GPU; the number of GPUs is compared elsewhere."""
     found: dict[str, set[str]] = {}
     for name, value in rows:
         found.setdefault(name, set()).add(value)
@@ -171,59 +170,59 @@ _AROUND: Final = Pattern(
 )
 
 
-def _name(one: pci.Function) -> str:
-    """The device's own name in lspci's words."""
+def _device_name(one: pci.PciFunction) -> str:
+    """Return the device's name as lspci has it."""
     return _AROUND.sub("", one.name) or f"NVIDIA {one.device}".strip()
 
 
-def _devices(snapshot: Snapshot) -> Values:
-    names = Counter(_name(one) for one in snapshot.view(pci.functions) if one.is_gpu or one.is_switch)
+def _count_devices(snapshot: Snapshot) -> Values:
+    names = Counter(_device_name(one) for one in snapshot.view(pci.nvidia_functions) if one.is_gpu or one.is_switch)
     return {name: f"{number} ×" for name, number in names.items()}
 
 
-def _drivers(snapshot: Snapshot) -> Values:
-    gpus = (one for one in snapshot.view(pci.functions) if (one.is_gpu or one.is_switch) and one.shows_driver)
-    return _each((f"driver of {_name(one)}", one.driver or "none") for one in gpus)
+def _bound_drivers(snapshot: Snapshot) -> Values:
+    gpus = (one for one in snapshot.view(pci.nvidia_functions) if (one.is_gpu or one.is_switch) and one.shows_driver)
+    return _distinct_values((f"driver of {_device_name(one)}", one.driver or "none") for one in gpus)
 
 
-def slots(snapshot: Snapshot) -> frozenset[str]:
-    """The addresses of the GPUs on the bus."""
-    return frozenset(one.address for one in snapshot.view(pci.gpus))
+def gpu_slots(snapshot: Snapshot) -> frozenset[str]:
+    """Return the addresses of the GPUs on the bus."""
+    return frozenset(one.address for one in snapshot.view(pci.pci_gpus))
 
 
-def _links(snapshot: Snapshot) -> Values:
-    """Widths, and the speeds that the devices are capable of; the present speed depends on what the GPU does."""
+def _link_properties(snapshot: Snapshot) -> Values:
+    """Return link widths and maximum speeds; the current speed depends on the GPU's load."""
     rows: list[tuple[str, str]] = []
-    for link in snapshot.view(links.links):
+    for link in snapshot.view(links.gpu_links):
         end = " with its slot" if link.is_of_both else ""
         rows += [("link width", str(link.width))] if link.width else []
-        rows += [(f"widest{end}", str(link.most_width))] if link.most_width else []
-        rows += [(f"fastest{end}", f"PCIe {link.newest}")] if link.newest else []
-    return _each(rows)
+        rows += [(f"widest{end}", str(link.max_width))] if link.max_width else []
+        rows += [(f"fastest{end}", f"PCIe {link.max_generation}")] if link.max_generation else []
+    return _distinct_values(rows)
 
 
-def _vbios(snapshot: Snapshot) -> str:
-    """The versions of the GPUs' own firmware."""
-    return ", ".join(sorted({row.value for _, row in smi_query.rows(snapshot, "VBIOS Version")} - {"", "N/A"}))
+def _vbios_versions(snapshot: Snapshot) -> str:
+    """Return the versions of the GPUs' own firmware."""
+    return ", ".join(sorted({row.value for _, row in smi_query.find_rows(snapshot, "VBIOS Version")} - {"", "N/A"}))
 
 
-def _counted(snapshot: Snapshot) -> str:
-    if known := snapshot.view(inventory):
+def _count_gpus(snapshot: Snapshot) -> str:
+    if known := snapshot.view(nvml_inventory):
         return str(len(known.gpus))
-    counts = [one.count for one in snapshot.view(boards.inventories) if one.count is not None]
-    return str(counts[-1]) if counts else "0" if ("no-devices" in dict(snapshot.view(driver.smi))) else ""
+    counts = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
+    return str(counts[-1]) if counts else "0" if ("no-devices" in dict(snapshot.view(driver.smi_states))) else ""
 
 
 GPU_COUNT: Final = "GPUs that the driver has"
 _SETTINGS: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
 
 
-def _settings_of_gpus(snapshot: Snapshot) -> Values:
-    if (known := snapshot.view(inventory)) is None:
+def _gpu_settings(snapshot: Snapshot) -> Values:
+    if (known := snapshot.view(nvml_inventory)) is None:
         return {}
     each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _SETTINGS)
     rows = ((name, "no answer" if isinstance(value, nvml.Unread) else str(value)) for name, value in each)
-    return _each(rows)
+    return _distinct_values(rows)
 
 
 # The kernel.
@@ -234,14 +233,14 @@ _ANY_BOOT: Final = Pattern(
 )
 
 
-def _arguments(snapshot: Snapshot) -> Values:
-    words = (word.partition("=") for word in _text(snapshot.file("/proc/cmdline")).split())
-    return _each((name, value or "set") for name, _, value in words if not _ANY_BOOT.match(name))
+def _kernel_arguments(snapshot: Snapshot) -> Values:
+    words = (word.partition("=") for word in _readable_text(snapshot.file("/proc/cmdline")).split())
+    return _distinct_values((name, value or "set") for name, _, value in words if not _ANY_BOOT.match(name))
 
 
-def _modules(snapshot: Snapshot) -> Values:
+def _loaded_modules(snapshot: Snapshot) -> Values:
     fact = snapshot.facts.modules
-    listed = (name for name in modules.listed(snapshot) if modules.loaded(snapshot, name))
+    listed = (name for name in modules.listed_modules(snapshot) if modules.is_module_loaded(snapshot, name))
     return dict.fromkeys(fact.value if isinstance(fact, Known) else listed, "loaded")
 
 
@@ -253,12 +252,12 @@ def _secure_boot(snapshot: Snapshot) -> str:
 # The driver and its packages.
 
 
-def _version(read: Callable[[Snapshot], driver.Seen | None]) -> Callable[[Snapshot], str]:
+def _version_reader(read: Callable[[Snapshot], driver.SeenVersion | None]) -> Callable[[Snapshot], str]:
     return lambda snapshot: seen.version if (seen := read(snapshot)) else ""
 
 
-def _flavour(snapshot: Snapshot) -> str:
-    loaded = driver.loaded(snapshot)
+def _module_flavour(snapshot: Snapshot) -> str:
+    loaded = driver.loaded_version(snapshot)
     return "" if loaded is None or loaded.is_open is None else "open" if loaded.is_open else "proprietary"
 
 
@@ -269,10 +268,10 @@ _PACKAGE: Final = Pattern(
 )
 
 
-def _packages(snapshot: Snapshot) -> Values:
+def _package_versions(snapshot: Snapshot) -> Values:
     return {
         name: f"{one.version}{'' if one.is_installed else f' (state {one.state})'}{' held' if one.want == 'h' else ''}"
-        for name, one in snapshot.view(packages.packages).items()
+        for name, one in snapshot.view(packages.listed_packages).items()
         if _PACKAGE.match(name)
     }
 
@@ -280,11 +279,11 @@ def _packages(snapshot: Snapshot) -> Values:
 # Services, runtimes and the cluster.
 
 
-def _is_asked(snapshot: Snapshot, unit: str) -> bool:
+def _is_unit_known(snapshot: Snapshot, unit: str) -> bool:
     return isinstance(snapshot.facts.units.get(unit), Known)
 
 
-def _units(snapshot: Snapshot) -> Values:
+def _unit_states(snapshot: Snapshot) -> Values:
     known = ((name, fact.value) for name, fact in snapshot.facts.units.items() if isinstance(fact, Known))
     return {
         name: "failed" if unit.failed else "masked" if unit.masked else
@@ -298,15 +297,15 @@ _DOCKER: Final = frozenset(
 )
 
 
-def _docker(snapshot: Snapshot) -> Values:
-    rows = (row for item in reversed(snapshot.of("docker-info")) for row in _rows(_text(item)))
+def _docker_settings(snapshot: Snapshot) -> Values:
+    rows = (row for item in reversed(snapshot.items_of("docker-info")) for row in _parse_rows(_readable_text(item)))
     return {name: " ".join(sorted(value.split())) for name, value in rows if name in _DOCKER}
 
 
-def _cluster(snapshot: Snapshot) -> Values:
-    """Labels and counts of GPUs; of capacity and what is allocatable, which have one name, the smaller."""
-    rows = ((name.strip("\"'"), value.strip("\"', ")) for item in snapshot.of("kubernetes-node")
-            for name, value in _rows(_text(item)))  # fmt: skip
+def _gpu_labels(snapshot: Snapshot) -> Values:
+    """Return labels and counts of GPUs; capacity and allocatable share a name, so the smaller counts."""
+    rows = ((name.strip("\"'"), value.strip("\"', ")) for item in snapshot.items_of("kubernetes-node")
+            for name, value in _parse_rows(_readable_text(item)))  # fmt: skip
     found: dict[str, str] = {}
     for name, value in rows:
         if name.startswith("nvidia.com/") and not name.endswith(("timestamp", ".product-name")):
@@ -314,12 +313,12 @@ def _cluster(snapshot: Snapshot) -> Values:
     return found
 
 
-def _distribution(snapshot: Snapshot) -> str:
-    known = system.distro(snapshot)
+def _distribution_name(snapshot: Snapshot) -> str:
+    known = system.find_distro(snapshot)
     return (known.name or f"{known.id} {known.version_id}") if known else ""
 
 
-def _platform(snapshot: Snapshot) -> str:
+def _platform_name(snapshot: Snapshot) -> str:
     fact = snapshot.facts.platform
     return f"{fact.value.kind} {fact.value.detail}".strip() if isinstance(fact, Known) else ""
 
@@ -327,23 +326,23 @@ def _platform(snapshot: Snapshot) -> str:
 # Configuration files, their settings one by one.
 
 
-def _files(pattern: str, settings: Callable[[Item], Iterable[tuple[str, str]]]) -> Read:
-    """The settings in the files of that path or folder, each named by its file and its own key."""
+def _settings_reader(pattern: str, settings: Callable[[Item], Iterable[tuple[str, str]]]) -> Read:
+    """Return a reader of the settings in files of that path, named by file and key."""
 
     def read(snapshot: Snapshot) -> Values:
-        found = (item for item in snapshot.files(pattern) if _text(item) and not _is_cut(item))
+        found = (item for item in snapshot.files(pattern) if _readable_text(item) and not _is_partial(item))
         rows = ((item.subject, name, value) for item in found for name, value in settings(item))
         return {f"{path}: {name}" if name else path: value for path, name, value in rows}
 
     return read
 
 
-def _settings(item: Item) -> Iterator[tuple[str, str]]:
-    """The settings in JSON or TOML by their keys; of anything else every line that is no comment."""
+def _file_settings(item: Item) -> Iterator[tuple[str, str]]:
+    """Yield the settings of JSON or TOML by key, else every line that is not a comment."""
     kind = item.subject.rpartition(".")[2]
     if kind in {"json", "toml"}:
         try:
-            yield from _flat(json.loads(item.text) if kind == "json" else loads(item.text), "")
+            yield from _flatten(json.loads(item.text) if kind == "json" else loads(item.text), "")
         except (ValueError, RecursionError):
             yield "", _UNPARSED
         return
@@ -353,15 +352,15 @@ def _settings(item: Item) -> Iterator[tuple[str, str]]:
             yield words, "there"
 
 
-def _flat(value: object, above: str) -> Iterator[tuple[str, str]]:
+def _flatten(value: object, above: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value:
         for name, one in value.items():
-            yield from _flat(one, f"{above}.{name}" if above else str(name))
+            yield from _flatten(one, f"{above}.{name}" if above else str(name))
     else:
         yield above, json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _specified(item: Item) -> list[tuple[str, str]]:
+def _cdi_driver_versions(item: Item) -> list[tuple[str, str]]:
     found = re.findall(r"lib(?:cuda|nvidia-ml)\.so\.(\d{1,4}\.[\d.]{0,20}\d)", item.text)
     return [("", ", ".join(sorted(set(found))) or "no driver in it")]
 
@@ -391,79 +390,84 @@ _FILES: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str
 TRAITS: Final[tuple[Trait, ...]] = (
     Trait("devices", "PCI devices", ("pci", "gpu", "driver"),
         "a device more or less has fallen off the bus or was never there; only its own driver can use a GPU", (
-        Part(("lspci",), _devices, denies=lambda snapshot, _: pci.is_listed(snapshot)),
-        Part(("lspci",), _drivers, is_set=True, is_shared=True),
+        TraitSource(("lspci",), _count_devices, is_absent=lambda snapshot, _: pci.is_bus_listed(snapshot)),
+        TraitSource(("lspci",), _bound_drivers, empty_means_none=True, common_only=True),
     )),
     Trait("driver", "driver versions", ("driver", "libraries", "packages"),
         "module, libraries and tools must be of one version", (
-        _one("loaded module", _version(driver.loaded), "nvidia-version", is_set=True),
-        _one("flavour", _flavour, "nvidia-version"),
-        _one("module on disk", _version(driver.on_disk), *MODULE_KEYS, is_set=True),
-        _one("libraries", _version(driver.library), "ldconfig", is_set=True),
-        _one("nvidia-smi", _version(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
-        _one("CUDA", _version(driver.cuda_version), "nvml", "nvidia-smi", "nvidia-smi-q"),
-        _one("fabric manager", lambda snapshot: (fabric.version(snapshot) or ("",))[0]),
-        _one("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
+        _single_value("loaded module", _version_reader(driver.loaded_version), "nvidia-version", is_set=True),
+        _single_value("flavour", _module_flavour, "nvidia-version"),
+        _single_value("module on disk", _version_reader(driver.on_disk_version), *MODULE_KEYS, is_set=True),
+        _single_value("libraries", _version_reader(driver.library_version), "ldconfig", is_set=True),
+        _single_value("nvidia-smi", _version_reader(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
+        _single_value("CUDA", _version_reader(driver.cuda_version), "nvml", "nvidia-smi", "nvidia-smi-q"),
+        _single_value("fabric manager", lambda snapshot: (fabric.manager_version(snapshot) or ("",))[0]),
+        _single_value("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
     )),
     Trait("kernel", "kernel", ("kernel", "driver", "packages"),
         "a module is built for one kernel, and breaks against others",
-        (_one("running kernel", system.running_kernel, "kernel-release", "uname"),)),
+        (_single_value("running kernel", system.running_kernel, "kernel-release", "uname"),)),
     Trait("arguments", "kernel arguments", ("kernel", "pci", "driver"),
         "they decide which driver takes the GPU, how the bus is laid out and what the IOMMU does",
-        (Part(("/proc/cmdline",), _arguments, is_set=True),),
+        (TraitSource(("/proc/cmdline",), _kernel_arguments, empty_means_none=True),),
         r"^(?:[\w.]*blacklist|nomodeset|nouveau|nova|vfio|pci|kvm|nvidia|lockdown|module\.sig|efi|enforcing|selinux)"
         r"|iommu|cgroup"),
     Trait("modules", "loaded modules", ("kernel", "driver"),
         "each is a part of the driver or its network, or takes the GPU from it",
-        (Part(("modules", "lsmod"), _modules, denies=lambda snapshot, name: modules.loaded(snapshot, name) is False),),
+        (TraitSource(("modules", "lsmod"), _loaded_modules,
+                     is_absent=lambda snapshot, name: modules.is_module_loaded(snapshot, name) is False),),
         r"^(?:nvidia|gdrdrv|nouveau|nova|vfio|pci_stub|xen_pciback)",
         r"^(?:ib_|mlx|rdma|nv_peer|irdma|bnxt_re|efa|nvme_rdma|overlay|br_netfilter|ip_tables|nf_tables)"),
     Trait("parameters", "module parameters", ("kernel", "driver"), "NVIDIA's modules run with another parameter",
-        (Part((_PARAMETERS,), lambda seen: dict(_rows(_text(seen.file(_PARAMETERS)))), is_set=True, is_shared=True),)),
+        (TraitSource((_PARAMETERS,), lambda seen: dict(_parse_rows(_readable_text(seen.file(_PARAMETERS)))),
+                     empty_means_none=True, common_only=True),)),
     Trait("secure", "Secure Boot", ("kernel", "driver"), "it decides which modules may load", (
-        _one("Secure Boot", _secure_boot, "mokutil"),
-        _text_of("lockdown", "/sys/kernel/security/lockdown"),
-        _text_of("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
+        _single_value("Secure Boot", _secure_boot, "mokutil"),
+        _text_value("lockdown", "/sys/kernel/security/lockdown"),
+        _text_value("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
     )),
     Trait("packages", "packages", ("packages", "driver", "toolkit", "runtime"),
         "driver, libraries and module must be of one version; the module is built for one kernel",
-        (Part(("packages", "dpkg-status"), _packages,
-              denies=lambda snapshot, name: packages.installed(snapshot, name) is False),),
+        (TraitSource(("packages", "dpkg-status"), _package_versions,
+              is_absent=lambda snapshot, name: packages.is_installed(snapshot, name) is False),),
         r"nvidia|fabricmanager|imex|nvlsm|^(?:libcuda1|cuda-drivers|cuda-compat|dkms|gcc|kernel-devel)"
         r"|^linux-(?:headers|modules|objects|signatures)"),
     Trait("links", "PCI links", ("pci", "gpu"),
         "lanes are lost by dirt, a riser or a slot; a slower slot costs bandwidth",
-        (Part((*_LINKS, "lspci", "nvidia-smi-q"), _links, is_set=True, is_shared=True),)),
+        (TraitSource((*_LINKS, "lspci", "nvidia-smi-q"), _link_properties, empty_means_none=True, common_only=True),)),
     Trait("firmware", "firmware", ("pci", "gpu", "kernel"),
         "it sets up memory regions, IOMMU, ACS and links before any driver runs", (
-        _text_of("BIOS version", "/sys/class/dmi/id/bios_version"),
-        _text_of("model", "/sys/class/dmi/id/product_name"),
-        _text_of("vendor", "/sys/class/dmi/id/sys_vendor"),
-        _one("VBIOS of the GPUs", _vbios, "nvidia-smi-q"),
+        _text_value("BIOS version", "/sys/class/dmi/id/bios_version"),
+        _text_value("model", "/sys/class/dmi/id/product_name"),
+        _text_value("vendor", "/sys/class/dmi/id/sys_vendor"),
+        _single_value("VBIOS of the GPUs", _vbios_versions, "nvidia-smi-q"),
     ), "^BIOS", "^VBIOS"),
     Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"),
         "the driver has other GPUs than there, or they are set up otherwise", (
-        _one(GPU_COUNT, _counted, "nvml", "nvidia-smi", "nvidia-smi-q"),
-        Part(("nvml",), _settings_of_gpus),
+        _single_value(GPU_COUNT, _count_gpus, "nvml", "nvidia-smi", "nvidia-smi-q"),
+        TraitSource(("nvml",), _gpu_settings),
     ), r"^(?:GPUs|name|mig)|no answer"),
     Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"),
         "the fabric manager, a licence daemon or a runtime is missing or does not run",
-        (Part(("units",), _units, denies=_is_asked),),
+        (TraitSource(("units",), _unit_states, is_absent=_is_unit_known),),
         r"fabricmanager|imex|gridd|^(?:docker|containerd|crio|kubelet|k3s|rke2|snap\.)", r"persistenced|cdi-refresh"),
     Trait("docker", "docker", ("runtime",), "containers get GPUs through the runtime named nvidia",
-        (Part(("docker-info",), _docker, is_shared=True),), r"^(?:Runtimes|Default|Cgroup|Context)"),
-    *(Trait(f"file:{path}", path, layers, why, (Part((path,), _files(path, _settings), is_set=True),), likely, possible)
+        (TraitSource(("docker-info",), _docker_settings, common_only=True),), r"^(?:Runtimes|Default|Cgroup|Context)"),
+    *(Trait(f"file:{path}", path, layers, why,
+            (TraitSource((path,), _settings_reader(path, _file_settings), empty_means_none=True),), likely, possible)
       for paths, layers, why, likely, possible in _FILES for path in paths),
     Trait("cdi", "CDI specifications", ("toolkit",),
         "a specification names the files of one driver version; of another it is stale",
-        tuple(Part((path,), _files(path, _specified), is_set=True) for path in ("/etc/cdi/*", "/var/run/cdi/*"))),
+        tuple(TraitSource((path,), _settings_reader(path, _cdi_driver_versions), empty_means_none=True)
+              for path in ("/etc/cdi/*", "/var/run/cdi/*"))),
     Trait("cgroups", "cgroups", ("runtime", "toolkit"),
         "device nodes are given to containers in another way, which old toolkits do not know",
-        (_text_of("file system", "stat -fc"),)),
+        (_text_value("file system", "stat -fc"),)),
     Trait("kubernetes", "Kubernetes", ("kubernetes",),
-        "the scheduler sees other GPUs, or other labels, on the node", (Part(("kubernetes-node",), _cluster),)),
+        "the scheduler sees other GPUs, or other labels, on the node",
+        (TraitSource(("kubernetes-node",), _gpu_labels),)),
     Trait("system", "system", ("packages", "kernel"), "packages and their names differ, too", (
-        _one("distribution", _distribution, "os-release"),
-        _one("machine", _platform, "virt"),
+        _single_value("distribution", _distribution_name, "os-release"),
+        _single_value("machine", _platform_name, "virt"),
     ), _NEVER),
 )  # fmt: skip

@@ -8,15 +8,15 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.commands import Shell, command, joined
+from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.remedies import drain, is_supported, manual_step, reboot, run_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
-from gpunode.diagnoses.views.system import just_booted, package_manager
-from gpunode.diagnoses.views.versions import Versions, is_of, number
+from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
+from gpunode.diagnoses.views.versions import DriverVersions, is_same_version, version_key
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -42,29 +42,29 @@ _OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
 # all, the node's own library fits.
 
 
-def _at_two_versions(snapshot: Snapshot) -> Iterator[Citation]:
-    """What shows that the node itself is at two versions."""
-    found = snapshot.view(versions.of_node)
-    if found.mismatches or found.differ:
-        yield from found.cited
+def _mismatch_evidence(snapshot: Snapshot) -> Iterator[Citation]:
+    """Return the evidence that the node itself has two versions."""
+    found = snapshot.view(versions.driver_versions)
+    if found.mismatches or found.has_difference:
+        yield from found.citations
     yield from (one.citation for one in found.upgrades if one.is_automatic)
 
 
-def _other_inside(snapshot: Snapshot) -> Iterator[Citation]:
-    """The library that the container loads, where it is of another version than the node's driver."""
-    own = driver.library_in_container(snapshot)
-    node = driver.smi_version(snapshot) or driver.loaded(snapshot)
-    if own is not None and node is not None and not is_of(node.version, own.version):
+def _differing_library(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the library that the container loads, where it is of another version than the node's driver."""
+    own = driver.container_library_version(snapshot)
+    node = driver.smi_version(snapshot) or driver.loaded_version(snapshot)
+    if own is not None and node is not None and not is_same_version(node.version, own.version):
         yield from (own.citation, node.citation)
 
 
-_MISMATCH_INSIDE: Final = custom_sign(versions.mismatches_inside)
+_MISMATCH_INSIDE: Final = custom_sign(versions.container_mismatch_lines)
 # Nobody wrote whether this was said in the container whose packages are shown.
-_MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(versions.of_node).mismatches)
-_SHIPPED: Final = custom_sign(versions.shipped)
-_LOADED: Final = predicate(lambda node: driver.loaded(node) is not None, "the driver's version is known")
-_DIFFERS_INSIDE: Final = custom_sign(_other_inside)
-_NODE_APART: Final = unless(custom_sign(_at_two_versions), symptoms.DRIVER_WORKS)
+_MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(versions.driver_versions).mismatches)
+_SHIPPED: Final = custom_sign(versions.shipped_driver_files)
+_LOADED: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
+_DIFFERS_INSIDE: Final = custom_sign(_differing_library)
+_NODE_APART: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
 _IN_THE_WAY: Final = message_line(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
@@ -79,17 +79,17 @@ _LIKELY_IN_CONTAINER: Final = any_of(
 _OF_CONTAINER: Final = unless(any_of(_IN_CONTAINER, _LIKELY_IN_CONTAINER), _NODE_APART)
 
 
-def _which_library(snapshot: Snapshot) -> str:
-    own = driver.library_in_container(snapshot)
+def _summarize_library(snapshot: Snapshot) -> str:
+    own = driver.container_library_version(snapshot)
     return f"the container loads driver libraries{f' {own.version}' if own else ''} of its own, not the node's"
 
 
 # The node itself at two versions.
 
 
-def _apart(snapshot: Snapshot) -> Versions | None:
-    """The versions of a node that is at two itself; None where it works, or only a container's library differs."""
-    found = snapshot.view(versions.of_node)
+def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
+    """Return the versions of a mismatched node; None if it works or only a container differs."""
+    found = snapshot.view(versions.driver_versions)
     if driver.works(snapshot) or snapshot.view(_OF_CONTAINER):
         return None
     # What nobody complains of is likely, and of a live node nothing.
@@ -97,45 +97,45 @@ def _apart(snapshot: Snapshot) -> Versions | None:
     return found if found.mismatches or snapshot.view(_MISMATCH_INSIDE) or not is_other else None
 
 
-def _proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
-    found = snapshot.view(versions.of_node)
+def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
+    found = snapshot.view(versions.driver_versions)
     is_sure = sure and bool(found.mismatches or snapshot.view(_MISMATCH_INSIDE))
-    return Proof(summary, tuple(dict.fromkeys((*found.cited, *cited))), "certain" if is_sure else "likely")
+    return Proof(summary, tuple(dict.fromkeys((*found.citations, *cited))), "certain" if is_sure else "likely")
 
 
-def _mixed(snapshot: Snapshot) -> Iterator[Proof]:
-    """Two drivers were installed: by two means, of two branches, from two packagers."""
-    found = snapshot.view(_apart)
-    for what, citations in _side_by_side(snapshot, found) if found and (found.mismatches or found.loaded) else ():
-        yield _proof(snapshot, f"two drivers are installed side by side: {what}", citations)
+def _find_mixed(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof of two installed drivers: two methods, branches or packagers."""
+    found = snapshot.view(_mismatched_versions)
+    for what, citations in _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded) else ():
+        yield _make_proof(snapshot, f"two drivers are installed side by side: {what}", citations)
         return
 
 
-def _side_by_side(snapshot: Snapshot, found: Versions) -> Iterator[tuple[str, tuple[Citation, ...]]]:
-    """Each way in which two drivers are there, with the lines that show it."""
-    packaged = (*found.bringing, *found.user)
-    libraries = {one.version: one.citation for one in driver.libraries(snapshot)}
+def _parallel_drivers(snapshot: Snapshot, found: DriverVersions) -> Iterator[tuple[str, tuple[Citation, ...]]]:
+    """Yield each way in which two drivers are installed, with its evidence."""
+    packaged = (*found.kernel_packages, *found.user_packages)
+    libraries = {one.version: one.citation for one in driver.library_versions(snapshot)}
     for what, several in (
-        ("packages of the branches", {name: one.citation for one in packaged if (name := _branch(one))}),
+        ("packages of the branches", {name: one.citation for one in packaged if (name := _package_branch(one))}),
         ("libraries of", libraries if any(map(found.is_loaded, libraries)) or not found.loaded else {}),
     ):
         if len(several) > 1:
             yield f"{what} {' and '.join(sorted(several))}", tuple(several.values())
-    yield from _by_run_file(snapshot, found, packaged)
+    yield from _runfile_beside_packages(snapshot, found, packaged)
 
 
-def _by_run_file(
-    snapshot: Snapshot, found: Versions, packaged: tuple[packages.Package, ...]
+def _runfile_beside_packages(
+    snapshot: Snapshot, found: DriverVersions, packaged: tuple[packages.Package, ...]
 ) -> Iterator[tuple[str, tuple[Citation, ...]]]:
-    """The .run installer's driver beside packages of another version, or its libraries beside other modules."""
-    its, disk, wanted = runfile.installed(snapshot), found.disk, found.wanted
+    """Yield a .run driver beside packages of another version, or beside other modules."""
+    its, disk, wanted = runfile.runfile_version(snapshot), found.disk, found.user_version
     is_apart = packaged and not any(found.is_loaded(one.upstream) for one in packaged)
     if its and is_apart and found.is_loaded(its.version):
         what = f"{its.version} by NVIDIA's .run installer, {packaged[0].upstream} by packages"
         yield what, (packaged[0].citation, its.citation)
-    if disk and wanted and not is_of(disk.version, wanted.version):
-        for one in runfile.named(snapshot, "installer-log", "listing", "text", "package-history"):
-            if is_of(one.version, wanted.version):
+    if disk and wanted and not is_same_version(disk.version, wanted.version):
+        for one in runfile.named_versions(snapshot, "installer-log", "listing", "text", "package-history"):
+            if is_same_version(one.version, wanted.version):
                 what = f"libraries of {wanted.version} by NVIDIA's .run installer, modules of {disk.version}"
                 yield what, (one.citation,)
 
@@ -147,95 +147,103 @@ _BRANCH: Final = Pattern(
 )
 
 
-def _branch(package: packages.Package) -> str:
-    """The branch in a package's name; empty for an empty one that only leads from an old branch to its successor."""
+def _package_branch(package: packages.Package) -> str:
+    """Return the branch in a package's name; empty for a transitional package."""
     match = _BRANCH.match(package.name)
     return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
 
 
-def _unattended(snapshot: Snapshot) -> Iterator[Proof]:
-    """The system upgraded the driver by itself, and the module on disk went along."""
-    found = snapshot.view(_apart)
+def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof that the system upgraded the driver by itself, module included."""
+    found = snapshot.view(_mismatched_versions)
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
     if done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]:
         version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
         what = f"the system upgraded the driver by itself{version}, and the old module is still loaded"
-        yield _proof(snapshot, what, (one.citation for one in done))
+        yield _make_proof(snapshot, what, (one.citation for one in done))
 
 
-def _partial(snapshot: Snapshot) -> Iterator[Proof]:
-    """A part of the driver stayed behind: the module on disk or its package, or a library beside one that works."""
-    if strayed := driver.strayed(snapshot) if driver.works(snapshot) else ():
-        yield _strayed(snapshot, *strayed)
-    if (found := snapshot.view(_apart)) is None:
+def _find_partial(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof of a part that was not upgraded: module, its package, or a library."""
+    if strayed := driver.stray_packages(snapshot) if driver.works(snapshot) else ():
+        yield _prove_stray(snapshot, *strayed)
+    if (found := snapshot.view(_mismatched_versions)) is None:
         return
-    disk, wanted = found.disk, found.wanted
-    if disk and wanted and not is_of(disk.version, wanted.version):
+    disk, wanted = found.disk, found.user_version
+    if disk and wanted and not is_same_version(disk.version, wanted.version):
         what = f"the libraries are of {wanted.version}, the kernel module on disk is {disk.version}"
-        yield _proof(snapshot, what, sure=not found.has_new_module)
-    lone = [one for one in found.user if found.loaded and not (found.bringing or found.is_loaded(one.upstream))]
-    for one in () if disk else (*_behind(found), *lone):
-        yield _proof(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
+        yield _make_proof(snapshot, what, sure=not found.has_new_module)
+    lone = [
+        one
+        for one in found.user_packages
+        if found.loaded and not (found.kernel_packages or found.is_loaded(one.upstream))
+    ]
+    for one in () if disk else (*_packages_behind(found), *lone):
+        yield _make_proof(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
         return
-    if not disk and _is_early(snapshot):
-        yield _proof(snapshot, "the module that was loaded at boot is not of the libraries' version", sure=False)
+    if not disk and _differed_at_boot(snapshot):
+        yield _make_proof(snapshot, "the module that was loaded at boot is not of the libraries' version", sure=False)
 
 
-def _is_early(snapshot: Snapshot) -> bool:
-    """Whether the versions differed as soon as the node had booted, so that another boot would change nothing."""
-    return any((message.at or _BOOTED_S) < _BOOTING_S for message in kernel.said(snapshot, _API))
+def _differed_at_boot(snapshot: Snapshot) -> bool:
+    """Return whether the versions differed right after boot, so that a reboot changes nothing."""
+    return any((message.at or _BOOTED_S) < _BOOTING_S for message in kernel.matching_messages(snapshot, _API))
 
 
-def _behind(found: Versions) -> Iterator[packages.Package]:
-    """The packages of the kernel's side that are not of the libraries' version."""
-    for one in found.bringing:
+def _packages_behind(found: DriverVersions) -> Iterator[packages.Package]:
+    """Yield kernel-side packages that are not of the libraries' version."""
+    for one in found.kernel_packages:
         is_old = found.is_loaded(one.upstream) or found.loaded is None
-        other = next((user.upstream for user in found.user if user.upstream != one.upstream), "")
-        wanted = found.wanted.version if found.wanted else other
-        if is_old and wanted and not is_of(one.upstream, wanted) and not found.is_loaded(wanted):
+        other = next((user.upstream for user in found.user_packages if user.upstream != one.upstream), "")
+        wanted = found.user_version.version if found.user_version else other
+        if is_old and wanted and not is_same_version(one.upstream, wanted) and not found.is_loaded(wanted):
             yield one
 
 
-def _strayed(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
-    """Libraries that are not of the driver which nvidia-smi shows."""
+def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
+    """Return the proof of libraries that are not of the driver which nvidia-smi shows."""
     node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
     cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
     text = "bring every package of the driver to the version of its kernel modules"
-    remedy = (remedies.driver(snapshot, text),) if takes_gpunode(snapshot) else tuple(_complete(snapshot))
+    remedy = (remedies.install_driver(snapshot, text),) if is_supported(snapshot) else tuple(_complete_driver(snapshot))
     return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
 
-def _pending(snapshot: Snapshot) -> Iterator[Proof]:
-    """The new module is on disk, or its packages are there, and the old one is loaded."""
-    found = snapshot.view(_apart)
-    if found is None or next(_behind(found), None):
+def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof that a new module or its packages are installed and the old one is loaded."""
+    found = snapshot.view(_mismatched_versions)
+    if found is None or next(_packages_behind(found), None):
         return
-    disk, wanted, loaded = found.disk, found.wanted, found.loaded
-    if disk and wanted and not is_of(disk.version, wanted.version):
+    disk, wanted, loaded = found.disk, found.user_version, found.loaded
+    if disk and wanted and not is_same_version(disk.version, wanted.version):
         return
     done = [one.citation for one in found.upgrades if one.driver and not found.is_loaded(one.driver)]
-    new = next((one for one in found.bringing if not found.is_loaded(one.upstream)), None)
+    new = next((one for one in found.kernel_packages if not found.is_loaded(one.upstream)), None)
     version = disk.version if disk else new.upstream if new else ""
     if disk:
-        is_new = found.has_new_module and bool(done or not just_booted(snapshot))
+        is_new = found.has_new_module and bool(done or not recent_boot_lines(snapshot))
         is_pending = is_new or (loaded is None and bool(found.mismatches))
     else:
         done += [new.citation] if new else snapshot.view(_REBOOT_LIST)
-        is_pending = bool(done and (found.mismatches or loaded)) or _is_late(snapshot, found)
+        is_pending = bool(done and (found.mismatches or loaded)) or _differed_after_boot(snapshot, found)
     if is_pending:
         before = loaded.version if loaded else "before"
         to = f" to {version}" if version else ""
         what = f"the driver was upgraded{to}, and the module of {before} is still loaded"
-        yield _proof(snapshot, what, done, sure=bool(done and loaded))
+        yield _make_proof(snapshot, what, done, sure=bool(done and loaded))
 
 
-def _is_late(snapshot: Snapshot, found: Versions) -> bool:
-    """Whether newer libraries were refused when all had started that starts at boot: they came by an upgrade."""
-    if found.wanted is None or found.loaded is None or number(found.wanted.version) <= number(found.loaded.version):
+def _differed_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
+    """Return whether newer libraries were refused long after boot, so that an upgrade brought them."""
+    if (
+        found.user_version is None
+        or found.loaded is None
+        or version_key(found.user_version.version) <= version_key(found.loaded.version)
+    ):
         return False
-    return any((message.at or 0) > _BOOTED_S for message in kernel.said(snapshot, _API))
+    return any((message.at or 0) > _BOOTED_S for message in kernel.matching_messages(snapshot, _API))
 
 
 _API: Final = Pattern(r"API mismatch")
@@ -247,12 +255,12 @@ _UNIT: Final = "nvidia-persistenced.service"
 _PERSISTENCED: Final = message_line(r"persistenced")
 
 
-def _reload(snapshot: Snapshot) -> Iterable[Fix]:
+def _reload_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain()
     runs = isinstance(snapshot.facts.unit(_UNIT), Known) or bool(snapshot.view(_PERSISTENCED))
     stop, start = (((command("sudo", "systemctl", verb, _UNIT),) if runs else ()) for verb in ("stop", "start"))
-    load = (remedies.MODULES_OUT, Shell("sudo modprobe -a nvidia nvidia_uvm"))
-    yield run("load", "load the new module without a reboot, if nothing holds the old one", *stop, *load, *start)
+    load = (remedies.UNLOAD_MODULES, Shell("sudo modprobe -a nvidia nvidia_uvm"))
+    yield run_step("load", "load the new module without a reboot, if nothing holds the old one", *stop, *load, *start)
     yield reboot(when="the old module cannot be unloaded")
 
 
@@ -260,53 +268,55 @@ _BLACKLISTED: Final = 'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^lib
 
 
 def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _reload(snapshot)
+    yield from _reload_module(snapshot)
     text = "keep the driver out of automatic upgrades"
     if package_manager(snapshot) == "apt":
         file = command("sudo", "tee", "/etc/apt/apt.conf.d/51-nvidia-by-hand")
-        yield run("configure", text, joined(command("echo", _BLACKLISTED), Shell("|"), file))
+        yield run_step("configure", text, join_commands(command("echo", _BLACKLISTED), Shell("|"), file))
     else:
-        yield by_hand("configure", f"{text}: excludepkgs of dnf-automatic, zypper addlock, or IgnorePkg of pacman")
+        yield manual_step("configure", f"{text}: excludepkgs of dnf-automatic, zypper addlock, or IgnorePkg of pacman")
 
 
-def _complete(snapshot: Snapshot) -> Iterable[Fix]:
-    if holds := sorted(name for name in packages.holds(snapshot) if history.is_drivers(name)):
+def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    if holds := sorted(name for name in packages.held_packages(snapshot) if history.is_driver_package(name)):
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
-    yield remedies.one_archive(snapshot)
+    yield remedies.use_one_archive(snapshot)
     if package_manager(snapshot) in {"apt", "dnf"}:
-        yield remedies.one_version(snapshot, "install", "bring every package to the same version")
-    yield remedies.driver(snapshot, "install what is missing of that version, its module included")
+        yield remedies.align_versions(snapshot, "install", "bring every package to the same version")
+    yield remedies.install_driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
 
-def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
+def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield remedies.guest_driver("keep the driver of one source: leave the guest driver, or install it anew, whole")
+        yield remedies.install_guest_driver(
+            "keep the driver of one source: leave the guest driver, or install it anew, whole"
+        )
         return
-    found = snapshot.view(versions.of_node)
-    packaged = (*found.bringing, *found.user)
-    numbers = sorted({branch for one in packaged if (branch := _branch(one))})
+    found = snapshot.view(versions.driver_versions)
+    packaged = (*found.kernel_packages, *found.user_packages)
+    numbers = sorted({branch for one in packaged if (branch := _package_branch(one))})
     if len(numbers) > 1:
         older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
-    elif locked := sorted(set(packages.holds(snapshot)) & {one.name for one in packaged}):
+    elif locked := sorted(set(packages.held_packages(snapshot)) & {one.name for one in packaged}):
         yield remedies.unhold(snapshot, "let go of the packages that are held at one version", *locked)
     else:
         text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
-        yield run("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
+        yield run_step("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
     text = "install the one that stays, whole"
-    if takes_gpunode(snapshot):
+    if is_supported(snapshot):
         text += "; gpunode names each package of another one before it removes it"
-    yield remedies.driver(snapshot, text)
+    yield remedies.install_driver(snapshot, text)
     yield reboot()
 
 
-def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
-    own, node = driver.library_in_container(snapshot), snapshot.view(versions.of_node).loaded
-    is_older = own is not None and node is not None and number(own.version) < number(node.version)
-    image = by_hand("remove", "build the image without packages of the driver: its libraries come from the node")
-    anew = by_hand("restart", "create the container anew, so that it gets the libraries of today's driver")
-    yield from ((anew, image) if is_older and not versions.shipped(snapshot) else (image, anew))
+def _keep_one_library(snapshot: Snapshot) -> Iterable[Fix]:
+    own, node = driver.container_library_version(snapshot), snapshot.view(versions.driver_versions).loaded
+    is_older = own is not None and node is not None and version_key(own.version) < version_key(node.version)
+    image = manual_step("remove", "build the image without packages of the driver: its libraries come from the node")
+    anew = manual_step("restart", "create the container anew, so that it gets the libraries of today's driver")
+    yield from ((anew, image) if is_older and not versions.shipped_driver_files(snapshot) else (image, anew))
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
@@ -331,7 +341,7 @@ FAMILY: Final = RuleFamily(
                 "such night is prevented by taking the driver out of automatic upgrades."
             ),
             sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
-            check=_unattended,
+            check=_find_unattended,
             share=6,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_AUTOMATIC,
@@ -351,12 +361,12 @@ FAMILY: Final = RuleFamily(
                 "on disk already has the new version."
             ),
             sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
-            check=_pending,
+            check=_find_pending,
             share=10,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_REBOOT_LIST,
             look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
-            remedy=_reload,
+            remedy=_reload_module,
             explains=_CONSEQUENCES,
         ),
         Rule(
@@ -371,11 +381,11 @@ FAMILY: Final = RuleFamily(
                 "first."
             ),
             sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
-            check=_partial,
+            check=_find_partial,
             share=7,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
-            remedy=_complete,
+            remedy=_complete_driver,
             explains=_CONSEQUENCES,
         ),
         Rule(
@@ -390,12 +400,12 @@ FAMILY: Final = RuleFamily(
                 "whole."
             ),
             sources=(DRIVER_GUIDE, NVML_RETURNS),
-            check=_mixed,
+            check=_find_mixed,
             typical=all_of(symptoms.MISMATCH, _OWN_TREE),
             share=0.7,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
-            remedy=_one_driver,
+            remedy=_keep_one_driver,
             explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
         ),
         Rule(
@@ -421,9 +431,9 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
             context=_MISMATCH_INSIDE,
             against=(_NODE_APART,),
-            summary=_which_library,
+            summary=_summarize_library,
             look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
-            remedy=_one_library,
+            remedy=_keep_one_library,
         ),
     ),
 )

@@ -13,7 +13,15 @@ from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
-from gpunode.diagnoses.remedies import always, by_hand, guest_driver, newer_driver, restart, run, uninstall
+from gpunode.diagnoses.remedies import (
+    always,
+    change_driver,
+    install_guest_driver,
+    manual_step,
+    restart,
+    run_step,
+    uninstall,
+)
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -40,43 +48,50 @@ _HIDDEN: Final = message_line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
 # From 465 on GeForce cards work in guests of any kind.
-_LAST_SHY: Final = 465
+_FIRST_GUEST_BRANCH: Final = 465
 
 
-def _branch(snapshot: Snapshot) -> int | None:
-    known = driver.loaded(snapshot) or driver.smi_version(snapshot)
+def _driver_branch(snapshot: Snapshot) -> int | None:
+    known = driver.loaded_version(snapshot) or driver.smi_version(snapshot)
     return int(known.version.split(".")[0]) if known else None
 
 
 def _is_geforce(snapshot: Snapshot) -> bool | None:
-    names = snapshot.view(boards.names)
+    names = snapshot.view(boards.gpu_names)
     return any("GeForce" in name or "TITAN" in name for name in names) if names else None
 
 
 _GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
 _OTHER_GPU: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is no GeForce")
-_OLD: Final = predicate(lambda snapshot: (_branch(snapshot) or _LAST_SHY) < _LAST_SHY, "the driver is older than 465")
-_NEW: Final = predicate(lambda snapshot: (_branch(snapshot) or 0) >= _LAST_SHY, "the driver is 465 or newer")
+_OLD: Final = predicate(
+    lambda snapshot: (_driver_branch(snapshot) or _FIRST_GUEST_BRANCH) < _FIRST_GUEST_BRANCH,
+    "the driver is older than 465",
+)
+_NEW: Final = predicate(
+    lambda snapshot: (_driver_branch(snapshot) or 0) >= _FIRST_GUEST_BRANCH, "the driver is 465 or newer"
+)
 _IS_WSL: Final = predicate(system.is_wsl, "this is WSL")
 _WSL: Final = any_of(_IS_WSL, command_run(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
-_FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.incidents)))
+_FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.find_incidents)))
 
 
-def _newer(snapshot: Snapshot) -> Iterable[Fix]:
+def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
-    yield from newer_driver(snapshot, text, least=465)
+    yield from change_driver(snapshot, text, oldest_branch=465)
     hide = "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features"
-    yield by_hand("configure", hide, "the GPU is too old for a newer driver")
+    yield manual_step("configure", hide, "the GPU is too old for a newer driver")
 
 
 _LARGER_WINDOW: Final = always(
-    by_hand(
+    manual_step(
         "firmware",
         "boot the virtual machine with UEFI (OVMF) and machine type q35, and give its firmware a larger 64-bit window: "
         "-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string=262144 (megabytes, more than all GPUs' memory together) for QEMU, "
         "pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB for VMware",
     ),
-    run("inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")),
+    run_step(
+        "inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
+    ),
 )
 
 
@@ -86,8 +101,8 @@ _LARGER_WINDOW: Final = always(
 _OF_OTHERS: Final = Pattern(r"\b(?:other|another|healthy|good|working)\b.{0,20}\b(?:workers?|nodes?|hosts?|VMs?)\b")
 
 
-def _by_gridd(words: str) -> Sign:
-    """These words of nvidia-gridd's, anywhere, or in its own log, of which `journalctl -o cat` leaves the head away."""
+def _gridd_line(words: str) -> Sign:
+    """Return the sign of these words by nvidia-gridd, anywhere or in its own log without a prefix."""
     anyone = message_line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
     alone = message_line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
     own = any_of(anyone, custom_sign(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
@@ -99,40 +114,40 @@ _UNLICENSED: Final = message_line(
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
     flags=re.IGNORECASE,
 )
-_UNCONFIGURED: Final = _by_gridd(
+_UNCONFIGURED: Final = _gridd_line(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
     r"No (?:valid )?client configuration token)"
 )
-_REFUSED: Final = _by_gridd(
+_REFUSED: Final = _gridd_line(
     r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
     r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
-_ACQUIRED: Final = _by_gridd(r"License (?:acquired|renewed) successfully")
+_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successfully")
 _NO_GRIDD: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
 
 
-_IS_LICENSED: Final = run("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
+_IS_LICENSED: Final = run_step("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
 _ASK_ANEW: Final = restart("nvidia-gridd", "have the licence asked for anew")
 
 
-def _license(snapshot: Snapshot) -> Iterable[Fix]:
+def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_NO_GRIDD):
-        yield guest_driver("have nvidia-gridd installed, which asks for the licence")
+        yield install_guest_driver("have nvidia-gridd installed, which asks for the licence")
     else:
         text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
-        yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
+        yield manual_step("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
         yield _ASK_ANEW
     yield _IS_LICENSED
 
 
 _GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
 _SERVER: Final = always(
-    run("inspect", "read why it is refused: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
-    by_hand("configure", "put a new client configuration token of the server (DLS or CLS) in place of the old one"),
+    run_step("inspect", "read why it is refused: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
+    manual_step("configure", "put a new client configuration token of the server (DLS or CLS) in place of the old one"),
     _ASK_ANEW,
 )
 
@@ -153,31 +168,31 @@ _LINUX_DRIVER: Final = (
 )
 
 
-def _linux_driver(snapshot: Snapshot) -> Iterator[packages.Package]:
-    return (one for one in packages.matching(snapshot, *_LINUX_DRIVER) if one.is_installed)
+def _linux_packages(snapshot: Snapshot) -> Iterator[packages.Package]:
+    return (one for one in packages.matching_packages(snapshot, *_LINUX_DRIVER) if one.is_installed)
 
 
-def _tcc(snapshot: Snapshot) -> Iterator[Citation]:
-    rows = smi_query.rows(snapshot, "Driver Model", "Current")
+def _tcc_rows(snapshot: Snapshot) -> Iterator[Citation]:
+    rows = smi_query.find_rows(snapshot, "Driver Model", "Current")
     return (row.citation for _, row in rows if row.value.strip().upper() == "TCC")
 
 
 _BLOCKED: Final = message_line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
 _IN_TCC: Final = any_of(
-    custom_sign(_tcc), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
+    custom_sign(_tcc_rows), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
 )
 _LINUX_DRIVER_IN_WSL: Final = all_of(
-    custom_sign(lambda snapshot: (one.citation for one in _linux_driver(snapshot))), _WSL
+    custom_sign(lambda snapshot: (one.citation for one in _linux_packages(snapshot))), _WSL
 )
 
 
-def _clean(snapshot: Snapshot) -> Iterable[Fix]:
-    if names := tuple(one.name for one in _linux_driver(snapshot)):
+def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    if names := tuple(one.name for one in _linux_packages(snapshot)):
         yield uninstall(snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names)
     else:
         look = (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib"))
         yield Fix("remove", "look for NVIDIA libraries that do not come from Windows, and remove what owns them", look)
-    yield by_hand("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
+    yield manual_step("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
 
 
 _SHOWN_AS_FAILED: Final = NO_DRIVER | {
@@ -242,7 +257,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/NVIDIA/kubevirt-gpu-device-plugin/issues/2",
                 "https://github.com/clayfreeman/gpu-passthrough/issues/4",
             ),
-            remedy=_newer,
+            remedy=_upgrade_driver,
             explains=NOT_INITIALISED,
         ),
         _rule(
@@ -282,14 +297,14 @@ FAMILY: Final = RuleFamily(
                 "program."
             ),
             sources=(_VGPU_GUIDE, "https://github.com/Azure/AKS/issues/4870"),
-            remedy=_license,
+            remedy=_configure_license,
             explains=frozenset({"compute-mode-exclusive"}),
         ),
         _rule(
             cause="xid-78-vgpu-start-error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
-            check=faults.began(78),
+            check=faults.incident_check(78),
             decisive=_INCOMPATIBLE,
             typical=_START_FAILED,
             symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
@@ -302,8 +317,10 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(XID_CATALOG, "https://docs.nvidia.com/vgpu/latest/index.html"),
             remedy=always(
-                by_hand("install", "install host and guest drivers of one vGPU release"),
-                run("inspect", "read what the vGPU manager says", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")),
+                manual_step("install", "install host and guest drivers of one vGPU release"),
+                run_step(
+                    "inspect", "read what the vGPU manager says", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")
+                ),
             ),
         ),
         _rule(
@@ -323,8 +340,10 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9952"),
             remedy=always(
-                by_hand("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
-                by_hand("configure", "disable the TCC card in the device manager", "WSL is to use another card"),
+                manual_step(
+                    "configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"
+                ),
+                manual_step("configure", "disable the TCC card in the device manager", "WSL is to use another card"),
             ),
             explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
         ),
@@ -354,7 +373,7 @@ FAMILY: Final = RuleFamily(
                 "blocked by the operating system'."
             ),
             sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9938"),
-            remedy=_clean,
+            remedy=_remove_linux_driver,
             explains=_SHOWN_AS_FAILED,
         ),
     ),

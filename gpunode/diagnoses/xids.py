@@ -14,7 +14,16 @@ from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, OpenQuestion, Rule, RuleFamily
-from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run, setup_step
+from gpunode.diagnoses.remedies import (
+    always,
+    manual_step,
+    power_cycle,
+    reboot,
+    reset_gpu,
+    run_step,
+    setup_step,
+    write_nvidia_report,
+)
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults
@@ -29,8 +38,8 @@ _HAVE_A_RULE: Final = frozenset({
     *(161, 167, 169, 171, 172),
 })  # fmt: skip
 
-# Whose page faults they are: a program's, or the driver's own.
-_PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.of(snapshot, 31)))
+# Page faults of a program, or of the driver itself.
+_PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.incidents_with(snapshot, 31)))
 _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
@@ -54,10 +63,10 @@ _UPGRADED: Final = all_of(
 )
 
 
-def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
-    """The faults of different processes at one address: programs do not share their pointers."""
+def _faults_at_one_address(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield faults of different processes at one address; programs do not share pointers."""
     found: defaultdict[int, dict[str, Citation]] = defaultdict(dict)
-    for fault in snapshot.view(faults.timeline):
+    for fault in snapshot.view(faults.fault_timeline):
         if fault.code == 31 and fault.xid and (match := _ADDRESS.search(fault.xid.text)):
             name = fault.xid.process
             who = name if _OWN_CODE.match(name) else fault.xid.pid or name
@@ -68,7 +77,7 @@ def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
 _BY_DRIVER: Final = all_of(
     _PAGE_FAULTS,
     any_of(
-        custom_sign(_one_address),
+        custom_sign(_faults_at_one_address),
         kernel_line(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map"),
         _UPGRADED,
         _COMPARED,
@@ -76,22 +85,24 @@ _BY_DRIVER: Final = all_of(
 )
 
 
-def unexplained(snapshot: Snapshot) -> Iterator[OpenQuestion]:
-    """The Xids that no cause is about, with the catalog's advice."""
-    for incident in snapshot.view(faults.incidents):
+def find_unexplained(snapshot: Snapshot) -> Iterator[OpenQuestion]:
+    """Yield the Xids without a rule, with the catalog's advice."""
+    for incident in snapshot.view(faults.find_incidents):
         code = incident.root.code
         if incident.root.source == "xid" and code not in _HAVE_A_RULE:
             entry = xids.lookup(code)
             meaning = entry.meaning if entry else "a code that neither NVIDIA's catalog nor the driver's headers have"
             advice = f"; NVIDIA's catalog says: {entry.advice}" if entry and entry.advice else ""
-            question = f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
+            question = (
+                f"{faults.gpu_label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
+            )
             yield OpenQuestion(question, (*_LOG, Shell("nvidia-smi -q")), incident.citations)
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
+    yield from remedies.change_driver(snapshot, "go to another release of the driver", allow_older=True)
     yield reboot("reboot, so that it is the one that is loaded")
-    yield nvidia_report("that release faults too")
+    yield write_nvidia_report("that release faults too")
 
 
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
@@ -100,13 +111,13 @@ def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
     yield setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
-    yield by_hand("firmware", "update the GPU's VBIOS and the driver", "it comes back")
-    yield by_hand("configure", "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
-    yield nvidia_report()
+    yield manual_step("firmware", "update the GPU's VBIOS and the driver", "it comes back")
+    yield manual_step("configure", "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
+    yield write_nvidia_report()
 
 
 def _update_first(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("firmware", "update the machine's firmware")
+    yield manual_step("firmware", "update the machine's firmware")
     yield from _restart_controller(snapshot)
 
 
@@ -139,15 +150,17 @@ FAMILY: Final = RuleFamily(
                 "and the same place, that part of the GPU is broken."
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
-            check=faults.began(13, 69, is_of_programs=True),
+            check=faults.incident_check(13, 69, is_of_programs=True),
             typical=message_line(
                 r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
                 r"|CUDA_EXCEPTION_\d"
             ),
             remedy=always(
-                by_hand("application", "start the program again, and find its fault with compute-sanitizer"),
-                run("inspect", "test the GPU", _DIAGNOSE, when="other programs fault on it too, at the same place"),
-                nvidia_report("programs that are known to be right go on faulting"),
+                manual_step("application", "start the program again, and find its fault with compute-sanitizer"),
+                run_step(
+                    "inspect", "test the GPU", _DIAGNOSE, when="other programs fault on it too, at the same place"
+                ),
+                write_nvidia_report("programs that are known to be right go on faulting"),
             ),
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
         ),
@@ -167,13 +180,13 @@ FAMILY: Final = RuleFamily(
                 "for the driver."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
-            check=faults.began(31, is_of_programs=True, confidence="likely"),
+            check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
             against=(_BY_DRIVER,),
             typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
             remedy=always(
-                by_hand("application", "start the program again, and find its fault with compute-sanitizer"),
-                run("inspect", "test the GPU", _DIAGNOSE, when="many programs fault, and on this GPU only"),
-                by_hand("install", "try another release of the driver", "it began with an update of the driver"),
+                manual_step("application", "start the program again, and find its fault with compute-sanitizer"),
+                run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fault, and on this GPU only"),
+                manual_step("install", "try another release of the driver", "it began with an update of the driver"),
             ),
             explains=_OF_PROGRAMS,
         ),
@@ -211,7 +224,7 @@ FAMILY: Final = RuleFamily(
                 "avoids it."
             ),
             sources=(XID_CATALOG, _HEADER),
-            check=faults.began(61),
+            check=faults.incident_check(61),
             context=any_of(
                 any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
             ),
@@ -231,7 +244,7 @@ FAMILY: Final = RuleFamily(
                 "under long load."
             ),
             sources=(f"{OPEN_MODULES}/issues/1045", XID_CATALOG),
-            check=faults.began(62, 169),
+            check=faults.incident_check(62, 169),
             typical=kernel_line(r"PmuHalted|PMU has halted"),
             remedy=_restart_controller,
             explains=_GPU_DOWN
@@ -250,12 +263,14 @@ FAMILY: Final = RuleFamily(
                 "consequence."
             ),
             sources=(f"{OPEN_MODULES}/issues/502", f"{OPEN_MODULES}/issues/1146"),
-            check=faults.began(109, is_of_programs=True),
+            check=faults.incident_check(109, is_of_programs=True),
             remedy=always(
-                by_hand("application", "end the program, and start it again"),
+                manual_step("application", "end the program, and start it again"),
                 reset_gpu(when="the GPU does not come back with that"),
-                by_hand("install", "try another release of the driver", "it comes back with programs that ran before"),
-                nvidia_report(),
+                manual_step(
+                    "install", "try another release of the driver", "it comes back with programs that ran before"
+                ),
+                write_nvidia_report(),
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"},
         ),
@@ -272,12 +287,12 @@ FAMILY: Final = RuleFamily(
                 "that fails for good is Xid 173. Reset the GPU when it is free, and open a case if it happens often."
             ),
             sources=(XID_CATALOG, _HEADER),
-            check=faults.began(*_CHIP_LINK),
+            check=faults.incident_check(*_CHIP_LINK),
             context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
             remedy=always(
-                by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
-                run("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
-                nvidia_report("it happens often, or a link is down"),
+                manual_step("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
+                run_step("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
+                write_nvidia_report("it happens often, or a link is down"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
@@ -295,12 +310,12 @@ FAMILY: Final = RuleFamily(
                 "board fails."
             ),
             sources=(XID_CATALOG, _HEADER),
-            check=faults.began(*_FLASH),
+            check=faults.incident_check(*_FLASH),
             remedy=always(
                 reset_gpu(),
                 reboot(when="the reset is refused"),
-                run("inspect", "see whether nvidia-smi warns of the InfoROM", Shell("nvidia-smi")),
-                remedies.replace(when="it comes back"),
+                run_step("inspect", "see whether nvidia-smi warns of the InfoROM", Shell("nvidia-smi")),
+                remedies.replace_gpu(when="it comes back"),
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
         ),
@@ -317,12 +332,12 @@ FAMILY: Final = RuleFamily(
                 "seat and cables."
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
-            check=faults.began(143),
+            check=faults.incident_check(143),
             remedy=always(
                 reset_gpu(),
                 power_cycle("power the node off and on again, where the reset is refused"),
-                by_hand("hardware", "check seat and power of the GPU", "it stays so"),
-                nvidia_report("it stays so"),
+                manual_step("hardware", "check seat and power of the GPU", "it stays so"),
+                write_nvidia_report("it stays so"),
             ),
             explains=_GPU_DOWN,
         ),

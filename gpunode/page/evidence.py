@@ -53,8 +53,8 @@ def shown(citations: Iterable[Citation], snapshot: Snapshot, detail: Detail = FU
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
-    pieces = {(item.key, item.written): item for item in reversed(snapshot.whole)}
-    wrapped = {place: message.lines for place, message in snapshot.view(kernel.wrapped).items()}
+    pieces = {(item.key, item.written): item for item in reversed(snapshot.all_items)}
+    wrapped = {place: message.lines for place, message in snapshot.view(kernel.wrapped_messages).items()}
     for place, cited in [*grouped.items()][: detail.pieces]:
         yield _figure(cited, pieces.get(place), wrapped, detail)
     if (more := len(grouped) - detail.pieces) > 0:

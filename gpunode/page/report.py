@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode.diagnoses import rules_by_cause
 from gpunode.diagnoses.model import Finding, Fix, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import TITLES
-from gpunode.diagnoses.views.topology import topology
+from gpunode.diagnoses.views.topology import find_topology
 from gpunode.page import topology as wiring
 from gpunode.page.evidence import BRIEF, FULL, Detail, looked_at, shown
 from gpunode.page.frame import About, body, card, commands, head, scroll
@@ -63,7 +63,7 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
         _wiring(examined),
         over_time(examined.snapshot),
         (_note(root) for root in diagnosis.roots if root.severity == "info"),
-        looked_at(examined.snapshot.whole),
+        looked_at(examined.snapshot.all_items),
     )
 
 
@@ -211,7 +211,7 @@ def _suspects(suspects: Sequence[Suspect], examined: Examined, detail: Detail) -
 
 
 def _wiring(examined: Examined) -> Markup | None:
-    seen = examined.snapshot.view(topology)
+    seen = examined.snapshot.view(find_topology)
     concerned = {gpu for finding in examined.diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
     drawn = wiring.drawing(seen, concerned)
     if drawn is None:

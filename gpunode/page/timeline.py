@@ -25,10 +25,10 @@ _CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 def over_time(snapshot: Snapshot) -> Markup | None:
     """Every fault; those without a time come last."""
-    found = sorted(snapshot.view(faults.timeline), key=lambda fault: (_at(fault) is None, _at(fault) or 0.0))
+    found = sorted(snapshot.view(faults.fault_timeline), key=lambda fault: (_at(fault) is None, _at(fault) or 0.0))
     if not found:
         return None
-    began = frozenset(incident.root for incident in snapshot.view(faults.incidents))
+    began = frozenset(incident.root for incident in snapshot.view(faults.find_incidents))
     rows = dict.fromkeys(tag("tr", _cells(fault, is_first=fault in began)) for fault in found)
     names = columns("when", "GPU", "fault", "meaning", "message")
     more = len(rows) - _MOST_ROWS

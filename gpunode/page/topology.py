@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpunode.diagnoses.views.links import Link
+from gpunode.diagnoses.views.links import PcieLink
 from gpunode.diagnoses.views.topology import Device, Topology
 from gpunode.page.frame import scroll, table
 from gpunode.page.markup import Markup, joined, tag
@@ -182,14 +182,14 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _lanes(link: Link) -> str:
+def _lanes(link: PcieLink) -> str:
     """``×8 of 16 · 2.5 of 16 GT/s``: what is, and what could be where that is more."""
     parts = []
     if link.width:
-        parts.append(f"×{link.width}" + (f" of {link.most_width}" if link.is_narrow else ""))
+        parts.append(f"×{link.width}" + (f" of {link.max_width}" if link.is_narrow else ""))
     if link.speed:
-        slower = 0 < link.speed < link.most_speed
-        parts.append(f"{link.speed:g}" + (f" of {link.most_speed:g}" if slower else "") + " GT/s")
+        slower = 0 < link.speed < link.max_speed
+        parts.append(f"{link.speed:g}" + (f" of {link.max_speed:g}" if slower else "") + " GT/s")
     return " · ".join(parts)
 
 

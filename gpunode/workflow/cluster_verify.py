@@ -362,7 +362,7 @@ def _log(cluster: Cluster, namespace: str, pod: str) -> str | None:
 def _reading(pod: Body, log: str) -> str:
     """What doctor makes of a pod and its log, in a sentence; empty where it makes nothing of them."""
     from gpunode.diagnoses import diagnose
-    from gpunode.diagnoses.snapshot import snapshot
+    from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.facts import pasted
 
     if not log.strip():
@@ -374,7 +374,7 @@ def _reading(pod: Body, log: str) -> str:
         (str(command("kubectl", "logs", *words)), log),
         (str(command("kubectl", "get", "pod", *words, "-o", "json")), json.dumps(shown)),
     ]
-    found = diagnose(snapshot(pasted.evidence(pieces)))
+    found = diagnose(take_snapshot(pasted.evidence(pieces)))
     if found.roots:
         root = found.roots[0]
         return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.complaints import unexplained
+from gpunode.diagnoses.complaints import find_unknown_error
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
-from gpunode.diagnoses.stack import LayerState, is_shown_to_work, stack
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
+from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.budget import within
@@ -51,7 +51,7 @@ def examine(host: HostView) -> Evidence:
 def cause_of_xid(code: int) -> str:
     """The cause that a kernel log with this Xid and nothing else shows; empty where more is needed to tell."""
     log = pasted.evidence([("dmesg", f"NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=program")])
-    roots = diagnose(snapshot(log)).roots
+    roots = diagnose(take_snapshot(log)).roots
     return roots[0].cause if roots else ""
 
 
@@ -131,11 +131,11 @@ _NAMED: Final = 5
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
-    seen = snapshot(read)
-    works = is_shown_to_work(seen)
+    seen = take_snapshot(read)
+    works = driver_answers(seen)
     diagnosis = diagnose(seen, guarded=True)
     if not (diagnosis.findings or diagnosis.open_questions or any(one.citations for one in diagnosis.suspects)):
-        doubt = unexplained(seen) or (None if works else _too_little(seen))
+        doubt = find_unknown_error(seen) or (None if works else _too_little(seen))
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
@@ -143,4 +143,4 @@ def diagnosed(evidence: Evidence) -> Examined:
         rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
         diagnosis = replace(diagnosis, open_questions=(*diagnosis.open_questions, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
-    return Examined(seen, throughout(diagnosis), throughout(stack(seen, diagnosis)), works, kept)
+    return Examined(seen, throughout(diagnosis), throughout(stack_layers(seen, diagnosis)), works, kept)

@@ -9,11 +9,11 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import rules_by_cause
-from gpunode.diagnoses.census import Census, Group, Place
+from gpunode.diagnoses.census import Census, FeatureKey, ModelGroup
 from gpunode.diagnoses.comparison import Difference, compare
 from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StackLayer
-from gpunode.diagnoses.portrait import Axis, Portrait, portrait
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.portrait import Axis, NodeProfile, profile_node
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.derive import derive
@@ -130,15 +130,15 @@ def rows(
         yield row
 
 
-def _looked_at(recipe: Recipe | None, one: reports.Found) -> tuple[Row, Portrait]:
+def _looked_at(recipe: Recipe | None, one: reports.Found) -> tuple[Row, NodeProfile]:
     return row_of(one, reports.read(one.path), recipe)
 
 
-def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[Row, Portrait]:
+def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[Row, NodeProfile]:
     """What the report comes to, and what it shows of the node."""
     examined = diagnosed(evidence)
     keep_those_of_rules(examined.diagnosis.bugs)
-    seen = portrait(examined.snapshot, examined.stack)
+    seen = profile_node(examined.snapshot, examined.stack)
     row = Row(
         one.name, one.path, examined.verdict, _node(examined),
         unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
@@ -201,14 +201,14 @@ def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
     return tuple(found)
 
 
-def held_against_each_other(answers: Sequence[Row], groups: Sequence[Group]) -> tuple[Row, ...]:
+def held_against_each_other(answers: Sequence[Row], groups: Sequence[ModelGroup]) -> tuple[Row, ...]:
     """``answers`` with the differences of the odd ones: each is compared with the node that is most like the others."""
     paths = {row.report: row.path for row in answers}
     pairs = [
-        _Pair(node, paths[node], paths[group.reference], {place: group.usual[place] for place in places})
+        _Pair(node, paths[node], paths[group.reference], {place: group.common_counts[place] for place in places})
         for group in groups
         if group.reference is not None
-        for node, places in group.odd.items()
+        for node, places in group.outliers.items()
     ]
     found: dict[str, tuple[Odd, ...]] = defaultdict(tuple)
     for pair, outcome in zip(pairs, side_by_side.each(pairs, _odds), strict=True):
@@ -227,7 +227,7 @@ class _Pair:
     node: str
     path: str
     reference: str
-    places: Mapping[Place, int]
+    places: Mapping[FeatureKey, int]
 
 
 def _odds(pair: _Pair) -> tuple[Odd, ...]:
@@ -246,4 +246,4 @@ def _usual_node(path: str) -> Snapshot:
 
 
 def _redacted(path: str) -> Snapshot:
-    return snapshot(redact(reports.read(path)))
+    return take_snapshot(redact(reports.read(path)))

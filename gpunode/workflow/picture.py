@@ -10,7 +10,7 @@ from typing import TypeVar
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.model import STACK, Disruption, StackLayer
 from gpunode.diagnoses.portrait import AXES, Axis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.workflow.doctor import Verdict
 from gpunode.workflow.fleet import Drift, Odd, Row, first_step
@@ -114,7 +114,7 @@ def tallies(rows: Iterable[Row]) -> tuple[Tally, ...]:
 def _tally(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> Tally:
     rule = rules_by_cause()[cause]
     # What names this node's GPU or package does not do for another.
-    advice, command = next(iter(steps)) if len(steps) == 1 else first_step(generic_remedy(cause, snapshot({})))
+    advice, command = next(iter(steps)) if len(steps) == 1 else first_step(generic_remedy(cause, take_snapshot({})))
     return Tally(cause, rule.title, names, advice, command, rule.disruption)
 
 

@@ -27,8 +27,8 @@ import atheris
 with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.diagnoses import diagnose
     from gpunode.diagnoses.comparison import compare
-    from gpunode.diagnoses.snapshot import snapshot
-    from gpunode.diagnoses.stack import stack
+    from gpunode.diagnoses.snapshot import take_snapshot
+    from gpunode.diagnoses.stack import stack_layers
     from gpunode.errors import GpunodeError
     from gpunode.facts import bug_report, pasted
     from gpunode.facts.evidence import Capture, Outcome
@@ -68,11 +68,11 @@ def by_line(data: bytes, max_size: int, seed: int) -> bytes:
 
 
 def _examined(evidence: dict[str, Capture]) -> None:
-    seen = snapshot(evidence)
+    seen = take_snapshot(evidence)
     found = diagnose(seen)  # unguarded: a rule's bug is to be seen
-    stack(seen, found)
+    stack_layers(seen, found)
     compare(seen, seen, found)
-    compare(snapshot({}), seen, found)
+    compare(take_snapshot({}), seen, found)
     follow_ups(evidence)
 
 

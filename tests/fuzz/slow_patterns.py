@@ -42,12 +42,12 @@ def load() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"gpunode.{name}."):
             importlib.import_module(module.name)
     from gpunode.diagnoses import diagnose
-    from gpunode.diagnoses.snapshot import snapshot
+    from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.facts import pasted
 
     for path in sorted(SCENARIOS.rglob("*.json")):
         pieces = json.loads(path.read_text())["evidence"]
-        diagnose(snapshot(pasted.evidence([(one["source"], one["text"]) for one in pieces])), guarded=True)
+        diagnose(take_snapshot(pasted.evidence([(one["source"], one["text"]) for one in pieces])), guarded=True)
 
 
 def watched() -> frozenset[Pattern]:

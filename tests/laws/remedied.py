@@ -26,12 +26,12 @@ from gpunode.cli.app import app
 from gpunode.cli.compose import Wanted
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.support import release
+from gpunode.diagnoses.support import installed_driver
 from gpunode.diagnoses.views import driver as seen_driver
-from gpunode.diagnoses.views.cards import models
-from gpunode.diagnoses.views.engine import engine
+from gpunode.diagnoses.views.cards import gpu_models
+from gpunode.diagnoses.views.engine import container_engine
 from gpunode.diagnoses.views.guests import is_vgpu
-from gpunode.diagnoses.views.system import distro, running_kernel
+from gpunode.diagnoses.views.system import find_distro, running_kernel
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import (
@@ -192,7 +192,7 @@ def scene(snapshot: Snapshot, cause: str, version: str = "") -> Scene:
     device, usual = _USUAL_FOR.get(cause, (T4.device, USUAL_DRIVER))
     fresh = _fresh(snapshot, device)
     version = version_told(snapshot) or version or usual
-    return Scene(snapshot, fresh, _set_up(fresh, version, engine(snapshot)), version)
+    return Scene(snapshot, fresh, _set_up(fresh, version, container_engine(snapshot)), version)
 
 
 # What a node has of which nobody says more than that: a GPU and a driver.
@@ -207,9 +207,15 @@ _USUAL_FOR: Final = {
 
 def version_told(snapshot: Snapshot) -> str:
     """The version of the driver that the evidence names; empty where it names none."""
-    views = (seen_driver.loaded, seen_driver.on_disk, seen_driver.library, seen_driver.smi_version, release)
+    views = (
+        seen_driver.loaded_version,
+        seen_driver.on_disk_version,
+        seen_driver.library_version,
+        seen_driver.smi_version,
+        installed_driver,
+    )
     seen = (found.version for view in views if (found := view(snapshot)))
-    listed = (one.upstream for one in seen_driver.packaged(snapshot))
+    listed = (one.upstream for one in seen_driver.driver_packages(snapshot))
     told = (_said(match) for item in snapshot.items for match in _TOLD.finditer(item.text))
     return next((one for one in (*seen, *listed, *told) if _DRIVER_VERSION.fullmatch(one)), "")
 
@@ -229,7 +235,7 @@ def _said(match: re.Match[str]) -> str:
 
 
 def _distro(snapshot: Snapshot) -> Distro:
-    found = distro(snapshot)
+    found = find_distro(snapshot)
     if found and found.id in USUAL and found.version_id:
         return replace(found, like=USUAL[found.id].like)
     is_debian = running_kernel(snapshot).endswith("amd64")
@@ -239,7 +245,7 @@ def _distro(snapshot: Snapshot) -> Distro:
 def _devices(snapshot: Snapshot, otherwise: str) -> tuple[PciDevice, ...]:
     if is_vgpu(snapshot):
         return (replace(T4, subsystem=("10de", "130f")),)
-    found = [one.device_id for one in snapshot.view(models) if one.device_id] or [otherwise]
+    found = [one.device_id for one in snapshot.view(gpu_models) if one.device_id] or [otherwise]
     return tuple(replace(T4, address=f"0000:{number:02x}:00.0", device=one) for number, one in enumerate(found, 1))
 
 
@@ -448,7 +454,7 @@ def _run_file(node: Scene) -> Facts:
 
 def _run_over_packages(node: Scene) -> Facts:
     """The .run installer's libraries stand beside the distribution's driver, or its packages are there twice."""
-    if seen_driver.packaged(node.snapshot):
+    if seen_driver.driver_packages(node.snapshot):
         return _two_branches(node)
     return replace(_by_distribution(node.fresh, node.version), run_installer=Known(True, HERE))
 

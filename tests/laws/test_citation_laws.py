@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Citation, Diagnosis
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from tests.fakes.examples import examples
@@ -35,26 +35,26 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
     return any(len(one) >= citation.line_number and citation.line in one[citation.line_number - 1] for one in lines)
 
 
-def unlocked_versions(evidence: Evidence) -> list[tuple[str, Citation]]:
+def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
     """The citations that stand nowhere."""
-    node = snapshot(evidence)
+    node = take_snapshot(evidence)
     return [(what, one) for what, one in cited(diagnose(node)) if not stands_there(node, one)]
 
 
 @pytest.mark.parametrize("report", some_reports("citations"), ids=lambda report: report.name)
 def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
     evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
-    assert list(cited(diagnose(snapshot(evidence))))
-    assert unlocked_versions(evidence) == []
+    assert list(cited(diagnose(take_snapshot(evidence))))
+    assert misplaced_citations(evidence) == []
 
 
 @given(damaged_reports)
 @settings(max_examples=examples(60), deadline=None)
 def test_so_it_does_where_reports_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
-    assert unlocked_versions(evidence) == []
+    assert misplaced_citations(evidence) == []
 
 
 @given(SEEN)
 @settings(max_examples=examples(60), deadline=None)
 def test_so_it_does_where_a_node_was_looked_at(evidence: Evidence) -> None:
-    assert unlocked_versions(evidence) == []
+    assert misplaced_citations(evidence) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.examination import EXAMINATION
@@ -52,7 +52,7 @@ def told(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
 
 
 def diagnosis(evidence: Evidence) -> Diagnosis:
-    return diagnose(snapshot(evidence))
+    return diagnose(take_snapshot(evidence))
 
 
 @given(SEEN)

@@ -15,8 +15,8 @@ from gpunode.cli.screen.doctor import diagnosis_lines
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views.history import is_drivers
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.facts import pasted
 from gpunode.page.frame import About
 from gpunode.page.report import page
@@ -29,7 +29,7 @@ ARCH = ("/etc/os-release", "ID=arch\n")
 
 
 def found(rows: Iterable[tuple[str, str]]) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(tuple(rows))))
+    return diagnose(take_snapshot(pasted.evidence(tuple(rows))))
 
 
 # ---- what a command is made of
@@ -95,16 +95,16 @@ def removed(commands: Iterable[str]) -> Iterator[str]:
 
 def test_nothing_is_removed_but_packages_of_a_driver() -> None:
     operands = set(removed(all_printed()))
-    assert {one for one in operands if not is_drivers(one)} <= OURS
+    assert {one for one in operands if not is_driver_package(one)} <= OURS
     assert len(operands) > 10
 
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_no_report_has_another_package_removed(other: str) -> None:
     for rows, word in taken():
-        if is_drivers(word):
+        if is_driver_package(word):
             changed = tuple((source.replace(word, other), text.replace(word, other)) for source, text in rows)
-            assert {one for one in removed(of_rows(changed)) if not is_drivers(one)} <= OURS, (word, changed)
+            assert {one for one in removed(of_rows(changed)) if not is_driver_package(one)} <= OURS, (word, changed)
 
 
 CONFLICT = (

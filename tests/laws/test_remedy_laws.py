@@ -20,7 +20,7 @@ from gpunode.cli.app import app
 from gpunode.cli.compose import Wanted
 from gpunode.diagnoses import commands, diagnose, rules_by_cause
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Disruption, Fix
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.table import STEPS
@@ -59,7 +59,7 @@ def of_rows(rows: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 @cache
 def fixes() -> tuple[Fix, ...]:
     """Every fix over all scenarios, and of every cause on every kind of system."""
-    nodes = [snapshot(pasted.evidence(rows)) for rows in wholes()]
+    nodes = [take_snapshot(pasted.evidence(rows)) for rows in wholes()]
     found = {fix for node in nodes for finding in diagnose(node).findings for fix in finding.remedy}
     return tuple(found | {fix for system in SYSTEMS for fix in on(system)})
 
@@ -67,7 +67,7 @@ def fixes() -> tuple[Fix, ...]:
 @cache
 def on(system: str) -> tuple[Fix, ...]:
     """Every fix of every cause on a node of that system."""
-    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
     return tuple(fix for rule in rules_by_cause().values() for fix in rule.remedy(node))
 
 
@@ -79,8 +79,9 @@ def all_printed() -> tuple[str, ...]:
 @cache
 def taken() -> tuple[tuple[Rows, str], ...]:
     """Scenarios, each with a word that one of its commands has taken from its evidence; one for each such command."""
-    constant = {word for rule in rules_by_cause().values() for fix in rule.remedy(snapshot({})) for c in fix.commands
-                for word in _words(c)}  # fmt: skip
+    empty = take_snapshot({})
+    fixes = (fix for rule in rules_by_cause().values() for fix in rule.remedy(empty))
+    constant = {word for fix in fixes for c in fix.commands for word in _words(c)}
     found: dict[tuple[str, str], tuple[Rows, str]] = {}
     for rows in wholes():
         said = "\n".join(part for row in rows for part in row)
@@ -207,7 +208,7 @@ def test_what_is_no_version_takes_nothing_out_of_the_tree(version: str) -> None:
 
 def test_the_loaders_files_stay_where_they_are() -> None:
     for place in ("/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/libc.conf"):
-        node = snapshot(pasted.evidence([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
+        node = take_snapshot(pasted.evidence([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
         found = [one for fix in rules_by_cause()["library-path-shadows-libcuda"].remedy(node) for one in fix.commands]
         assert not [one for one in found if " rm " in one or "*" in QUOTED.sub("", one)]
 
@@ -230,7 +231,7 @@ def test_a_sound_word_needs_no_quotes_but_a_path(word: str) -> None:
             assert not word.startswith(("-", "/", ".", "~"))
             # To apt "name+" and "name-" are orders to install and to remove; g++ is the one exception.
             assert is_sound is not commands.is_package or not re.search(r"[^+]\+$|-$", word)
-    if commands.is_place(word, "/etc"):
+    if commands.is_path_below(word, "/etc"):
         assert word.isprintable()
         assert not set(word.split("/")) & {".", ".."}
         assert word == "/etc" or word.startswith("/etc/")
@@ -327,7 +328,7 @@ BOUND = {
 
 @pytest.mark.parametrize("system", OF)
 def test_commands_are_those_of_the_system(system: str) -> None:
-    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
     wrong = []
     there = [rule for cause, rule in rules_by_cause().items() if OF[system] in BOUND.get(cause, {OF[system]})]
     for rule in there:
@@ -345,7 +346,7 @@ def test_power_is_not_taken_away_by_a_reboot() -> None:
 
 def test_work_is_moved_away_before_the_gpu_goes() -> None:
     for system in SYSTEMS:
-        node = snapshot(pasted.evidence(SYSTEMS[system]))
+        node = take_snapshot(pasted.evidence(SYSTEMS[system]))
         for cause, rule in rules_by_cause().items():
             kinds = [fix.kind for fix in rule.remedy(node)]
             if "drain" in kinds:
@@ -365,7 +366,7 @@ DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
-    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
     wrong = []
     for cause, rule in rules_by_cause().items():
         always = [command for fix in rule.remedy(node) if not fix.when for command in fix.commands]
@@ -425,7 +426,7 @@ DATA_CENTER_DRIVER = re.compile(
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_guest_of_a_vgpu_is_given_the_data_center_driver(system: str) -> None:
-    node = snapshot(pasted.evidence((*SYSTEMS[system], *VGPU)))
+    node = take_snapshot(pasted.evidence((*SYSTEMS[system], *VGPU)))
     commands_of = (
         (rule.cause, one) for rule in rules_by_cause().values() for fix in rule.remedy(node) for one in fix.commands
     )

@@ -13,7 +13,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.gpus import lookup
 from gpunode.diagnoses import diagnose, remedies, rules_by_cause
 from gpunode.diagnoses.model import Fix
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.model import Facts
 from tests.laws.remedied import (
@@ -61,12 +61,12 @@ def cases() -> Mapping[str, list[Case]]:
 
 def _every() -> Iterator[Case]:
     for report in reports():
-        node = snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence)))
+        node = take_snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence)))
         for finding in diagnose(node).findings:
             yield Case(report.name, finding.cause, node, finding.remedy)
     for system in ("ubuntu", "debian"):
         for where, more in ((system, ()), (f"{system}, a vGPU's guest", VGPU)):
-            node = snapshot(pasted.evidence((*SYSTEMS[system], *more)))
+            node = take_snapshot(pasted.evidence((*SYSTEMS[system], *more)))
             for cause, rule in rules_by_cause().items():
                 yield Case(where, cause, node, tuple(rule.remedy(node)))
 
@@ -142,8 +142,8 @@ def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, vers
         ("modinfo nvidia", f"filename: /lib/modules/6.8.0-79-generic/updates/dkms/nvidia.ko\nversion: {version}\n"),
         ("uname -r", "6.8.0-79-generic"),
     )
-    node = snapshot(pasted.evidence(rows))
-    (fix,) = remedies.newer_driver(node, "a newer one", beyond=wish == "branch", back=wish == "any")
+    node = take_snapshot(pasted.evidence(rows))
+    (fix,) = remedies.change_driver(node, "a newer one", other_branch=wish == "branch", allow_older=wish == "any")
     facts = node_with(node, "driver-too-old-for-image", version)
     if not fix.commands:
         last = lookup(device).last_branch or 999
@@ -160,7 +160,7 @@ def test_ctk_writes_something_where_a_remedy_names_it() -> None:
     named = 0
     for report in reports():
         evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
-        for fix in (fix for finding in diagnose(snapshot(evidence)).roots for fix in finding.remedy):
+        for fix in (fix for finding in diagnose(take_snapshot(evidence)).roots for fix in finding.remedy):
             for asked in filter(None, map(ctk_of, fix.commands)):
                 named += 1
                 assert ctk_changes(without_moved(evidence, fix.commands), *asked).files, (report.name, fix)

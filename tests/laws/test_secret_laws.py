@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Found, Holds, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION
@@ -208,4 +208,4 @@ def test_no_finding_is_another_without_the_secrets() -> None:
         pieces = pasted.evidence([(one["source"], one["text"]) for one in report.evidence])
         seen = {key: replace(one, holds=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}
         if (redacted := redact(seen)) != seen:
-            assert told(diagnose(snapshot(redacted))) == told(diagnose(snapshot(seen))), report.name
+            assert told(diagnose(take_snapshot(redacted))) == told(diagnose(take_snapshot(seen))), report.name

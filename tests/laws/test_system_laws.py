@@ -9,7 +9,7 @@ import pytest
 from gpunode.diagnoses import diagnose, rules_by_cause, systems
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Fix
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.facts import pasted
 
 # What os-release says there.
@@ -40,14 +40,14 @@ BEFORE_DNF = {
 
 
 def node(release: str) -> Snapshot:
-    return snapshot(pasted.evidence([("/etc/os-release", release)]))
+    return take_snapshot(pasted.evidence([("/etc/os-release", release)]))
 
 
 def fixes(release: str) -> list[tuple[str, Fix]]:
     """What every cause has to be done on such a node."""
     found = node(release)
     return [
-        (cause, fix) for cause, rule in rules_by_cause().items() for fix in systems.fitted(found, rule.remedy(found))
+        (cause, fix) for cause, rule in rules_by_cause().items() for fix in systems.fit_fixes(found, rule.remedy(found))
     ]
 
 
@@ -86,7 +86,7 @@ def test_before_dnf_there_was_yum(name: str) -> None:
 ])  # fmt: skip
 def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
     bus = "3b:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
-    found = diagnose(snapshot(pasted.evidence([
+    found = diagnose(take_snapshot(pasted.evidence([
         ("cat /etc/os-release", OTHERS[name]), ("lspci -nn | grep -i nvidia", bus), ("lsmod | grep nvidia", ""),
         ("nvidia-smi", "bash: nvidia-smi: command not found"),
     ])))  # fmt: skip
@@ -98,10 +98,10 @@ def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
 
 def test_looks_are_those_of_the_system() -> None:
     look = (Shell("dpkg -l nvidia-container-toolkit"), Shell("which docker"))
-    assert systems.fitted_look(node(OTHERS["flatcar"]), look) == look[1:]
-    assert systems.fitted_look(node("ID=ubuntu\n"), look) == look
+    assert systems.fit_look_at(node(OTHERS["flatcar"]), look) == look[1:]
+    assert systems.fit_look_at(node("ID=ubuntu\n"), look) == look
 
 
 def test_a_distribution_of_another_name_is_known_by_the_manager_that_was_used() -> None:
     rows = [("/etc/os-release", "ID=openEuler\n"), ("dnf list installed", "")]
-    assert systems.of(snapshot(pasted.evidence(rows))) is None
+    assert systems.special_system(take_snapshot(pasted.evidence(rows))) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.resemblance import ReportWords
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from tests.fakes.examples import sample
 
@@ -57,7 +57,7 @@ def _read(path: Path) -> Report:
 def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
     """What doctor says of these pieces; ``told`` are the words of other reports than all of these."""
     return diagnose(
-        snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
+        take_snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
     )
 
 

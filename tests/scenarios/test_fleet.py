@@ -18,7 +18,7 @@ def test_what_was_injected_is_found_and_nothing_else(tmp_path: Path) -> None:
     injected = make(tmp_path, 60, every=20)
     census = Census()
     answers = tuple(rows(reports.fleet([str(tmp_path)]), census))
-    found = held_against_each_other(answers, census.groups())
+    found = held_against_each_other(answers, census.group_by_model())
     assert {row.report: row.cause for row in found if row.cause} == injected.faults
     assert {row.report for row in found if row.status == "unreadable"} == injected.unread
     odd = {row.report: row.differences for row in found if row.differences and row.status == "healthy"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Evidence
 from gpunode.host.capture import load, save
 from gpunode.redaction.anonymize import anonymized
@@ -53,7 +53,7 @@ _LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTH
 def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: str) -> None:
     """A tool that is not there, or a file that could not be read, is no fault of the node's."""
     seen = evidence(HEALTHY[name]())
-    diagnosis = diagnose(snapshot({key: capture for key, capture in seen.items() if key != left}))
+    diagnosis = diagnose(take_snapshot({key: capture for key, capture in seen.items() if key != left}))
     assert [one.cause for one in diagnosis.findings] == WORTH_A_WORD.get(name, []), diagnosis.findings
 
 

@@ -15,7 +15,7 @@ from itertools import product
 import pytest
 
 from gpunode.diagnoses import diagnose, rules_by_cause
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import driver, kernel, modules, resolved
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
@@ -107,8 +107,8 @@ _EARLIER = re.compile(r"-b ?-\d|--boot[= ]-\d")
 @cache
 def _machine(report: Report) -> _Machine:
     text = "\n".join(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
-    seen = snapshot(pasted.evidence(tuple((piece["source"], piece["text"]) for piece in report.evidence)))
-    stamps = [message.at for message in seen.view(kernel.messages) if message.at is not None]
+    seen = take_snapshot(pasted.evidence(tuple((piece["source"], piece["text"]) for piece in report.evidence)))
+    stamps = [message.at for message in seen.view(kernel.kernel_messages) if message.at is not None]
     works = driver.works(seen)
     addresses = (next(filter(None, match.groups())).lower() for match in _ADDRESS.finditer(text))
     return _Machine(
@@ -117,10 +117,10 @@ def _machine(report: Report) -> _Machine:
         frozenset(_DRIVER.findall(text)),
         frozenset(_KERNEL.findall(text)),
         works,
-        works or bool(driver.loaded(seen)) or bool(modules.loaded(seen, "nvidia")),
+        works or bool(driver.loaded_version(seen)) or bool(modules.is_module_loaded(seen, "nvidia")),
         min(stamps, default=None),
         bool(_ENDS_WORK.search(text)),
-        bool(seen.view(resolved.once_at_work)),
+        bool(seen.view(resolved.ever_working)),
         bool(_EARLIER.search(text)),
     )
 
@@ -195,7 +195,7 @@ perf: interrupt took too long (2503 > 2500), lowering kernel.perf_event_max_samp
 @pytest.mark.parametrize("report", some_reports("well around it"), ids=lambda report: report.name)
 def test_what_is_well_around_it_changes_nothing(report: Report) -> None:
     rows = tuple((piece["source"], piece["text"]) for piece in (*report.evidence, {"source": "dmesg", "text": _NOISE}))
-    assert faults(diagnose(snapshot({**_around(), **pasted.evidence(rows)}))) == roots(report.evidence)
+    assert faults(diagnose(take_snapshot({**_around(), **pasted.evidence(rows)}))) == roots(report.evidence)
 
 
 @cache

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.sources import recognise
 from tests.scenarios.reports import Piece, Report, faults, reports, roots, some_reports
@@ -41,7 +41,7 @@ def _typed(prompt: str, piece: Piece) -> str:
 def test_a_transcript_says_the_same(report: Report) -> None:
     prompt = _PROMPTS[_NUMBERS[report] % len(_PROMPTS)]
     transcript = "".join(_typed(prompt, piece) for piece in report.evidence)
-    assert faults(diagnose(snapshot(pasted.from_text(transcript)))) == roots(report.evidence)
+    assert faults(diagnose(take_snapshot(pasted.from_text(transcript)))) == roots(report.evidence)
 
 
 @pytest.mark.parametrize("report", some_reports("order and wording"), ids=lambda report: report.name)

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from tests.scenarios.reports import Piece, Report, reports
 
@@ -40,7 +40,7 @@ FORMS: Final[Mapping[str, Callable[[Report], str]]] = {
 
 def is_right(report: Report, form: str) -> bool:
     """Whether doctor puts the report's cause first where it is pasted as one text in that form."""
-    found = diagnose(snapshot(pasted.from_text(FORMS[form](report))))
+    found = diagnose(take_snapshot(pasted.from_text(FORMS[form](report))))
     roots = [one.cause for one in found.roots if one.severity != "info"] or [one.cause for one in found.roots]
     return roots[:1] == [report.cause]
 

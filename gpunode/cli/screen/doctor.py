@@ -97,8 +97,8 @@ class _How:
 
     def said(self, citation: Citation) -> str:
         """The line; of a message of the kernel that goes on over the next lines, the message."""
-        wrapped = self.snapshot.view(kernel.wrapped).get((citation.key, citation.line_number or 0))
-        return f"{'NVRM: ' if wrapped.nvrm else ''}{wrapped.text}" if wrapped else citation.line
+        wrapped = self.snapshot.view(kernel.wrapped_messages).get((citation.key, citation.line_number or 0))
+        return f"{'NVRM: ' if wrapped.is_nvrm else ''}{wrapped.text}" if wrapped else citation.line
 
 
 def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""APT's and rpm's archives: which source stands twice or lacks its key, where a package's version comes from."""
+"""View the source lists of APT: duplicate entries, missing keys, owners of repositories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
@@ -23,12 +23,12 @@ _HOSTS: Final[tuple[tuple[Owner, Pattern], ...]] = (
 
 
 def owner_of(text: str) -> Owner:
-    """Whose repository ``text``, an address or a message with one, speaks of."""
+    """Return the owner of the repository in ``text``, a URL or a message with one."""
     return next((owner for owner, pattern in _HOSTS if pattern.search(text)), "other")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class SourceEntry:
     """An entry of APT's source lists, with the line that it stands in."""
 
     source: PackageSource
@@ -40,61 +40,63 @@ _GREPPED: Final = Pattern(
 )
 
 
-def sources(snapshot: Snapshot) -> tuple[Listed, ...]:
-    """The entries of APT's source lists, from the files or from what somebody grepped out of them."""
+def source_entries(snapshot: Snapshot) -> tuple[SourceEntry, ...]:
+    """Return the entries of APT's source lists, from the files or from what somebody grepped out of them."""
     # What grep -r shows is both its own answer and a part of each file.
-    found: dict[PackageSource, Listed] = {}
-    for one in _sources(snapshot):
+    found: dict[PackageSource, SourceEntry] = {}
+    for one in _find_entries(snapshot):
         found.setdefault(replace(one.source, line=0), one)
     return tuple(found.values())
 
 
-def _sources(snapshot: Snapshot) -> Iterator[Listed]:
+def _find_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
     if isinstance(snapshot.facts.sources, Known):
         for one in snapshot.facts.sources.value:
             file = snapshot.file(one.file)
-            place = cite(file, one.line) if file else stated(one.file, _written(one), snapshot.facts.sources.probe)
-            yield Listed(one, place)
+            place = (
+                cite(file, one.line) if file else cite_fact(one.file, _entry_line(one), snapshot.facts.sources.probe)
+            )
+            yield SourceEntry(one, place)
         return
     for item in snapshot.items:
         if item.outcome != "ok":
             continue
         if item.kind == "file" and source_lists.is_source_list(item.subject):
-            yield from _parsed(item, item.subject, item.text)
+            yield from _parse_entries(item, item.subject, item.text)
         elif item.kind in {"listing", "file", "text"}:
             for number, line in enumerate(item.lines, 1):
                 if match := _GREPPED.match(line):
-                    yield from _parsed(item, match["file"], match["entry"], number)
+                    yield from _parse_entries(item, match["file"], match["entry"], number)
 
 
-def _written(one: PackageSource) -> str:
+def _entry_line(one: PackageSource) -> str:
     signed = f"signed-by={one.signed_by} " if one.signed_by else ""
     return f"deb [{signed.strip()}] {one.uri} {one.suite}" if signed else f"deb {one.uri} {one.suite}"
 
 
-def _parsed(item: Item, path: str, text: str, number: int | None = None) -> Iterator[Listed]:
+def _parse_entries(item: Item, path: str, text: str, number: int | None = None) -> Iterator[SourceEntry]:
     try:
         found = source_lists.parse(path, text)
     except ValueError:
         return
     for one in found:
-        yield Listed(one, cite(item, number or one.line))
+        yield SourceEntry(one, cite(item, number or one.line))
 
 
-def conflicts(snapshot: Snapshot) -> tuple[tuple[Listed, ...], ...]:
-    """The entries that name one archive and different keys, archive by archive: apt then reads no list at all."""
-    archives: dict[tuple[str, str], list[Listed]] = {}
-    for one in snapshot.view(sources):
+def conflicting_entries(snapshot: Snapshot) -> tuple[tuple[SourceEntry, ...], ...]:
+    """Return entries with one archive and different keys, by archive; apt then reads no list."""
+    archives: dict[tuple[str, str], list[SourceEntry]] = {}
+    for one in snapshot.view(source_entries):
         if one.source.enabled:
             archives.setdefault((one.source.uri.rstrip("/"), one.source.suite), []).append(one)
     return tuple(tuple(same) for same in archives.values() if len({one.source.signed_by for one in same}) > 1)
 
 
-def unkeyed(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
-    """The enabled entries whose keyring is not there."""
-    for entry in snapshot.view(sources) if isinstance(snapshot.facts.sources, Known) else ():
+def entries_without_key(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
+    """Yield the enabled entries whose keyring is not there."""
+    for entry in snapshot.view(source_entries) if isinstance(snapshot.facts.sources, Known) else ():
         one = entry.source
         keyring = snapshot.facts.file(one.signed_by)
         is_meant = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
         if is_meant and isinstance(keyring, Known) and keyring.value is None:
-            yield from (stated(one.signed_by, "it is not there", keyring.probe), entry.citation)
+            yield from (cite_fact(one.signed_by, "it is not there", keyring.probe), entry.citation)

@@ -1,4 +1,4 @@
-"""The GPUs as nvidia-smi and NVML name them, and what kind of board carries each: with NVSwitches, or a card."""
+"""View GPUs as nvidia-smi and NVML name them, and the kind of board: NVSwitch baseboard, rack or card."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class SmiInventory:
     """The GPUs of one answer of nvidia-smi.
 
     Attributes:
@@ -60,59 +60,61 @@ class Inventory:
     citation: Citation
 
 
-def inventories(snapshot: Snapshot) -> tuple[Inventory, ...]:
-    """What each answer of nvidia-smi on the node lists."""
-    return tuple(one for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text") if (one := _inventory(item)))
+def smi_inventories(snapshot: Snapshot) -> tuple[SmiInventory, ...]:
+    """Return the GPU lists in answers of nvidia-smi on the node."""
+    return tuple(
+        one for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text") if (one := _parse_inventory(item))
+    )
 
 
-def only(snapshot: Snapshot) -> str:
-    """The node's GPU, by its address or number, where all that lists GPUs shows this one alone; else empty."""
-    shown = [one for one in snapshot.view(inventories) if one.count is not None]
-    listed = snapshot.view(pci.gpus) if pci.is_listed(snapshot) else ()
+def only_gpu(snapshot: Snapshot) -> str:
+    """Return the node's GPU, by its address or number, where all that lists GPUs shows this one alone; else empty."""
+    shown = [one for one in snapshot.view(smi_inventories) if one.count is not None]
+    listed = snapshot.view(pci.pci_gpus) if pci.is_bus_listed(snapshot) else ()
     counts = {one.count for one in shown} | ({len(listed)} if listed else set())
     buses = [gpu.address for gpu in listed] + [board.bus for one in shown for board in one.boards if board.bus]
     return next(iter(buses), "0") if counts == {1} else ""
 
 
-def _inventory(item: Item) -> Inventory | None:
+def _parse_inventory(item: Item) -> SmiInventory | None:
     if item.where != "host":
         return None
-    boards = tuple(_boards(item))
+    boards = tuple(_parse_boards(item))
     count = _COUNT.search(item.text)
     whole = int(count["count"]) if count else None
     if not boards:
-        return Inventory((), whole, cite(item, item.number_at(count.start()))) if count else None
+        return SmiInventory((), whole, cite(item, item.number_at(count.start()))) if count else None
     is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
     indices = [board.index for board in boards]
     in_order = indices == list(range(len(boards))) or set(indices) == {None}
     known = whole if whole is not None else (len(boards) if in_order and not is_cut else None)
-    return Inventory(boards, known, boards[0].citation)
+    return SmiInventory(boards, known, boards[0].citation)
 
 
-def _boards(item: Item) -> Iterator[Board]:
+def _parse_boards(item: Item) -> Iterator[Board]:
     for number, line in enumerate(item.lines, 1):
         if match := _ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
-            yield Board(int(match["index"]), name, pci.address(match["bus"]), cite(item, number))
+            yield Board(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _BARE.match(line):
-            yield Board(None, "", pci.address(match["bus"]), cite(item, number))
+            yield Board(None, "", pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _LISTED.match(line):
             yield Board(int(match["index"]), match["name"], "", cite(item, number))
 
 
-def names(snapshot: Snapshot) -> tuple[str, ...]:
-    """The models of the GPUs, by whatever names them."""
-    found = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.gpus)]
-    found += [board.name for one in snapshot.view(inventories) for board in one.boards if board.name]
-    for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
+def gpu_names(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the models of the GPUs, by whatever names them."""
+    found = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.pci_gpus)]
+    found += [board.name for one in snapshot.view(smi_inventories) for board in one.boards if board.name]
+    for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
         found += [match["name"] for line in item.lines if (match := _LISTED.match(line))]
-    for gpu in snapshot.view(smi_query.gpus):
-        found += [row.value for key in ("Product Name", "name") for row in gpu.every(key)]
+    for gpu in snapshot.view(smi_query.smi_gpus):
+        found += [row.value for key in ("Product Name", "name") for row in gpu.find_all(key)]
     return tuple(dict.fromkeys(found))
 
 
-def carrier(name: str) -> Carrier:
-    """What carries a GPU of this name; empty where the name does not tell."""
+def carrier_of(name: str) -> Carrier:
+    """Return the kind of board of a GPU with this name; empty if unknown."""
     if _RACK.search(name):
         return "rack"
     if _CARD.search(name):
@@ -120,20 +122,20 @@ def carrier(name: str) -> Carrier:
     return "baseboard" if _BASEBOARD.search(name) else ""
 
 
-def carriers(snapshot: Snapshot) -> frozenset[Carrier]:
-    """What carries the GPUs of this node: by their device ids where those are known, else by their names."""
-    by_id = {_by_id(gpu) for gpu in snapshot.view(pci.gpus) if gpu.model is not None and gpu.model.listed}
-    by_name = {carrier(name) for name in snapshot.view(names)}
+def gpu_carriers(snapshot: Snapshot) -> frozenset[Carrier]:
+    """Return the kinds of board of the node's GPUs, by device id or by name."""
+    by_id = {_carrier_by_id(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
+    by_name = {carrier_of(name) for name in snapshot.view(gpu_names)}
     return frozenset((by_id or by_name) - {""})
 
 
-def _by_id(gpu: pci.Function) -> Carrier:
+def _carrier_by_id(gpu: pci.PciFunction) -> Carrier:
     board = gpu.model.nvswitch_board if gpu.model else ""
     if board == "possible":
         return "baseboard"
     return "rack" if board == "external" else "card"
 
 
-def is_fifth_generation(snapshot: Snapshot) -> bool:
-    """Whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
-    return any(_FIFTH.search(name) for name in snapshot.view(names))
+def has_nvlink5(snapshot: Snapshot) -> bool:
+    """Return whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
+    return any(_FIFTH.search(name) for name in snapshot.view(gpu_names))

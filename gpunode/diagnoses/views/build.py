@@ -1,4 +1,4 @@
-"""The logs of NVIDIA's kernel module being built, whatever tried it: DKMS, akmods, the .run installer, a container."""
+"""View logs of kernel module builds by DKMS, akmods, the .run installer or a container."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _TARGETS: Final = tuple(
 _RELEASE: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
 
 
-def logs(snapshot: Snapshot) -> tuple[Item, ...]:
-    """The logs of builds that still matter."""
-    return tuple(item for item in snapshot.items if _is_about(item) and not _is_past(snapshot, item))
+def build_logs(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return the logs of builds that still matter."""
+    return tuple(item for item in snapshot.items if _is_build_log(item) and not _is_outdated(snapshot, item))
 
 
-def kernel(snapshot: Snapshot) -> str:
-    """The kernel that the module was built for, else the running one; empty where nothing names it."""
-    return next(filter(None, map(target, snapshot.view(logs))), "") or snapshot.view(system.running_kernel)
+def build_kernel(snapshot: Snapshot) -> str:
+    """Return the kernel that the module was built for, else the running one; empty where nothing names it."""
+    return next(filter(None, map(target_kernel, snapshot.view(build_logs))), "") or snapshot.view(system.running_kernel)
 
 
 def release(snapshot: Snapshot) -> str:
-    """The driver's version that was built; empty where nothing names it."""
-    texts = (text for item in snapshot.view(logs) for text in (item.written, item.text))
+    """Return the driver's version that was built; empty where nothing names it."""
+    texts = (text for item in snapshot.view(build_logs) for text in (item.written, item.text))
     return next((match["version"] for text in texts if (match := _RELEASE.search(text))), "")
 
 
@@ -66,25 +66,25 @@ class _LogLine:
     pattern: Pattern
 
     def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        found = (line for item in snapshot.view(logs) for line in lines_with(item, self.pattern))
-        return tuple(line for line in found if not _is_of_another(snapshot, line))
+        found = (line for item in snapshot.view(build_logs) for line in lines_with(item, self.pattern))
+        return tuple(line for line in found if not _names_other_module(snapshot, line))
 
 
-def log_line(pattern: str) -> _LogLine:
-    """A line that ``pattern`` matches in a log of a build."""
+def build_log_line(pattern: str) -> _LogLine:
+    """Return a line that ``pattern`` matches in a log of a build."""
     return _LogLine(Pattern(pattern, re.MULTILINE))
 
 
-def _is_of_another(snapshot: Snapshot, line: Citation) -> bool:
-    """Whether it or the line below names another vendor's module; DKMS goes on without that."""
-    item = next(item for item in snapshot.view(logs) if item.key == line.key and item.written == line.source)
+def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
+    """Return whether it or the line below names another vendor's module; DKMS goes on without that."""
+    item = next(item for item in snapshot.view(build_logs) if item.key == line.key and item.written == line.source)
     at = (line.line_number or 1) - 1
     named = re.search(r"/dkms/(?P<tree>[^/\s]+)/|Error! (?P<row>[\w.+-]+)/\S+:", "\n".join(item.lines[at : at + 2]))
     return named is not None and not (named["tree"] or named["row"]).startswith("nvidia")
 
 
-def _is_about(item: Item) -> bool:
-    """Whether it tells of a kernel module's build, and not of another vendor's module only."""
+def _is_build_log(item: Item) -> bool:
+    """Return whether it tells of a kernel module's build, and not of another vendor's module only."""
     if item.kind not in _LOGS or item.is_register or not item.is_seen:
         return False
     if item.kind == "make-log":
@@ -96,17 +96,17 @@ def _is_about(item: Item) -> bool:
     return "nvidia" in f"{item.written}{item.lowered}".lower() or not _MODULES.search(item.text[:200_000])
 
 
-def _is_past(snapshot: Snapshot, item: Item) -> bool:
-    """Whether the log tells of another day: its kernel is gone, or the driver works on it."""
-    running, wanted = snapshot.view(system.running_kernel), target(item)
+def _is_outdated(snapshot: Snapshot, item: Item) -> bool:
+    """Return whether the log is outdated: its kernel is gone, or the driver works on it."""
+    running, wanted = snapshot.view(system.running_kernel), target_kernel(item)
     kernels = snapshot.facts.kernels
     if wanted and isinstance(kernels, Known) and wanted not in {*kernels.value.installed, running}:
         return True
     return driver.works(snapshot) and bool(running) and (wanted or running) == running
 
 
-def target(item: Item) -> str:
-    """The kernel that a build was for; empty where the log does not name it."""
+def target_kernel(item: Item) -> str:
+    """Return the kernel that a build was for; empty where the log does not name it."""
     for pattern in _TARGETS:
         if match := pattern.search(item.text) or pattern.search(item.written):
             return match["kernel"].partition(".failed")[0].removesuffix("-common")

@@ -1,4 +1,4 @@
-"""Which GPUs this node has, as far as drivers go: by device id, else by what the kernel or lspci calls them."""
+"""View the models of the node's GPUs, as drivers distinguish them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.catalog import gpus as catalog
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import boards, guests, kernel, pci
 from gpunode.facts.patterns import Pattern
 
@@ -28,7 +28,7 @@ _CHIP: Final = Pattern(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuCard:
     """A GPU of this node.
 
     Attributes:
@@ -40,61 +40,63 @@ class Card:
     citation: Citation
 
 
-def cards(snapshot: Snapshot) -> tuple[Card, ...]:
-    """The GPUs that a driver for the whole device is to drive, each once; guests of a vGPU are none."""
-    found: dict[str, Card] = {}
-    for card in _every(snapshot):
+def gpu_cards(snapshot: Snapshot) -> tuple[GpuCard, ...]:
+    """Return the GPUs that a driver for the whole device is to drive, each once; guests of a vGPU are none."""
+    found: dict[str, GpuCard] = {}
+    for card in _find_cards(snapshot):
         found.setdefault(card.address or card.model.name, card)
     return tuple(found.values())
 
 
-def models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
-    """The models of the node's GPUs; where no card of them shows, those that nvidia-smi names."""
-    shown = tuple(card.model for card in snapshot.view(cards))
-    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.names))
+def gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
+    """Return the models of the node's GPUs; where no card of them shows, those that nvidia-smi names."""
+    shown = tuple(card.model for card in snapshot.view(gpu_cards))
+    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.gpu_names))
     return shown or tuple(model for model in named_ones if model is not None)
 
 
-def all_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
-    """The models of the node's GPUs; none where one of those that were seen is not known, which may ask for another."""
-    shown, listed = snapshot.view(cards), snapshot.view(pci.gpus)
+def known_gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
+    """Return the models of all GPUs; none if one of them is unknown."""
+    shown, listed = snapshot.view(gpu_cards), snapshot.view(pci.pci_gpus)
     if shown and len(shown) >= len(listed):
         return tuple(card.model for card in shown)
     if listed:
         return ()
-    found = [_of_one_kind(name) for name in sorted(snapshot.view(boards.names))]
+    found = [_unambiguous_model(name) for name in sorted(snapshot.view(boards.gpu_names))]
     return tuple(model for model in found if model) if all(found) else ()
 
 
-def _of_one_kind(name: str) -> GpuModel | None:
-    """The GPU of this name, where all that are called so take the same drivers."""
+def _unambiguous_model(name: str) -> GpuModel | None:
+    """Return the GPU of this name, where all that are called so take the same drivers."""
     kinds = {(one.last_branch, one.open_modules) for one in catalog.all_by_name(name)}
     return catalog.by_name(name) if len(kinds) == 1 else None
 
 
-def _every(snapshot: Snapshot) -> Iterator[Card]:
-    shares = snapshot.view(guests.addresses)
+def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
+    shares = snapshot.view(guests.vgpu_addresses)
     # Where no subsystem tells which one it is, none is known to be a whole GPU.
     if not shares and guests.is_vgpu(snapshot):
         return
-    for gpu in snapshot.view(pci.gpus):
-        if gpu.address not in shares and (model := gpu.model or named(gpu.name)):
-            yield Card(model, gpu.address, gpu.citation)
-    for message in kernel.said(snapshot, _BY_ID):
+    for gpu in snapshot.view(pci.pci_gpus):
+        if gpu.address not in shares and (model := gpu.model or model_by_lspci_name(gpu.name)):
+            yield GpuCard(model, gpu.address, gpu.citation)
+    for message in kernel.matching_messages(snapshot, _BY_ID):
         for match in _BY_ID.finditer(message.text):
-            yield Card(catalog.lookup(match["device"].lower()), pci.address(match["address"]), message.citation)
-    listed = bool(snapshot.view(pci.gpus))
-    for item in snapshot.of("text", "listing") if not listed else ():
-        for match in finds(item, _BY_ALIAS):
-            yield Card(catalog.lookup(match["device"].lower()), "", cite(item, item.number_at(match.start())))
-    for message in () if listed else kernel.said(snapshot, _BY_NAME):
+            yield GpuCard(
+                catalog.lookup(match["device"].lower()), pci.normalize_address(match["address"]), message.citation
+            )
+    listed = bool(snapshot.view(pci.pci_gpus))
+    for item in snapshot.items_of("text", "listing") if not listed else ():
+        for match in find_all(item, _BY_ALIAS):
+            yield GpuCard(catalog.lookup(match["device"].lower()), "", cite(item, item.number_at(match.start())))
+    for message in () if listed else kernel.matching_messages(snapshot, _BY_NAME):
         name = _BY_NAME.search(message.text)
         if name is not None and (model := catalog.by_name(name["name"])):
-            yield Card(model, "", message.citation)
+            yield GpuCard(model, "", message.citation)
 
 
-def named(text: str) -> GpuModel | None:
-    """The GPU that lspci names without its number: by its name where the catalog has it, else by its chip."""
+def model_by_lspci_name(text: str) -> GpuModel | None:
+    """Return the GPU that lspci names without its number: by its name where the catalog has it, else by its chip."""
     if (match := _CHIP.search(text)) is None:
         return None
     names = [part.strip() for part in match["name"].split(" / ")]

@@ -1,4 +1,4 @@
-"""CDI: which specifications there are, where, what they offer, and where an engine looks for them."""
+"""View CDI specifications: which exist, what they offer, and where an engine looks for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, find_first, lines_with
 from gpunode.diagnoses.views import packages
 from gpunode.facts import cdi, numbers
 from gpunode.facts.items import Item, tells_absence
@@ -40,41 +40,47 @@ class Specification:
 
     @property
     def folder(self) -> str:
-        """Where it lies."""
+        """The folder of the file."""
         return self.path.rpartition("/")[0]
 
 
-def specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
-    """The specifications that were read, listed or made, each once; the fullest knowledge of each."""
+def cdi_specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
+    """Return the specifications that were read, listed or made, each once; the fullest knowledge of each."""
     found: dict[str, Specification] = {}
-    for item in snapshot.of("file", "listing", "nvidia-ctk"):
-        for one in _of(item) if item.where == "host" and item.outcome == "ok" else ():
+    for item in snapshot.items_of("file", "listing", "nvidia-ctk"):
+        for one in _parse_specifications(item) if item.where == "host" and item.outcome == "ok" else ():
             if "management" not in one.path and (one.version or one.drivers or one.path not in found):
                 found[one.path] = one
     return tuple(found.values())
 
 
-def _at(path: str) -> str:
+def _canonical_path(path: str) -> str:
     return path.replace("/run/cdi", "/var/run/cdi", 1) if path.startswith("/run/cdi") else path
 
 
-def _of(item: Item) -> Iterator[Specification]:
+def _parse_specifications(item: Item) -> Iterator[Specification]:
     words = (item.subject, *item.source.words)
     # head and grep show a file, too.
     path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec(word) and "*" not in word), "")
     if item.kind == "nvidia-ctk":
         match = _WRITTEN.search(item.written)
-        yield from (Specification(_at(match["path"]), cite(item, 1)),) if match and "error" not in item.lowered else ()
+        yield from (
+            (Specification(_canonical_path(match["path"]), cite(item, 1)),)
+            if match and "error" not in item.lowered
+            else ()
+        )
     elif path and item.text.strip() and "cannot access" not in item.text:
-        version = find(item, _VERSION)
-        drivers = frozenset(match["version"] for match in finds(item, _LIBRARY))
+        version = find_first(item, _VERSION)
+        drivers = frozenset(match["version"] for match in find_all(item, _LIBRARY))
         place = next(lines_with(item, _LIBRARY), cite(item, 1))
-        yield Specification(_at(path), place, numbers.version(version["version"]) if version else (), drivers)
+        yield Specification(
+            _canonical_path(path), place, numbers.version(version["version"]) if version else (), drivers
+        )
     elif item.kind == "listing":
-        yield from _listed(item, next((word.rstrip("/*") for word in reversed(words) if _FOLDER.match(word)), ""))
+        yield from _list_folder(item, next((word.rstrip("/*") for word in reversed(words) if _FOLDER.match(word)), ""))
 
 
-def _listed(item: Item, folder: str) -> Iterator[Specification]:
+def _list_folder(item: Item, folder: str) -> Iterator[Specification]:
     for number, line in enumerate(item.lines, 1):
         if match := _HEADING.match(line.strip()):
             folder = match["folder"].rstrip("/")
@@ -82,25 +88,25 @@ def _listed(item: Item, folder: str) -> Iterator[Specification]:
             word = line.split()[-1]
             path = word if _FOLDER.match(word) else f"{folder}/{match['name']}"
             if _FOLDER.match(path):
-                yield Specification(_at(path), cite(item, number))
+                yield Specification(_canonical_path(path), cite(item, number))
 
 
 _NONE_FOUND: Final = Pattern(r"Found 0 CDI devices")
 
 
-def none_found(snapshot: Snapshot) -> Iterator[Citation]:
-    """The listings of the folders of specifications, or the tools that list their devices, that found none."""
+def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the listings of the folders of specifications, or the tools that list their devices, that found none."""
     for item in snapshot.items:
         names = (line for line in item.lines if "No such file" not in line and not tells_absence(line))
         is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
         is_asked = item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip()
         is_empty = item.kind == "listing" and not any(map(_SPEC_NAME.search, names))
         if item.where == "host" and (is_asked or (is_folder and (is_empty or item.outcome == "absent"))):
-            yield cite(item, 1) if item.text.strip() else stated(item.written, "nothing", item.key)
-    yield from snapshot.said(_NONE_FOUND)
+            yield cite(item, 1) if item.text.strip() else cite_fact(item.written, "nothing", item.key)
+    yield from snapshot.matching_lines(_NONE_FOUND)
     for key, folder in (("cdi-etc", CDI_FOLDERS[0]), ("cdi-run", CDI_FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
-            yield stated(f"ls {folder}", "nothing", key)
+            yield cite_fact(f"ls {folder}", "nothing", key)
 
 
 _PODMAN: Final = Pattern(
@@ -111,12 +117,12 @@ _PODMAN: Final = Pattern(
 
 
 def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | None:
-    """Podman's version; None where nothing tells."""
+    """Podman's version; None if unknown."""
     for item in snapshot.items:
-        if item.kind != "file" and (match := find(item, _PODMAN)):
+        if item.kind != "file" and (match := find_first(item, _PODMAN)):
             place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
             return numbers.version(match[match.lastgroup or 0]), place
-    package = snapshot.view(packages.packages).get("podman")
+    package = snapshot.view(packages.listed_packages).get("podman")
     parts = re.findall(r"\d{1,6}", package.upstream) if package and package.is_installed else []
     return (tuple(int(part) for part in parts[:3]), package.citation) if package and parts else None
 
@@ -131,11 +137,11 @@ _LOOKS: Final = Pattern(
 _PATH: Final = Pattern(r"/[\w./-]+")
 
 
-def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
-    """The folders in which the engine looks, and what says so; None as the latter where these are the usual ones."""
+def search_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
+    """Return the folders that the engine searches, and the evidence unless they are the usual ones."""
     for item in snapshot.items:
-        if not item.is_register and item.where == "host" and (match := find(item, _LOOKS)):
-            folders = tuple(_at(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
+        if not item.is_register and item.where == "host" and (match := find_first(item, _LOOKS)):
+            folders = tuple(_canonical_path(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
             return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.number_at(match.start()))
     podman = podman_version(snapshot)
     # podman 5.5 looks into /etc/cdi alone, unless it is told otherwise.

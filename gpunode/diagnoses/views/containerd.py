@@ -1,4 +1,4 @@
-"""containerd as it reads its files, and the product that may make these files anew at every start."""
+"""View containerd's effective configuration, and the Kubernetes product that generates it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -29,27 +29,27 @@ _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
 _NAMELESS: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
-def product(snapshot: Snapshot) -> Product:
-    """The product whose containerd the kubelet uses."""
-    return snapshot.view(_product)[0]
+def kubernetes_product(snapshot: Snapshot) -> Product:
+    """Return the product whose containerd the kubelet uses."""
+    return snapshot.view(_find_product)[0]
 
 
-def product_citation(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What shows that product."""
-    return snapshot.view(_product)[1]
+def product_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of that product."""
+    return snapshot.view(_find_product)[1]
 
 
-def _product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
+def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
-        return "containerd" if kind == "kubelet" else kind, (stated("the kubelet", f"of {kind}", kubelet.probe),)
+        return "containerd" if kind == "kubelet" else kind, (cite_fact("the kubelet", f"of {kind}", kubelet.probe),)
     items = [one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_register)]
     for name, pattern in _PRODUCTS:
         for item in items:
             if item.text.strip() and pattern.search(item.written):
                 return name, (cite(item),)
-            if match := find(item, pattern):
+            if match := find_first(item, pattern):
                 return name, (cite(item, item.number_at(match.start())),)
     return "containerd", ()
 
@@ -63,14 +63,16 @@ _ROOTS: Final[Mapping[Product, str]] = {
 }
 
 
-def config(snapshot: Snapshot) -> tuple[Item, ...]:
-    """What the daemon printed of its configuration, else the files that it reads."""
-    return tuple(item for item in snapshot.of("containerd-config") if find(item, _SHOWN))[:1] or _files(snapshot)
+def config_items(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return the configuration that the daemon printed, else the files that it reads."""
+    return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _SHOWN))[
+        :1
+    ] or _config_files(snapshot)
 
 
-def _files(snapshot: Snapshot) -> tuple[Item, ...]:
-    path = _ROOTS.get(product(snapshot), CONFIG)
-    shown = (item for item in snapshot.of("file", "listing") if item.where == "host" and item.outcome == "ok")
+def _config_files(snapshot: Snapshot) -> tuple[Item, ...]:
+    path = _ROOTS.get(kubernetes_product(snapshot), CONFIG)
+    shown = (item for item in snapshot.items_of("file", "listing") if item.where == "host" and item.outcome == "ok")
     items = {item.subject: item for item in shown if item.text.strip()}
     if (root := items.get(path)) is None:
         return ()
@@ -79,8 +81,8 @@ def _files(snapshot: Snapshot) -> tuple[Item, ...]:
     return (root, *(others if "imports" in root.text else ()))
 
 
-def whole(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The configuration, where it was shown so that a handler that is not in it is not there."""
-    shown = snapshot.view(config)
+def complete_config(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the configuration if it is complete, so that a missing handler does not exist."""
+    shown = snapshot.view(config_items)
     is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.only for item in shown)
     return (cite(shown[0], 1),) if is_whole and not shown[0].source.is_part else ()

@@ -1,4 +1,4 @@
-"""CUDA's versions: which one the driver supports, which one is asked for, and CUDA's words where the two do not fit."""
+"""View CUDA's versions: supported by the driver, requested, and messages about a mismatch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.catalog.cuda import CudaRelease, Version, find, parts, supported_by
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
 
@@ -46,67 +46,67 @@ NOT_ON_THIS_GPU: Final = Pattern(
 )
 
 
-def supported(snapshot: Snapshot) -> Version | None:
-    """The newest CUDA that the node's driver supports."""
+def supported_cuda(snapshot: Snapshot) -> Version | None:
+    """Return the newest CUDA that the node's driver supports."""
     if shown := driver.cuda_version(snapshot):
         return parts(shown.version)
-    version = driver.loaded(snapshot)
+    version = driver.loaded_version(snapshot)
     return supported_by(version.version) if version else None
 
 
 def reported_driver(snapshot: Snapshot) -> str:
-    """The node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
+    """Return the node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
     if banner := snapshot.match(BANNER):
         return banner["has"]
     found = snapshot.match(TOO_OLD)
     number = int(found["found"]) if found else 0
     known = find((number // 1000, number % 1000 // 10)) if number else None
-    return known.driver if known and driver.loaded(snapshot) is None else ""
+    return known.driver if known and driver.loaded_version(snapshot) is None else ""
 
 
-def runtimes(snapshot: Snapshot) -> tuple[tuple[Version, Citation], ...]:
-    """The CUDA versions that images and programs bring, with their lines."""
-    return tuple(_runtimes(snapshot))
+def cuda_runtimes(snapshot: Snapshot) -> tuple[tuple[Version, Citation], ...]:
+    """Return the CUDA versions that images and programs bring, with their lines."""
+    return tuple(_find_runtimes(snapshot))
 
 
-def _runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
+def _find_runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
     silent = {"kernel-log", "lspci", "nvidia-smi", "nvidia-smi-q", "packages"}
     for item in snapshot.items:
         if item.kind not in silent and item.is_seen:
-            for match in islice(finds(item, _RUNTIMES), _MOST):
-                yield _version(match), cite(item, item.number_at(match.start()))
+            for match in islice(find_all(item, _RUNTIMES), _MOST):
+                yield _parse_version(match), cite(item, item.number_at(match.start()))
             if asked := _RUNTIMES.search(item.written):
-                yield _version(asked), cite(item, 1)
+                yield _parse_version(asked), cite(item, 1)
 
 
-def _version(match: re.Match[str]) -> Version:
-    """``cu118`` is CUDA 11.8, ``cu92`` 9.2."""
+def _parse_version(match: re.Match[str]) -> Version:
+    """Return the version: ``cu118`` is CUDA 11.8, ``cu92`` 9.2."""
     short = match["short"] or ""
     return parts(match["cuda"] or f"{short[:-1]}.{short[-1]}")
 
 
 def starts_on(snapshot: Snapshot, wanted: Version, has: Version) -> bool:
-    """Whether a program of that CUDA starts on the driver: from 11.0 on, the same major version is enough."""
+    """Return whether a program of that CUDA starts on the driver: from 11.0 on, the same major version is enough."""
     if wanted <= has:
         return True
-    release, version = find(wanted), driver.loaded(snapshot)
+    release, version = find(wanted), driver.loaded_version(snapshot)
     same_major = wanted[0] == has[0] and wanted[0] >= 11
-    if release is None or version is None or snapshot.says(NEWER_CALL):
-        return same_major and not snapshot.says(NEWER_CALL)
+    if release is None or version is None or snapshot.contains(NEWER_CALL):
+        return same_major and not snapshot.contains(NEWER_CALL)
     return same_major and parts(version.version)[0] >= release.min_branch
 
 
 _NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
-def asked(snapshot: Snapshot) -> CudaRelease | None:
-    """The CUDA that an image asks for, else the newest that something was built with; None where nothing tells."""
+def requested_release(snapshot: Snapshot) -> CudaRelease | None:
+    """Return the CUDA that an image asks for, else the newest that something was built with; None if unknown."""
     if match := snapshot.match(_NUMBER):
         return find(parts(match["cuda"] or match["image"]))
-    versions = [version for version, _ in snapshot.view(runtimes)]
+    versions = [version for version, _ in snapshot.view(cuda_runtimes)]
     return find(max(versions)) if versions else None
 
 
-def dotted(version: Version) -> str:
-    """``(12, 4)`` as it is written."""
+def format_version(version: Version) -> str:
+    """Return ``(12, 4)`` as ``12.4``."""
     return ".".join(map(str, version))

@@ -1,4 +1,4 @@
-"""dockerd: what it cannot read in its files, and its version."""
+"""View dockerd: configuration files that it cannot read, and its version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.errors import Refused
 from gpunode.facts import numbers
 from gpunode.facts.patterns import Pattern
@@ -20,8 +20,8 @@ UNIT: Final = "docker.service"
 _EDITED: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
 
 
-def faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """The files that dockerd cannot read, each with the reason; of pasted files those that are whole."""
+def config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """Yield the files that dockerd cannot read, with the reason; pasted ones only if complete."""
     for item in snapshot.files("*daemon.json"):
         is_part = item.source.only or item.source.is_part or _EDITED.search(item.text)
         if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
@@ -38,8 +38,8 @@ _VERSION: Final = Pattern(
 )
 
 
-def version(snapshot: Snapshot) -> tuple[int, ...]:
-    """Docker's version; empty where nothing tells."""
-    shown = snapshot.of("docker-version", "docker-info", "container-run", "text")
-    match = next((match for item in shown if (match := find(item, _VERSION))), None)
+def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
+    """Docker's version; empty if unknown."""
+    shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
+    match = next((match for item in shown if (match := find_first(item, _VERSION))), None)
     return numbers.version(match["version"]) if match else ()

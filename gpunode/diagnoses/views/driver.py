@@ -1,4 +1,4 @@
-"""The driver: which version is loaded, on disk, in the libraries, in the packages, and whether nvidia-smi works."""
+"""View the driver: versions loaded, on disk, in libraries and packages, and the state of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final, Literal, TypeAlias
 from gpunode.catalog.conflicts import parts
 from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel, modules, packages
-from gpunode.diagnoses.views.inventory import inventory
+from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kernels
 from gpunode.facts.items import Item
@@ -55,116 +55,116 @@ _STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A version, and where it stands."""
+class SeenVersion:
+    """A version and the line that shows it."""
 
     version: str
     citation: Citation
     is_open: bool | None = None
 
 
-def loaded(snapshot: Snapshot) -> Seen | None:
-    """The version of the loaded kernel module, and whether it is of the open modules; None where nothing tells."""
-    return snapshot.view(_loaded)
+def loaded_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the version of the loaded kernel module, and whether it is of the open modules; None if unknown."""
+    return snapshot.view(_find_loaded)
 
 
-def _loaded(snapshot: Snapshot) -> Seen | None:
+def _find_loaded(snapshot: Snapshot) -> SeenVersion | None:
     fact = snapshot.facts.loaded_driver
     if isinstance(fact, Known) and fact.value is not None:
-        place = modules.told_version(snapshot)
-        return Seen(fact.value.version, place, fact.value.open_module)
+        place = modules.loaded_version_line(snapshot)
+        return SeenVersion(fact.value.version, place, fact.value.open_module)
     for item in snapshot.items:
         if "NVRM version:" in item.text:
             for number, line in enumerate(item.lines, 1):
-                if "NVRM version:" in line and (driver := _nvrm(line)):
-                    return Seen(driver.version, cite(item, number), driver.open_module)
+                if "NVRM version:" in line and (driver := _parse_nvrm(line)):
+                    return SeenVersion(driver.version, cite(item, number), driver.open_module)
     if (file := snapshot.file("/sys/module/nvidia/version")) and re.fullmatch(VERSION, file.text.strip()):
-        return Seen(file.text.strip(), cite(file, 1))
-    return _from_log(snapshot) or _first(snapshot, _SMI_VERSION) or smi_version(snapshot)
+        return SeenVersion(file.text.strip(), cite(file, 1))
+    return _loaded_by_log(snapshot) or _first_version(snapshot, _SMI_VERSION) or smi_version(snapshot)
 
 
-def _nvrm(line: str) -> LoadedDriver | None:
+def _parse_nvrm(line: str) -> LoadedDriver | None:
     try:
         return kernels.loaded_driver(line[line.index("NVRM version:") :])
     except ValueError:
         return None
 
 
-def _from_log(snapshot: Snapshot) -> Seen | None:
+def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
     if pair := api_mismatch(snapshot):
-        return Seen(pair[1], pair[2])
-    for message in reversed(kernel.said(snapshot, _LOADING)):
+        return SeenVersion(pair[1], pair[2])
+    for message in reversed(kernel.matching_messages(snapshot, _LOADING)):
         if match := _LOADING.search(message.text):
-            return Seen(match["version"], message.citation, "Open" in match["what"])
+            return SeenVersion(match["version"], message.citation, "Open" in match["what"])
     return None
 
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    """The versions of a client and of the module that refused it, by the last such message; None without any."""
+    """Return the versions of the last refused client and of the module, with the line; or None."""
     return snapshot.view(_api_mismatch)
 
 
 def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    for message in reversed(kernel.said(snapshot, _API)):
+    for message in reversed(kernel.matching_messages(snapshot, _API)):
         if match := _API.search(message.text):
             return match["client"], match["module"], message.citation
     match = snapshot.match(_API)
-    return (match["client"], match["module"], snapshot.said(_API)[0]) if match else None
+    return (match["client"], match["module"], snapshot.matching_lines(_API)[0]) if match else None
 
 
-def on_disk(snapshot: Snapshot) -> Seen | None:
-    """The version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
-    return snapshot.view(_on_disk)
+def on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
+    return snapshot.view(_find_on_disk)
 
 
-def _on_disk(snapshot: Snapshot) -> Seen | None:
+def _find_on_disk(snapshot: Snapshot) -> SeenVersion | None:
     running = running_kernel(snapshot)
     for info in snapshot.view(modules.driver_info):
         place = _RUNNING.search(info.filename)
         elsewhere = bool(place and running and place["kernel"] != running)
         if re.match(VERSION, info.version) and not elsewhere:
-            return Seen(info.version, info.citation, info.is_open)
-    for row in snapshot.view(modules.dkms):
+            return SeenVersion(info.version, info.citation, info.is_open)
+    for row in snapshot.view(modules.dkms_rows):
         is_built = row.state == "installed" and (not running or row.kernel == running)
         if row.module.startswith("nvidia") and is_built and re.match(VERSION, row.version):
-            return Seen(row.version, row.citation)
+            return SeenVersion(row.version, row.citation)
     return None
 
 
-def library(snapshot: Snapshot) -> Seen | None:
-    """The version of the libraries that programs on the node load."""
+def library_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the version of the libraries that programs on the node load."""
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in _ON_NODE
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
             whole = said[0] if said and said[0].startswith(f"{match['version']}.") else match["version"]
-            return Seen(whole, cite(item, item.number_at(match.start())))
+            return SeenVersion(whole, cite(item, item.number_at(match.start())))
     if pair := api_mismatch(snapshot):
-        return Seen(pair[0], pair[2])
-    found = snapshot.view(libraries)
+        return SeenVersion(pair[0], pair[2])
+    found = snapshot.view(library_versions)
     return found[0] if len({one.version for one in found}) == 1 else None
 
 
 _ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
 
 
-def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
-    """Every version in which the driver's libraries stand where the node's loader looks, each with one file."""
-    found: dict[str, Seen] = {}
-    for item in snapshot.of("ldconfig", "listing", "package-owner"):
+def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
+    """Return every version of the driver's libraries in the loader's path, each with one file."""
+    found: dict[str, SeenVersion] = {}
+    for item in snapshot.items_of("ldconfig", "listing", "package-owner"):
         if item.where == "host":
             for number, line in enumerate(item.lines, 1):
                 if (match := _LIBRARY.search(line)) and not _ELSEWHERE.search(line):
-                    found.setdefault(match["version"], Seen(match["version"], cite(item, number)))
+                    found.setdefault(match["version"], SeenVersion(match["version"], cite(item, number)))
     return tuple(found.values())
 
 
-def library_in_container(snapshot: Snapshot) -> Seen | None:
-    """The version of the libraries that a program in a container loads."""
+def container_library_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the version of the libraries that a program in a container loads."""
     for item in snapshot.items:
         if (item.where == "container" or item.kind in CONTAINED) and (match := _NVML_LIBRARY.search(item.text)):
-            return Seen(match["version"], cite(item, item.number_at(match.start())))
+            return SeenVersion(match["version"], cite(item, item.number_at(match.start())))
     return None
 
 
@@ -191,43 +191,45 @@ _WHOLE: Final = (
 )  # fmt: skip
 
 
-def kernel_side(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The installed packages that bring the kernel module, or its source."""
-    return _of_driver(snapshot, _KERNEL_SIDE)
+def kernel_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """Return the installed packages that bring the kernel module, or its source."""
+    return _installed_matching(snapshot, _KERNEL_SIDE)
 
 
-def user_side(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The installed packages that bring libraries and programs."""
-    return _of_driver(snapshot, _USER_SIDE)
+def user_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """Return the installed packages that bring libraries and programs."""
+    return _installed_matching(snapshot, _USER_SIDE)
 
 
-def whole(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The installed packages that depend on both sides."""
-    return _of_driver(snapshot, _WHOLE)
+def metapackages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """Return the installed packages that depend on both sides."""
+    return _installed_matching(snapshot, _WHOLE)
 
 
-def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The driver's packages, kernel and user side, in whatever state."""
+def driver_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """Return the driver's packages, kernel and user side, in whatever state."""
     return tuple(
         one
-        for one in packages.matching(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_WHOLE)
+        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_WHOLE)
         if re.match(VERSION, one.upstream) and one.state != "c"
     )
 
 
-def strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The installed libraries that are of another version than the driver that answers, of which others are there.
+def stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """Return installed libraries that are not of the working driver's version.
 
     nvidia-smi needs one library alone: it works where all others do not fit.
     """
-    return snapshot.view(_strayed)
+    return snapshot.view(_find_stray_packages)
 
 
-def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+def _find_stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     node = smi_version(snapshot) if works(snapshot) else None
     if node is None:
         return ()
-    there = {PackageId.of(name): one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
+    there = {
+        PackageId.of(name): one for name, one in snapshot.view(packages.listed_packages).items() if one.is_installed
+    }
     states = {package: PackageState(one.version) for package, one in there.items()}
     found = parts(states, int(node.version.partition(".")[0]))
     if node.version not in found.values():
@@ -236,40 +238,40 @@ def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     return tuple(map(there.__getitem__, strays))
 
 
-def at_two_versions(snapshot: Snapshot) -> bool:
-    """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
-    module, disk = loaded(snapshot), on_disk(snapshot)
+def has_two_versions(snapshot: Snapshot) -> bool:
+    """Return whether the node's own driver is at two versions; then all that CUDA says follows from that."""
+    module, disk = loaded_version(snapshot), on_disk_version(snapshot)
     differs = module is not None and disk is not None and module.version != disk.version
-    return differs or bool(strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(smi))
+    return differs or bool(stray_packages(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(smi_states))
 
 
-def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The installed packages of Ubuntu's that bring a driver without its programs."""
-    return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
+def headless_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """Return the installed packages of Ubuntu's that bring a driver without its programs."""
+    return tuple(one for one in metapackages(snapshot) if one.name.startswith("nvidia-headless-"))
 
 
-def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.Package, ...]:
-    found = packages.matching(snapshot, *patterns)
+def _installed_matching(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.Package, ...]:
+    found = packages.matching_packages(snapshot, *patterns)
     return tuple(one for one in found if re.match(VERSION, one.upstream) and one.is_installed)
 
 
-def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
-    """What each run of nvidia-smi on the node came to, or each program's word that NVML fails the same way."""
-    items = snapshot.of("nvidia-smi", "nvidia-smi-q", "text")
+def smi_states(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
+    """Return the result of each run of nvidia-smi on the node, or of programs that fail in NVML alike."""
+    items = snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text")
     own = (item for item in items if item.where != "container")
-    return tuple(state for item in own if (state := _state(item)) is not None)
+    return tuple(state for item in own if (state := _smi_state(item)) is not None)
 
 
 # The probe that only looks whether it is there: a driver that is not loaded is not asked anything.
 _PROGRAM: Final = "smi-binary"
 
 
-def _state(item: Item) -> tuple[SmiState, Citation] | None:
+def _smi_state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
             return state, cite(item, item.number_at(match.start()))
     if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
-        return "missing", stated(item.written, "not there", item.key)
+        return "missing", cite_fact(item.written, "not there", item.key)
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     asked = any(word.startswith("--query-") for word in item.source.words)
@@ -284,44 +286,46 @@ _ROW: Final = Pattern(
 )
 
 
-def smi_version(snapshot: Snapshot) -> Seen | None:
-    """The driver's version in nvidia-smi's table or query."""
-    for item in snapshot.of("nvidia-smi"):
+def smi_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the driver's version in nvidia-smi's table or query."""
+    for item in snapshot.items_of("nvidia-smi"):
         asked = "driver_version" in item.written and item.where == "host"
         if asked and (match := _CELL.search(item.text)):
-            return Seen(match["version"], cite(item, item.number_at(match.start("version"))))
-    return _first(snapshot, _SMI)
+            return SeenVersion(match["version"], cite(item, item.number_at(match.start("version"))))
+    return _first_version(snapshot, _SMI)
 
 
 _CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
-def cuda_version(snapshot: Snapshot) -> Seen | None:
-    """The CUDA version that the driver supports, as nvidia-smi shows it."""
-    return _first(snapshot, _CUDA)
+def cuda_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the CUDA version that the driver supports, as nvidia-smi shows it."""
+    return _first_version(snapshot, _CUDA)
 
 
-def _first(snapshot: Snapshot, pattern: Pattern) -> Seen | None:
-    for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
+def _first_version(snapshot: Snapshot, pattern: Pattern) -> SeenVersion | None:
+    for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text"):
         if match := pattern.search(item.text):
-            return Seen(match["version"], cite(item, item.number_at(match.start())))
+            return SeenVersion(match["version"], cite(item, item.number_at(match.start())))
     return None
 
 
-def fails(snapshot: Snapshot) -> bool:
-    """Whether the driver itself does not work on the node, so that no container could have a GPU."""
-    return (bool(snapshot.view(smi)) and not works(snapshot)) or modules.loaded(snapshot, "nvidia") is False
+def is_broken(snapshot: Snapshot) -> bool:
+    """Return whether the driver itself does not work on the node, so that no container has a GPU."""
+    return (bool(snapshot.view(smi_states)) and not works(snapshot)) or modules.is_module_loaded(
+        snapshot, "nvidia"
+    ) is False
 
 
 def works(snapshot: Snapshot) -> bool:
-    """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
-    return any(state == "works" for state, _ in snapshot.view(smi))
+    """Return whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
+    return any(state == "works" for state, _ in snapshot.view(smi_states))
 
 
-def hangs(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The questions to the driver that had no answer in time, where no other was answered since."""
+def unanswered_queries(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return driver queries that timed out, unless a later one was answered."""
     found = (item for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKS_DRIVER)
-    return () if snapshot.view(inventory) is not None else tuple(cite(item) for item in found)
+    return () if snapshot.view(nvml_inventory) is not None else tuple(cite(item) for item in found)
 
 
 _ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
@@ -331,9 +335,9 @@ _ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 _ERR: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
 
 
-def unread(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The rows in which nvidia-smi shows ERR! for what it asks a GPU itself."""
-    items = (item for item in snapshot.of("nvidia-smi", "text") if item.where == "host")
+def error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the rows in which nvidia-smi shows ERR! for a GPU."""
+    items = (item for item in snapshot.items_of("nvidia-smi", "text") if item.where == "host")
     return tuple(citation for item in items for citation in lines_with(item, _ERR))
 
 
@@ -342,10 +346,10 @@ _WITH_IT: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem
 
 
 def is_loaded(snapshot: Snapshot) -> bool | None:
-    """Whether NVIDIA's module is in the running kernel; None where nothing tells."""
-    if works(snapshot) or any(modules.loaded(snapshot, name) for name in _WITH_IT):
+    """Return whether NVIDIA's module is in the running kernel; None if unknown."""
+    if works(snapshot) or any(modules.is_module_loaded(snapshot, name) for name in _WITH_IT):
         return True
-    by_table = modules.loaded(snapshot, "nvidia")
+    by_table = modules.is_module_loaded(snapshot, "nvidia")
     if by_table is not None:
         return by_table
     file, own = snapshot.file("/proc/driver/nvidia/version"), snapshot.file("/sys/module/nvidia/version")

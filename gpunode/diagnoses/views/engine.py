@@ -1,4 +1,4 @@
-"""Which container runtime the node's containers run under, as far as the evidence speaks of one."""
+"""View the container runtime of the node's containers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
 )
 
 
-def engine(snapshot: Snapshot) -> Engine:
-    """The runtime that containers ask for GPUs; docker, the commonest, where nothing speaks of any."""
+def container_engine(snapshot: Snapshot) -> Engine:
+    """Return the runtime that containers ask for GPUs; docker, the commonest, where nothing speaks of any."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return "crio" if "crio" in kubelet.value.socket else "containerd"

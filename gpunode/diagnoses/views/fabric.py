@@ -1,4 +1,4 @@
-"""NVSwitches, and the fabric manager that programs them."""
+"""View NVSwitches and the fabric manager that programs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -50,25 +50,25 @@ _GRAVEST_FIRST: Final[tuple[UnitState, ...]] = ("masked", "failed", "missing", "
 _PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-drivers-fabricmanager*", "nvlink5*")
 
 
-def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines that show an NVSwitch on this node."""
-    listed = tuple(one.citation for one in snapshot.view(pci.switches))
+def switch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines that show an NVSwitch on this node."""
+    listed = tuple(one.citation for one in snapshot.view(pci.nvswitches))
     folder = tuple(cite(item, 1) for item in snapshot.files("/proc/driver/nvidia-nvswitch/*") if item.text.strip())
-    return (*listed, *folder, *snapshot.said(_SWITCH_SEEN))[:4]
+    return (*listed, *folder, *snapshot.matching_lines(_SWITCH_SEEN))[:4]
 
 
-def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The GPUs whose registration with the fabric has not come to an end."""
-    rows = smi_query.rows(snapshot, "Fabric", "State")
+def registering_gpus(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the GPUs whose registration with the fabric has not come to an end."""
+    rows = smi_query.find_rows(snapshot, "Fabric", "State")
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
 
 
-def mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Where the fabric manager and the driver differ in version: its own word, else what is installed and loaded."""
-    if found := snapshot.said(_MISMATCH):
+def version_mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence that fabric manager and driver differ in version."""
+    if found := snapshot.matching_lines(_MISMATCH):
         return found
-    program, loaded = version(snapshot), driver.loaded(snapshot) or driver.smi_version(snapshot)
-    of_driver = [(one.upstream, one.citation) for one in driver.whole(snapshot) if _is_driver(one)][:1]
+    program, loaded = manager_version(snapshot), driver.loaded_version(snapshot) or driver.smi_version(snapshot)
+    of_driver = [(one.upstream, one.citation) for one in driver.metapackages(snapshot) if _is_driver_version(one)][:1]
     of_driver = [(loaded.version, loaded.citation)] if loaded else of_driver
     if program is None or not of_driver or of_driver[0][0] == program[0]:
         return ()
@@ -79,53 +79,55 @@ _MANAGER_VERSION: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version
 _IMEX_VERSION: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
 
 
-def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
-    """The fabric manager's version, as the program itself or its package has it; None where nothing tells."""
+def manager_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """Return the fabric manager's version, as the program itself or its package has it; None if unknown."""
     if match := snapshot.match(_MANAGER_VERSION):
-        return match["version"], snapshot.said(_MANAGER_VERSION)[0]
-    found = (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one))
+        return match["version"], snapshot.matching_lines(_MANAGER_VERSION)[0]
+    found = (
+        one for one in packages.matching_packages(snapshot, *_PACKAGES) if one.is_installed and _is_driver_version(one)
+    )
     return next(((one.upstream, one.citation) for one in found), None)
 
 
 def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
-    """The version of IMEX, which joins the fabrics of several nodes, by its own word; None where it says none."""
+    """Return the version of IMEX, which joins the fabrics of several nodes; None if unknown."""
     match = snapshot.match(_IMEX_VERSION)
-    return (match["version"], snapshot.said(_IMEX_VERSION)[0]) if match else None
+    return (match["version"], snapshot.matching_lines(_IMEX_VERSION)[0]) if match else None
 
 
-def _is_driver(package: packages.Package) -> bool:
+def _is_driver_version(package: packages.Package) -> bool:
     return bool(re.match(driver.VERSION, package.upstream)) and "dev" not in package.name
 
 
-def installed(snapshot: Snapshot) -> bool:
-    """Whether a package of the fabric manager is seen to be installed."""
-    return any(one.is_installed for one in packages.matching(snapshot, *_PACKAGES))
+def is_manager_installed(snapshot: Snapshot) -> bool:
+    """Return whether a package of the fabric manager is seen to be installed."""
+    return any(one.is_installed for one in packages.matching_packages(snapshot, *_PACKAGES))
 
 
-def manager(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
-    """The state of the service, by systemd or its log, and the lines; it is missing where a search found none."""
+def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
+    """Return the service's state and its evidence; ``missing`` if a search found none."""
     if isinstance(fact := snapshot.facts.unit(UNIT), Known):
         unit = fact.value
         if unit.masked or not unit.exists:
             return "masked" if unit.exists else "missing", (system.unit_line(snapshot, UNIT, "LoadState"),)
         if unit.failed:
-            return "failed", (system.failed_line(snapshot, UNIT),)
+            return "failed", (system.failed_unit_line(snapshot, UNIT),)
         return "active" if unit.state.active else "inactive", (system.unit_line(snapshot, UNIT, "ActiveState"),)
-    found = [one for item in snapshot.items if item.where == "host" for one in _states(item)]
+    found = [one for item in snapshot.items if item.where == "host" for one in _unit_states(item)]
     state: UnitState = min((state for state, _ in found), key=_GRAVEST_FIRST.index) if found else ""
     lines = tuple(citation for one, citation in found if one == state)
     # systemctl is-active calls a unit that does not exist inactive too.
-    absent = tuple(_sought_in_vain(snapshot)) if state in {"", "inactive"} else ()
+    absent = tuple(_failed_searches(snapshot)) if state in {"", "inactive"} else ()
     return ("missing", (*lines, *absent)) if absent else (state, lines)
 
 
-def _sought_in_vain(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("listing", "unit-show", "unit-status", "text", "packages"):
+def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.items_of("listing", "unit-show", "unit-status", "text", "packages"):
         if item.where == "host" and _SOUGHT.search(item.written) and _NONE.search(item.text):
-            yield stated(item.written, "no fabric manager among them", item.key)
+            yield cite_fact(item.written, "no fabric manager among them", item.key)
 
 
-def _states(item: Item) -> Iterator[tuple[UnitState, Citation]]:
+def _unit_states(item: Item) -> Iterator[tuple[UnitState, Citation]]:
     for state, pattern in _MESSAGES:
         if match := pattern.search(item.text):
             yield state, cite(item, item.number_at(match.start()))
@@ -138,12 +140,14 @@ def _states(item: Item) -> Iterator[tuple[UnitState, Citation]]:
 
 
 def is_needed(snapshot: Snapshot) -> bool | None:
-    """Whether the GPUs of this node are joined by NVSwitches of its own; None where nothing tells."""
-    if snapshot.view(switches):
+    """Return whether the GPUs of this node are joined by NVSwitches of its own; None if unknown."""
+    if snapshot.view(switch_lines):
         return True
-    carriers = snapshot.view(boards.carriers)
+    carriers = snapshot.view(boards.gpu_carriers)
     if carriers and carriers <= {"card", "rack"}:
         return False
-    if snapshot.view(in_progress) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_NOT_READY)):
+    if snapshot.view(registering_gpus) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_NOT_READY)):
         return True
-    return False if "baseboard" not in carriers and pci.is_listed(snapshot) and snapshot.view(pci.gpus) else None
+    return (
+        False if "baseboard" not in carriers and pci.is_bus_listed(snapshot) and snapshot.view(pci.pci_gpus) else None
+    )

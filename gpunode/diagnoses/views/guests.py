@@ -1,7 +1,7 @@
-"""Guests of a vGPU: a virtual machine that has a share of a GPU, which NVIDIA's guest driver (GRID) alone drives.
+"""Detect vGPU guests: virtual machines with a share of a GPU, which only NVIDIA's guest driver drives.
 
-The share shows the device id of the whole GPU, so what tells is its subsystem, its profile's name, nvidia-smi's mode,
-or the daemon that only the guest driver brings.
+The share shows the device id of the whole GPU; its subsystem, profile name, nvidia-smi mode or licence daemon reveal
+it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import is_vgpu_profile, vgpu_profile
-from gpunode.diagnoses.snapshot import Snapshot, finds
+from gpunode.diagnoses.snapshot import Snapshot, find_all
 from gpunode.diagnoses.views import boards, pci, smi_query
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -25,48 +25,48 @@ _GRIDD: Final = Pattern(r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvi
 
 
 def is_vgpu(snapshot: Snapshot) -> bool:
-    """Whether a GPU of this node is a share of one, or is driven by the driver for those."""
+    """Return whether a GPU of this node is a share of one, or is driven by the driver for those."""
     return snapshot.view(_is_vgpu)
 
 
 def _is_vgpu(snapshot: Snapshot) -> bool:
-    if snapshot.view(addresses) or any(map(is_vgpu_profile, snapshot.view(boards.names))):
+    if snapshot.view(vgpu_addresses) or any(map(is_vgpu_profile, snapshot.view(boards.gpu_names))):
         return True
-    modes = [row.value.strip().upper() for _, row in smi_query.rows(snapshot, "Virtualization Mode")]
+    modes = [row.value.strip().upper() for _, row in smi_query.find_rows(snapshot, "Virtualization Mode")]
     # A licence for a whole GPU is fetched by the same daemon.
-    return "VGPU" in modes or (_has_guest_driver(snapshot) and not modes and not _shows_boards(snapshot))
+    return "VGPU" in modes or (_has_guest_driver(snapshot) and not modes and not _shows_subsystems(snapshot))
 
 
 def _has_guest_driver(snapshot: Snapshot) -> bool:
-    """Whether nvidia-gridd runs or is there: of NVIDIA's drivers only the one for guests has it."""
-    told = snapshot.of("unit-status", "unit-log", "journal", "listing", "which", "text")
+    """Return whether nvidia-gridd runs or is there: of NVIDIA drivers only the one for guests has it."""
+    told = snapshot.items_of("unit-status", "unit-log", "journal", "listing", "which", "text")
     seen = (item for item in told if item.where == "host" and item.outcome == "ok")
-    return any(True for item in seen for _ in finds(item, _GRIDD))
+    return any(True for item in seen for _ in find_all(item, _GRIDD))
 
 
-def _shows_boards(snapshot: Snapshot) -> bool:
-    """Whether the subsystems of all GPUs are shown, so that a share would be known by its own."""
-    gpus = snapshot.view(pci.gpus)
-    return bool(gpus) and all(any(_subsystems(gpu)) for gpu in gpus)
+def _shows_subsystems(snapshot: Snapshot) -> bool:
+    """Return whether the subsystems of all GPUs are shown, so that a share would be known by its own."""
+    gpus = snapshot.view(pci.pci_gpus)
+    return bool(gpus) and all(any(_subsystem_ids(gpu)) for gpu in gpus)
 
 
-def addresses(snapshot: Snapshot) -> frozenset[str]:
-    """The addresses of those whose subsystem names a profile."""
-    return frozenset(_addresses(snapshot))
+def vgpu_addresses(snapshot: Snapshot) -> frozenset[str]:
+    """Return the addresses of those whose subsystem names a profile."""
+    return frozenset(_find_addresses(snapshot))
 
 
-def _addresses(snapshot: Snapshot) -> Iterator[str]:
+def _find_addresses(snapshot: Snapshot) -> Iterator[str]:
     devices = snapshot.facts.devices
     if isinstance(devices, Known):
         for one in devices.value:
             if one.vendor == "10de" and vgpu_profile(one.device, one.subsystem):
                 yield one.address
-    for gpu in snapshot.view(pci.gpus):
-        if gpu.device and any(vgpu_profile(gpu.device, board) for board in _subsystems(gpu)):
+    for gpu in snapshot.view(pci.pci_gpus):
+        if gpu.device and any(vgpu_profile(gpu.device, board) for board in _subsystem_ids(gpu)):
             yield gpu.address
 
 
-def _subsystems(gpu: pci.Function) -> Iterator[tuple[str, str]]:
+def _subsystem_ids(gpu: pci.PciFunction) -> Iterator[tuple[str, str]]:
     for line in gpu.detail:
         if match := _SUBSYSTEM.search(line):
             yield match["vendor"], match["device"]

@@ -1,4 +1,4 @@
-"""What was done to the driver's packages, and by whom: the logs of apt, dpkg, dnf, zypper, pacman."""
+"""View the package history of the driver in the logs of apt, dpkg, dnf, zypper and pacman."""
 
 from __future__ import annotations
 
@@ -69,27 +69,27 @@ class Upgrade:
         return self.after.split(":")[-1].split("-")[0].split("~")[0]
 
 
-def upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
-    """What happened to the driver's packages, in the order of the evidence; within one log the oldest first."""
+def package_upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
+    """Return the changes of driver packages in the order of the evidence, the oldest first in each log."""
     # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
-    logs = sorted(snapshot.of("package-history", "package-output", "unit-log", "journal", "text"), key=_age)
-    return tuple(one for item in logs if "nvidia" in item.text for one in _of(item))
+    logs = sorted(snapshot.items_of("package-history", "package-output", "unit-log", "journal", "text"), key=_log_age)
+    return tuple(one for item in logs if "nvidia" in item.text for one in _parse_log(item))
 
 
 _PUT_AWAY: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
 
 
-def _age(item: Item) -> int:
+def _log_age(item: Item) -> int:
     match = _PUT_AWAY.search(item.subject)
     return -int(match["number"]) if match else 0
 
 
-def is_drivers(name: str) -> bool:
-    """Whether a package of this name, deb or rpm, is part of a driver."""
+def is_driver_package(name: str) -> bool:
+    """Return whether a package of this name, deb or rpm, is part of a driver."""
     return conflicts.is_drivers(PackageId.of(name).name) or bool(_RPM_DRIVER.match(name))
 
 
-def _of(item: Item) -> Iterator[Upgrade]:
+def _parse_log(item: Item) -> Iterator[Upgrade]:
     automatic_log = "unattended-upgrades" in item.written or "apt-daily" in item.written
     command, first = "", item.text.count("\n", 0, max(0, len(item.text) - _NEWEST))
     for number, line in enumerate(item.lines[first:], first + 1):
@@ -99,12 +99,12 @@ def _of(item: Item) -> Iterator[Upgrade]:
             command = match["command"].strip()
         elif "nvidia" in line or "libcuda" in line:
             automatic = automatic_log or bool(_AUTOMATIC.search(command) or _AUTOMATIC.search(line))
-            for name, before, after in _changed(line, item):
-                if is_drivers(name):
+            for name, before, after in _parse_changes(line, item):
+                if is_driver_package(name):
                     yield Upgrade(name, before, after, automatic, command, cite(item, number))
 
 
-def _changed(line: str, item: Item) -> Iterator[tuple[str, str, str]]:
+def _parse_changes(line: str, item: Item) -> Iterator[tuple[str, str, str]]:
     if _CHANGES.match(line):
         for entry in _ENTRY.finditer(line):
             two = (entry["two"] or "").removesuffix("automatic").strip(", ")

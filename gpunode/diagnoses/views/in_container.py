@@ -1,4 +1,4 @@
-"""Whether the evidence was taken inside a container: its libraries, packages and device files are not the node's."""
+"""Detect evidence taken inside a container, whose libraries, packages and devices are not the node's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import nested, system
 from gpunode.facts.model import Known
 
@@ -15,13 +15,13 @@ _MARKS: Final = ("/.dockerenv", "/run/.containerenv")
 _ENGINES: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 
-def marks(snapshot: Snapshot) -> Iterator[Citation]:
-    """What shows that it was; a node that is a container, as those of kind are, is one all the same."""
+def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the evidence of a container; a node of kind, which is one itself, does not count."""
     if snapshot.view(nested.NODE) or system.is_wsl(snapshot):
         return
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind == "container":
-        yield stated("systemd-detect-virt", platform.value.detail or "a container", platform.probe)
+        yield cite_fact("systemd-detect-virt", platform.value.detail or "a container", platform.probe)
     for item in snapshot.items:
         if item.where != "host" or item.outcome != "ok" or not item.text.strip():
             continue  # a probe that looked for it and found nothing is no mark

@@ -1,4 +1,4 @@
-"""The initramfs: whether NVIDIA's module is in it, by a listing."""
+"""View listings of the initramfs: whether NVIDIA's module is in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _COUNT: Final = Pattern(r"^[ \t]*[1-9]\d{0,3}[ \t]*$", re.MULTILINE)
 _RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
 
 
-def of_running(snapshot: Snapshot) -> tuple[Item, ...]:
-    """The listings of the running kernel's image; those that name another kernel show what it may find at its boot."""
+def running_kernel_listings(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Return the listings of the running kernel's image, without those of other kernels."""
     running = system.running_kernel(snapshot)
-    return tuple(item for item in snapshot.of("initramfs") if not running or _release_of(item) in {"", running})
+    return tuple(item for item in snapshot.items_of("initramfs") if not running or _release_of(item) in {"", running})
 
 
 def _release_of(item: Item) -> str:
@@ -28,7 +28,9 @@ def _release_of(item: Item) -> str:
     return match["release"] if match else ""
 
 
-def holds(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines that show that the initramfs has NVIDIA's main module in it."""
+def nvidia_module_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines that show NVIDIA's main module in the initramfs."""
     pattern = {False: _FILE, True: _COUNT}
-    return tuple(line for item in of_running(snapshot) for line in lines_with(item, pattern[item.source.is_count]))
+    return tuple(
+        line for item in running_kernel_listings(snapshot) for line in lines_with(item, pattern[item.source.is_count])
+    )

@@ -6,9 +6,9 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.facts import nvml
 
 
-def inventory(snapshot: Snapshot) -> nvml.Inventory | None:
-    """NVML's first answer that has GPUs; None where it failed, or was damaged on its way here."""
-    for item in snapshot.of("nvml"):
+def nvml_inventory(snapshot: Snapshot) -> nvml.Inventory | None:
+    """Return NVML's first answer with GPUs; None if it failed or was damaged."""
+    for item in snapshot.items_of("nvml"):
         try:
             answer = nvml.parse(item.text.encode()) if item.outcome == "ok" else None
         except ValueError:

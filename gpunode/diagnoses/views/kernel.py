@@ -1,4 +1,4 @@
-"""The kernel's messages with time and place, in every form in which people paste them; continuation lines joined."""
+"""View the kernel's messages with time and place, in every pasted form, continuation lines joined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.facts.boots import ungrepped
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -55,14 +55,14 @@ class Message:
         text: without what stands before it; continuation lines joined by single spaces.
         at: seconds, on one clock within an item: since boot, or since the epoch; None where no time stands there.
         clock: messages of the same clock may be compared by their times; empty without one.
-        nvrm: whether NVIDIA's module said it; then the text is without its ``NVRM:``.
-        lines: over how many lines it goes.
+        is_nvrm: a message of NVIDIA's module; the text lacks its ``NVRM:``.
+        lines: number of lines.
     """
 
     text: str
     citation: Citation
     at: float | None = None
-    nvrm: bool = False
+    is_nvrm: bool = False
     lines: int = 1
     clock: str = ""
 
@@ -71,33 +71,35 @@ class Message:
 _LONGEST: Final = 2000
 
 
-def messages(snapshot: Snapshot) -> tuple[Message, ...]:
-    """The messages of every kernel log, and those of the kernel in other logs, in the order of the evidence."""
-    return tuple(message for item in snapshot.items for message in _of(item))
+def kernel_messages(snapshot: Snapshot) -> tuple[Message, ...]:
+    """Return the messages of every kernel log, and those of the kernel in other logs, in the order of the evidence."""
+    return tuple(message for item in snapshot.items for message in _parse_item(item))
 
 
-def by_place(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
-    """The messages, each by the key of its evidence and the number of its first line."""
-    return {(message.citation.key, message.citation.line_number or 0): message for message in snapshot.view(messages)}
+def messages_by_line(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
+    """Return the messages, each by the key of its evidence and the number of its first line."""
+    return {
+        (message.citation.key, message.citation.line_number or 0): message for message in snapshot.view(kernel_messages)
+    }
 
 
-def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
-    """The messages of more than one line, each by the key of its evidence and the number of its first line."""
-    found = (message for message in snapshot.view(messages) if message.lines > 1)
+def wrapped_messages(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
+    """Return the messages of more than one line, each by the key of its evidence and the number of its first line."""
+    found = (message for message in snapshot.view(kernel_messages) if message.lines > 1)
     return {(message.citation.key, message.citation.line_number or 0): message for message in found}
 
 
-def said(snapshot: Snapshot, pattern: Pattern) -> tuple[Message, ...]:
-    """The messages of the kernel in which ``pattern`` occurs."""
-    every = snapshot.view(messages)
+def matching_messages(snapshot: Snapshot, pattern: Pattern) -> tuple[Message, ...]:
+    """Return the messages of the kernel in which ``pattern`` occurs."""
+    every = snapshot.view(kernel_messages)
     words = pattern.words
-    worth = (every[number] for number in sorted(_with(snapshot, words))) if words else every
+    worth = (every[number] for number in sorted(_message_numbers(snapshot, words))) if words else every
     return tuple(message for message in worth if pattern.search(message.text))
 
 
-def _with(snapshot: Snapshot, words: frozenset[str]) -> set[int]:
-    """The numbers of the messages in which one of ``words`` stands, in whatever case."""
-    lowered, starts = snapshot.view(_lowered)
+def _message_numbers(snapshot: Snapshot, words: frozenset[str]) -> set[int]:
+    """Return the numbers of the messages in which one of ``words`` stands, in whatever case."""
+    lowered, starts = snapshot.view(_lowercase_text)
     found: set[int] = set()
     for word in words:
         at = lowered.find(word)
@@ -109,9 +111,9 @@ def _with(snapshot: Snapshot, words: frozenset[str]) -> set[int]:
     return found
 
 
-def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
-    """All messages in lower case, a line each, and where each begins."""
-    texts = [message.text.lower() for message in snapshot.view(messages)]
+def _lowercase_text(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
+    """Return all messages in lower case, a line each, and where each begins."""
+    texts = [message.text.lower() for message in snapshot.view(kernel_messages)]
     starts = accumulate((len(text) + 1 for text in texts), initial=0)
     return "\n".join(texts), tuple(starts)[:-1]
 
@@ -125,25 +127,25 @@ _LOGS: Final = frozenset(
 )
 
 
-def _of(item: Item) -> Iterator[Message]:
+def _parse_item(item: Item) -> Iterator[Message]:
     if item.kind == "kernel-log":
-        yield from _joined(item)
-    elif item.kind in _LOGS and not item.is_register and find(item, _ELSEWHERE):
-        yield from _joined(item, kernel_only=True)
+        yield from _join_continuations(item)
+    elif item.kind in _LOGS and not item.is_register and find_first(item, _ELSEWHERE):
+        yield from _join_continuations(item, kernel_only=True)
 
 
-def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
+def _join_continuations(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
     last: Message | None = None
     clocks = _Clocks(item.key)
     for number, line in enumerate(item.lines, 1):
         if kernel_only and not _ELSEWHERE.search(line):
             continue
-        text, at, form = _unstamped(line)
-        clock = clocks.of(form, at)
+        text, at, form = _split_stamp(line)
+        clock = clocks.clock_of(form, at)
         nvrm = bool(_NVRM.match(text))
         # rsyslog writes the line feeds within a message as #012.
         body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
-        if last is not None and _goes_on(last, body, nvrm=nvrm, stamped=at is not None):
+        if last is not None and _is_continuation(last, body, nvrm=nvrm, stamped=at is not None):
             lines = number - (last.citation.line_number or number) + 1
             last = replace(last, text=f"{last.text} {body.strip()}", lines=lines)
             continue
@@ -166,8 +168,8 @@ class _Clocks:
         self._last: dict[str, float] = {}
         self._runs: dict[str, int] = {}
 
-    def of(self, form: _Form, at: float | None) -> str:
-        """The clock of a stamp of this form; empty without one."""
+    def clock_of(self, form: _Form, at: float | None) -> str:
+        """Return the clock of a stamp of this form; empty without one."""
         if at is None:
             return ""
         if form == "zoned":
@@ -182,17 +184,17 @@ class _Clocks:
 _JITTER_S: Final = 1.0
 
 
-def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
-    """Whether ``body`` is the rest of ``last``: NVRM wraps its sentences over lines, with or without time and name."""
-    if not last.nvrm or not body.strip() or len(last.text) > _LONGEST:
+def _is_continuation(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
+    """Return whether ``body`` continues ``last``: NVRM wraps sentences over lines."""
+    if not last.is_nvrm or not body.strip() or len(last.text) > _LONGEST:
         return False
     if not nvrm:
         return not stamped and body[:1].isspace()
     return not _FRESH.match(body.strip()) and not last.text.rstrip().endswith((".", "!", ")", "again."))
 
 
-def _unstamped(line: str) -> tuple[str, float | None, _Form]:
-    """The message without its stamp, the stamp's time, and of which form it is."""
+def _split_stamp(line: str) -> tuple[str, float | None, _Form]:
+    """Return the message without its stamp, the stamp's time, and of which form it is."""
     line = _QUOTED.sub("", line) if line.startswith(">") else line
     line = ungrepped(line)
     for stamp in _STAMPS:
@@ -200,11 +202,11 @@ def _unstamped(line: str) -> tuple[str, float | None, _Form]:
             rest = line[match.end() :]
             if (inner := _BOOT.match(rest)) and "boot" not in match.groupdict():
                 return rest[inner.end() :], float(inner["boot"]), "boot"
-            return rest, _seconds(match), _form(match)
+            return rest, _stamp_seconds(match), _stamp_form(match)
     return line, None, "boot"
 
 
-def _form(match: re.Match[str]) -> _Form:
+def _stamp_form(match: re.Match[str]) -> _Form:
     found = match.groupdict()
     if found.get("boot") or found.get("micros"):
         return "boot"
@@ -213,38 +215,38 @@ def _form(match: re.Match[str]) -> _Form:
     return "yearless" if found.get("syslog") else "local"
 
 
-def _seconds(match: re.Match[str]) -> float | None:
+def _stamp_seconds(match: re.Match[str]) -> float | None:
     found = match.groupdict()
     try:
         if boot := found.get("boot"):
             return float(boot)
         if date := found.get("date"):
-            return _utc(" ".join(date.split()), "%a %b %d %H:%M:%S %Y")
+            return _parse_utc(" ".join(date.split()), "%a %b %d %H:%M:%S %Y")
         if iso := found.get("iso") or found.get("talos"):
-            return _iso(iso.replace(",", ".").replace("Z", "+00:00"))
+            return _parse_iso(iso.replace(",", ".").replace("Z", "+00:00"))
         if full := found.get("full"):
-            return _utc(full, "%Y-%m-%d %H:%M:%S")
+            return _parse_utc(full, "%Y-%m-%d %H:%M:%S")
         if micros := found.get("micros"):
             return int(micros) / 1e6
         if syslog := found.get("syslog"):
             # syslog leaves the year away; the order within one log is all that is asked of it.
-            return _utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
+            return _parse_utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
     except (ValueError, OverflowError):
         return None
     return None
 
 
-def _six_digits(iso: str) -> str:
-    """As Python before 3.11 takes it: fractions of three or six digits, a colon in the offset."""
+def _normalize_iso(iso: str) -> str:
+    """Return the form that Python before 3.11 parses: three or six digits, a colon in the offset."""
     iso = re.sub(r"\.(\d+)", lambda fraction: "." + (fraction[1] + "000000")[:6], iso)
     return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", iso)
 
 
-def _iso(text: str) -> float:
-    moment = datetime.fromisoformat(_six_digits(text))
+def _parse_iso(text: str) -> float:
+    moment = datetime.fromisoformat(_normalize_iso(text))
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 @lru_cache(maxsize=64)  # a second has many lines
-def _utc(text: str, form: str) -> float:
+def _parse_utc(text: str, form: str) -> float:
     return datetime.strptime(text, form).replace(tzinfo=timezone.utc).timestamp()

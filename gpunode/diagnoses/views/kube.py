@@ -1,6 +1,6 @@
-"""Kubernetes' nodes, from what was pasted of them: described, as YAML or JSON, in part.
+"""View Kubernetes nodes in pasted descriptions, YAML, JSON or parts of them.
 
-What a piece does not show stays unknown.
+Anything that a piece does not show stays unknown.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _QUIET: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How many of a resource, and where that stands."""
+    """A number of a resource and the line that shows it."""
 
     value: int
     citation: Citation
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A node as the cluster has it; of several pieces what was shown first counts.
+class KubeNode:
+    """A node as the cluster shows it; the first of several pieces counts.
 
     Attributes:
         name: empty where no piece shows it.
@@ -73,19 +73,19 @@ class Node:
     shown: set[str] = field(default_factory=set)
 
     @property
-    def offered(self) -> Mapping[str, Amount]:
-        """What pods can be given, as far as it was shown."""
+    def available(self) -> Mapping[str, Amount]:
+        """The resources that pods can get, as far as shown."""
         return self.allocatable or self.capacity
 
     @property
     def has_no_gpu(self) -> bool:
-        """Whether the cluster was shown to have no GPU of NVIDIA on this node, not even a faulty one."""
+        """True if the cluster was shown to have no GPU of NVIDIA on this node, not even a faulty one."""
         return bool(self.shown) and not any(one.value for one in (*self.capacity.values(), *self.allocatable.values()))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What a piece of evidence shows of one node; ``first`` is the number of its first line."""
+class _NodePart:
+    """A piece of evidence about one node; ``first`` is the number of its first line."""
 
     item: Item
     lines: tuple[str, ...]
@@ -97,14 +97,14 @@ class _Part:
         return match["name"] if match else ""
 
 
-def nodes(snapshot: Snapshot) -> tuple[Node, ...]:
-    """The nodes that are shown; pieces without a name belong to the only one that has a name, or are one node."""
-    parts = [part for item in snapshot.items if _may_show_nodes(item) for part in _parts(item)]
+def kube_nodes(snapshot: Snapshot) -> tuple[KubeNode, ...]:
+    """Return the nodes; pieces without a name belong to the only named one, or are one node."""
+    parts = [part for item in snapshot.items if _may_show_nodes(item) for part in _split_nodes(item)]
     names = list(dict.fromkeys(part.name for part in parts if part.name))
-    found: dict[str, Node] = {}
+    found: dict[str, KubeNode] = {}
     for part in parts:
         name = part.name or (names[0] if len(names) == 1 else "")
-        _read(part, found.setdefault(name, Node(name, cite(part.item, part.first))))
+        _read_part(part, found.setdefault(name, KubeNode(name, cite(part.item, part.first))))
     return tuple(found.values())
 
 
@@ -114,8 +114,8 @@ def _may_show_nodes(item: Item) -> bool:
     return item.kind.startswith("kubernetes") or bool(_OF_NODE.search(item.written)) or "nvidia.com/" in item.text
 
 
-def _parts(item: Item) -> Iterator[_Part]:
-    """The nodes among the objects of a piece."""
+def _split_nodes(item: Item) -> Iterator[_NodePart]:
+    """Yield the nodes among the objects of a piece."""
     lines = item.lines
     if len(lines) == 1 and "{" in item.text:
         lines = tuple(re.sub(r"([{,\[])", r"\1\n", item.text).splitlines())
@@ -124,13 +124,13 @@ def _parts(item: Item) -> Iterator[_Part]:
         text = "\n".join(lines[start:end])
         is_named = item.kind == "kubernetes-node" or (_OF_NODE.search(item.written) and "nvidia.com/" in text)
         if _NODE.search(text) or (is_named and not _POD.search(text)):
-            yield _Part(item, lines[start:end], start + 1 if lines is item.lines else 1)
+            yield _NodePart(item, lines[start:end], start + 1 if lines is item.lines else 1)
     if not lines and item.kind == "kubernetes-node":
-        yield _Part(item, (), 1)
+        yield _NodePart(item, (), 1)
 
 
-def _read(part: _Part, node: Node) -> None:
-    """Adds to ``node`` what the piece shows of it."""
+def _read_part(part: _NodePart, node: KubeNode) -> None:
+    """Add to ``node`` what the piece shows."""
     of_command = re.search(r"\b(?:capacity|allocatable)\b", part.item.written)
     section = of_command[0] if of_command else ""
     for number, line in enumerate(part.lines, part.first):
@@ -143,12 +143,12 @@ def _read(part: _Part, node: Node) -> None:
         if section in _OFFERS and _OTHER.match(key):
             node.shown.add(section)
         for amount in _AMOUNT.finditer(line):
-            _put(node, section, amount, cite(part.item, number))
+            _add_amount(node, section, amount, cite(part.item, number))
     _read_field(part.item, node)
 
 
-def _put(node: Node, section: str, match: re.Match[str], place: Citation) -> None:
-    """Files an amount: by its section, else by its form and order, which is capacity, allocatable, allocated."""
+def _add_amount(node: KubeNode, section: str, match: re.Match[str], place: Citation) -> None:
+    """Add an amount by its section, else by its form and order: capacity, allocatable, allocated."""
     name, amount = match["name"], Amount(int(match["value"]), place)
     offers = {"capacity": node.capacity, "allocatable": node.allocatable}
     if not match["sign"].strip():
@@ -159,8 +159,8 @@ def _put(node: Node, section: str, match: re.Match[str], place: Citation) -> Non
         (node.allocatable if name in node.capacity else node.capacity).setdefault(name, amount)
 
 
-def _read_field(item: Item, node: Node) -> None:
-    """Adds the one field that the command asked for, or that its grep lets no resource through."""
+def _read_field(item: Item, node: KubeNode) -> None:
+    """Add the field that the command asked for, or zero if its grep would have shown a resource."""
     source, match = item.source, _FIELD.search(item.written)
     if match and ((count := whole(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
         node.shown.add(match["section"])
@@ -170,17 +170,17 @@ def _read_field(item: Item, node: Node) -> None:
         node.shown.add("capacity")
 
 
-def fewer(snapshot: Snapshot) -> Iterator[tuple[str, Amount, Amount]]:
-    """The resources of which a node has more than can be given out: the others are unhealthy to the device plugin."""
-    for node in snapshot.view(nodes):
+def unhealthy_resources(snapshot: Snapshot) -> Iterator[tuple[str, Amount, Amount]]:
+    """Yield resources with more capacity than allocatable: the others are unhealthy."""
+    for node in snapshot.view(kube_nodes):
         for name, capacity in node.capacity.items():
             healthy = node.allocatable.get(name)
             if healthy is not None and healthy.value < capacity.value:
                 yield name, capacity, healthy
 
 
-def offers_all(snapshot: Snapshot) -> bool:
-    """Whether the only node that is shown offers GPUs, all of them well: then older words of the plugin are past."""
-    shown = [node for node in snapshot.view(nodes) if node.capacity or node.allocatable]
-    are_well = not any(fewer(snapshot)) and all(node.allocatable for node in shown)
+def offers_all_gpus(snapshot: Snapshot) -> bool:
+    """Return whether the only node offers all its GPUs, so that older plugin errors are past."""
+    shown = [node for node in snapshot.view(kube_nodes) if node.capacity or node.allocatable]
+    are_well = not any(unhealthy_resources(snapshot)) and all(node.allocatable for node in shown)
     return len(shown) == 1 and are_well and any(one.value for one in shown[0].allocatable.values())

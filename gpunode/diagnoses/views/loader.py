@@ -1,4 +1,4 @@
-"""Which libcuda and libnvidia-ml programs load: by the loader's cache, by LD_LIBRARY_PATH, by what a program says."""
+"""View which libcuda and libnvidia-ml programs load: loader cache, LD_LIBRARY_PATH, programs' own logs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Folder:
 
 
 def sort_of(path: str) -> Sort:
-    """What sort of library stands at ``path``, or in it where it is a folder."""
+    """Return the kind of library at or in ``path``."""
     if "/stubs" in path:
         return "stub"
     if "/compat" in path:
@@ -71,14 +71,14 @@ def sort_of(path: str) -> Sort:
     return "driver" if _is_standard(folder) else "other"
 
 
-def loaded(snapshot: Snapshot) -> tuple[Library, ...]:
-    """The first file that the loader's cache or ldd names for each library, and all that programs say they opened."""
+def loaded_libraries(snapshot: Snapshot) -> tuple[Library, ...]:
+    """Return the first file of each library in cache or ldd, and all that programs opened."""
     silent = {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}
     items = (item for item in snapshot.items if item.outcome == "ok" and item.kind not in silent)
-    return tuple(one for item in items for one in _of(item))
+    return tuple(one for item in items for one in _parse_libraries(item))
 
 
-def _of(item: Item) -> Iterator[Library]:
+def _parse_libraries(item: Item) -> Iterator[Library]:
     seen: set[str] = set()
     for number, line in enumerate(item.lines if ".so" in item.text else (), 1):
         if match := _RESOLVED.search(line):
@@ -92,16 +92,16 @@ def _of(item: Item) -> Iterator[Library]:
             yield Library(name, match["path"], sort_of(match["path"]), item.where, cite(item, number))
 
 
-def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
-    """The folders in LD_LIBRARY_PATH and in /etc/ld.so.conf.d that are none of the loader's own."""
-    return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _folders(item))
+def search_folders(snapshot: Snapshot) -> tuple[Folder, ...]:
+    """Return the folders in LD_LIBRARY_PATH and in /etc/ld.so.conf.d that are none of the loader's own."""
+    return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _parse_folders(item))
 
 
-def _folders(item: Item) -> Iterator[Folder]:
+def _parse_folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     for number, line in enumerate(item.lines, 1):
-        set_in, file = _set_in(item, line), ""
+        set_in, file = _setting_file(item, line), ""
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")
         elif is_conf:
@@ -116,8 +116,8 @@ def _folders(item: Item) -> Iterator[Folder]:
 _GREPPED: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
-def _set_in(item: Item, line: str) -> str:
-    """The file in which the line stands; empty where it is not known, or a part of the loader's configuration."""
+def _setting_file(item: Item, line: str) -> str:
+    """Return the file that sets the variable; empty if unknown, or if it is the loader's own."""
     if item.kind == "file":
         return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
     match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None

@@ -1,4 +1,4 @@
-"""Kernel modules: which are loaded, which stand on disk, for which kernel, in which version and under what licence."""
+"""View kernel modules: loaded, on disk, for which kernel, in which version and licence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -58,7 +58,7 @@ class DkmsRow:
 
     @property
     def is_driver(self) -> bool:
-        """Whether it is NVIDIA's driver, under whatever name, and not nvidia-fs or another module beside it."""
+        """True if it is NVIDIA's driver, under whatever name, and not nvidia-fs or another module beside it."""
         return _DRIVER.fullmatch(self.module) is not None
 
 
@@ -67,7 +67,7 @@ RUNNING: Final = "(running)"
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class ModuleFile:
     """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
 
     Attributes:
@@ -84,7 +84,7 @@ class OnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Modinfo:
-    """What modinfo said of a module; a field that it did not print is empty."""
+    """The answer of modinfo about a module; fields that it did not print are empty."""
 
     module: str
     filename: str
@@ -100,21 +100,21 @@ class Modinfo:
 
     @property
     def is_driver(self) -> bool:
-        """Whether it is the driver's main module."""
+        """True if it is the driver's main module."""
         return _DRIVER.fullmatch(self.module) is not None
 
     @property
     def is_open(self) -> bool | None:
-        """Whether it is of NVIDIA's open modules; None where the licence was not printed."""
+        """True if it is of NVIDIA open modules; None if unknown."""
         return None if not self.license else "GPL" in self.license
 
 
-def loaded(snapshot: Snapshot, name: str) -> bool | None:
-    """Whether the kernel module ``name`` is loaded; None where nothing tells."""
+def is_module_loaded(snapshot: Snapshot, name: str) -> bool | None:
+    """Return whether the kernel module ``name`` is loaded; None if unknown."""
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
         return True
-    present, tables = snapshot.view(_seen)
+    present, tables = snapshot.view(_module_tables)
     if name in present:
         return True
     if isinstance(snapshot.facts.modules, Known):
@@ -123,9 +123,9 @@ def loaded(snapshot: Snapshot, name: str) -> bool | None:
     return False if any(_would_show(item, name) for item in tables) else None
 
 
-def listed(snapshot: Snapshot) -> frozenset[str]:
-    """The modules that a table of the loaded ones names, be it cut."""
-    return snapshot.view(_seen)[0]
+def listed_modules(snapshot: Snapshot) -> frozenset[str]:
+    """Return the modules that a table of the loaded ones names, be it cut."""
+    return snapshot.view(_module_tables)[0]
 
 
 def _would_show(item: Item, name: str) -> bool:
@@ -135,52 +135,54 @@ def _would_show(item: Item, name: str) -> bool:
     return not item.source.is_part and item.source.lets_through(name)
 
 
-def _seen(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
-    tables = tuple(item for item in snapshot.of("lsmod") if item.where == "host")
+def _module_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
+    tables = tuple(item for item in snapshot.items_of("lsmod") if item.where == "host")
     names = {match["name"] for item in tables for line in item.lines if (match := _ROW.match(line))}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
     return frozenset(names) | known, tables
 
 
 def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
-    """The line of ``name`` in the table of loaded modules; else the driver's own file, or the table that is silent."""
-    tables = snapshot.of("lsmod")
+    """Return the line of ``name`` in the module table, else the driver's file, else the table's silence."""
+    tables = snapshot.items_of("lsmod")
     for item in tables:
         for number, line in enumerate(item.lines, 1):
             if (match := _ROW.match(line)) and match["name"] == name:
                 return (cite(item, number),)
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
-        return (told_version(snapshot),)
-    return tuple(stated(item.written, f"{name} is not among them", item.key) for item in tables)
+        return (loaded_version_line(snapshot),)
+    return tuple(cite_fact(item.written, f"{name} is not among them", item.key) for item in tables)
 
 
-def told_version(snapshot: Snapshot) -> Citation:
-    """The line in which the loaded driver tells its version, which it does."""
+def loaded_version_line(snapshot: Snapshot) -> Citation:
+    """Return the line in which the loaded driver tells its version, which it does."""
     # By its key, which made it a fact: a capture may have been written by anybody, and name any source.
     item = next(item for item in snapshot.items if item.key == snapshot.facts.loaded_driver.probe)
     return cite(item, next((number for number, line in enumerate(item.lines, 1) if "NVRM version" in line), 1))
 
 
-def dkms(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
-    """The lines of ``dkms status``."""
-    return tuple(_dkms_rows(snapshot))
+def dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
+    """Return the lines of ``dkms status``."""
+    return tuple(_parse_dkms_status(snapshot))
 
 
-def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
-    for item in snapshot.of("dkms-status", "dkms-output", "text"):
+def _parse_dkms_status(snapshot: Snapshot) -> Iterator[DkmsRow]:
+    for item in snapshot.items_of("dkms-status", "dkms-output", "text"):
         for number, line in enumerate(item.lines, 1):
             if match := _DKMS.match(line):
                 kernel = match["kernel"] or ""
                 yield DkmsRow(match["module"], match["version"], kernel, match["state"], cite(item, number))
 
 
-def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
-    """What modinfo said, module by module."""
-    return tuple(_modinfo(item) for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+def modinfo_answers(snapshot: Snapshot) -> tuple[Modinfo, ...]:
+    """Return the answers of modinfo, module by module."""
+    return tuple(
+        _parse_modinfo(item) for item in snapshot.items_of("modinfo") if item.outcome == "ok" and item.text.strip()
+    )
 
 
-def _modinfo(item: Item) -> Modinfo:
+def _parse_modinfo(item: Item) -> Modinfo:
     words = item.source.words
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
@@ -197,92 +199,92 @@ def _modinfo(item: Item) -> Modinfo:
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
-    """What modinfo said of the driver's main module, under whatever name."""
-    return tuple(info for info in snapshot.view(modinfo) if info.is_driver)
+    """Return the answers of modinfo about the driver's main module, under any name."""
+    return tuple(info for info in snapshot.view(modinfo_answers) if info.is_driver)
 
 
 def driver_builds(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
-    """The lines of ``dkms status`` that speak of the driver."""
-    return tuple(row for row in snapshot.view(dkms) if row.is_driver)
+    """Return the lines of ``dkms status`` that speak of the driver."""
+    return tuple(row for row in snapshot.view(dkms_rows) if row.is_driver)
 
 
-def on_disk(snapshot: Snapshot) -> tuple[OnDisk, ...]:
-    """Where NVIDIA's main module stands, for whatever kernel, each file once."""
-    found: dict[tuple[str, str], OnDisk] = {}
-    for one in _on_disk(snapshot):
+def modules_on_disk(snapshot: Snapshot) -> tuple[ModuleFile, ...]:
+    """Return the files of NVIDIA main module for any kernel, each once."""
+    found: dict[tuple[str, str], ModuleFile] = {}
+    for one in _find_modules(snapshot):
         found.setdefault((one.kernel, one.place), one)
     return tuple(found.values())
 
 
-def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
+def _find_modules(snapshot: Snapshot) -> Iterator[ModuleFile]:
     known = snapshot.facts.module_files
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield OnDisk(one.kernel, place, one.version, stated(one.path, "it is there", known.probe))
+            yield ModuleFile(one.kernel, place, one.version, cite_fact(one.path, "it is there", known.probe))
     running = kernel_of_search(snapshot)
-    for item in snapshot.of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
+    for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
-            yield from _files_in(item, running)
+            yield from _listed_files(item, running)
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
-            yield OnDisk(row.kernel, "", row.version, row.citation)
-    yield from _packaged(snapshot)
+            yield ModuleFile(row.kernel, "", row.version, row.citation)
+    yield from _packaged_modules(snapshot)
 
 
-def _packaged(snapshot: Snapshot) -> Iterator[OnDisk]:
-    """The kernels that an installed package names, whose module it brings."""
-    for package in packages.matching(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
+def _packaged_modules(snapshot: Snapshot) -> Iterator[ModuleFile]:
+    """Yield the kernels that an installed package names, whose module it brings."""
+    for package in packages.matching_packages(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
-            yield OnDisk(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)
+            yield ModuleFile(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)
 
 
-def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
+def _listed_files(item: Item, running: str) -> Iterator[ModuleFile]:
     folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _KO.search(line):
-            yield OnDisk(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+            yield ModuleFile(match["kernel"], match["place"].strip("/"), "", cite(item, number))
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
-            yield OnDisk(folder["kernel"], place, "", cite(item, number))
+            yield ModuleFile(folder["kernel"], place, "", cite(item, number))
 
 
-def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA's for the running kernel."""
+def not_found_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA for the running kernel."""
     running = snapshot.view(system.running_kernel)
     # A node is asked for every module of the driver; that some are not there is no fault while the first one is.
-    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_MAIN_NOT_FOUND, "modinfo"))
-    return tuple(line for line in said if _is_of(_NOT_FOUND.search(line.line), running))
+    said = (*snapshot.matching_lines(_NOT_FOUND), *snapshot.matching_lines(_MAIN_NOT_FOUND, "modinfo"))
+    return tuple(line for line in said if _is_for_kernel(_NOT_FOUND.search(line.line), running))
 
 
-def _is_of(match: re.Match[str] | None, running: str) -> bool:
+def _is_for_kernel(match: re.Match[str] | None, running: str) -> bool:
     return match is None or not match["kernel"] or not running or match["kernel"] == running
 
 
 def kernel_of_search(snapshot: Snapshot) -> str:
-    """The running kernel: by uname, else by the folder in which modprobe looked."""
+    """Return the running kernel: by uname, else by the folder in which modprobe looked."""
     if running := snapshot.view(system.running_kernel):
         return running
-    for line in snapshot.said(_NOT_FOUND):
+    for line in snapshot.matching_lines(_NOT_FOUND):
         if (match := _NOT_FOUND.search(line.line)) and match["kernel"]:
             return match["kernel"]
     return ""
 
 
-def built_for(snapshot: Snapshot, kernel: str) -> bool | None:
-    """Whether NVIDIA's module stands on disk for ``kernel``; None where nobody looked so that it would have been seen.
+def is_built_for(snapshot: Snapshot, kernel: str) -> bool | None:
+    """Return whether NVIDIA's module is on disk for ``kernel``; None if unknown.
 
-    A table of other kernels tells by its silence: ``dkms status`` and a listing of /lib/modules name every kernel.
+    ``dkms status`` and a listing of /lib/modules name every kernel, so a missing one has no module.
     """
-    found = snapshot.view(on_disk)
+    found = snapshot.view(modules_on_disk)
     if kernel and any(one.kernel == kernel for one in found):
         return True
     if any(info.filename and (not kernel or f"/{kernel}/" in info.filename) for info in snapshot.view(driver_info)):
         return True
-    if snapshot.view(not_found) or isinstance(snapshot.facts.module_files, Known):
+    if snapshot.view(not_found_lines) or isinstance(snapshot.facts.module_files, Known):
         return False
     if kernel and (found or snapshot.view(driver_builds)):
         return False

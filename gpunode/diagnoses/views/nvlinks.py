@@ -1,4 +1,4 @@
-"""The NVLinks of each GPU, as ``nvidia-smi nvlink --status`` and ``dcgmi nvlink --link-status`` show them."""
+"""View the NVLinks of each GPU in ``nvidia-smi nvlink --status`` and ``dcgmi nvlink --link-status``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINE: Final = Pattern(
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class GpuNvlinks:
     """The NVLinks of one GPU.
 
     Attributes:
@@ -36,7 +36,7 @@ class Links:
 
     @property
     def gpu(self) -> str:
-        """The GPU, as a sentence names it."""
+        """The GPU as a sentence names it."""
         return "a GPU" if self.index is None else f"GPU {self.index}"
 
     @property
@@ -46,29 +46,29 @@ class Links:
 
     @property
     def up(self) -> int:
-        """How many are up."""
+        """The number of active links."""
         return sum(map(bool, self.rates.values()))
 
 
-def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
-    """The links of each GPU, by the fullest answer about it."""
-    best: dict[int, Links] = {}
-    for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
-        for one in _of(item):
+def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
+    """Return the links of each GPU, by the fullest answer about it."""
+    best: dict[int, GpuNvlinks] = {}
+    for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
+        for one in _parse_nvlinks(item):
             key = -len(best) - 1 if one.index is None else one.index
             if key not in best or len(one.rates) > len(best[key].rates):
                 best[key] = one
     return tuple(best.values())
 
 
-def _of(item: Item) -> Iterator[Links]:
+def _parse_nvlinks(item: Item) -> Iterator[GpuNvlinks]:
     index: int | None = None
     rates, place, is_none = dict[int, str](), 0, False
     found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _LINE.match(line)))
     for number, match in (*found, (0, None)):
         if match is None or match["gpu"] or match["id"] or match["other"]:
             if rates or is_none:
-                yield Links(index, rates, cite(item, place))
+                yield GpuNvlinks(index, rates, cite(item, place))
             named = (match["gpu"] or match["id"]) if match else None
             index, rates, place, is_none = int(named) if named else None, {}, 0, False
             continue

@@ -1,4 +1,4 @@
-"""Installed packages, from dpkg's status, ``dpkg -l``, apt or rpm; and whether a missing one would have been seen."""
+"""View installed packages from dpkg, apt or rpm, and whether a missing one would have been seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -63,17 +63,17 @@ class Package:
 
     @property
     def is_installed(self) -> bool:
-        """Whether it is there and configured."""
+        """True if it is there and configured."""
         return self.state in _INSTALLED
 
     @property
     def is_half_done(self) -> bool:
-        """Whether dpkg unpacked it, began to, or began to configure it, and got no further."""
+        """True if dpkg unpacked it, began to, or began to configure it, and got no further."""
         return self.state in _HALF_DONE
 
     @property
     def is_broken(self) -> bool:
-        """Whether files of it are missing, so that it can only be installed anew."""
+        """True if files of it are missing, so that it can only be installed anew."""
         return self.state == "H"
 
     @property
@@ -82,25 +82,29 @@ class Package:
         return self.version.split(":")[-1].split("-")[0].split("~")[0].split("_k")[0]
 
 
-def packages(snapshot: Snapshot) -> Mapping[str, Package]:
-    """The node's packages that are listed, by name; of several one that dpkg left unfinished, else an installed one."""
+def listed_packages(snapshot: Snapshot) -> Mapping[str, Package]:
+    """Return the node's packages by name; of duplicates the unfinished, else the installed one."""
     found: dict[str, Package] = {}
-    for package in _every(snapshot):
+    for package in _find_packages(snapshot):
         before = found.get(package.name)
         if before is None or (package.is_half_done, package.is_installed) >= (before.is_half_done, before.is_installed):
             found[package.name] = package
     return found
 
 
-def in_containers(snapshot: Snapshot) -> tuple[Package, ...]:
-    """The packages that were listed inside a container."""
-    return tuple(row for item in snapshot.of("packages") if item.where == "container" for row in _rows(item))
+def container_packages(snapshot: Snapshot) -> tuple[Package, ...]:
+    """Return the packages that were listed inside a container."""
+    return tuple(
+        row for item in snapshot.items_of("packages") if item.where == "container" for row in _parse_rows(item)
+    )
 
 
-def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
-    """The packages that are on hold, or excluded from upgrades, by name."""
-    found = {one.name: one.citation for one in snapshot.view(packages).values() if one.want == "h"}
-    listings = [item for item in snapshot.of("packages") if {"showhold", "versionlock"}.intersection(item.source.words)]
+def held_packages(snapshot: Snapshot) -> Mapping[str, Citation]:
+    """Return the packages that are on hold, or excluded from upgrades, by name."""
+    found = {one.name: one.citation for one in snapshot.view(listed_packages).values() if one.want == "h"}
+    listings = [
+        item for item in snapshot.items_of("packages") if {"showhold", "versionlock"}.intersection(item.source.words)
+    ]
     for item in (*listings, *snapshot.files("*/versionlock.list")):
         for number, line in enumerate(item.lines, 1):
             # dnf 4 and yum write a lock that keeps packages away with "!".
@@ -112,46 +116,46 @@ def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
 _HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
-def matching(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
-    """The listed packages whose name matches one of the shell ``patterns``."""
-    wanted = _any_of(patterns)
-    return tuple(one for name, one in snapshot.view(packages).items() if wanted.match(name))
+def matching_packages(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
+    """Return the listed packages whose name matches one of the shell ``patterns``."""
+    wanted = _compile_globs(patterns)
+    return tuple(one for name, one in snapshot.view(listed_packages).items() if wanted.match(name))
 
 
 @cache
-def _any_of(patterns: tuple[str, ...]) -> Pattern:
+def _compile_globs(patterns: tuple[str, ...]) -> Pattern:
     return Pattern("|".join(map(translate, patterns)))
 
 
-def installed(snapshot: Snapshot, name: str) -> bool | None:
-    """Whether the package is installed; None where nothing tells."""
-    if (found := snapshot.view(packages).get(name)) is not None:
+def is_installed(snapshot: Snapshot, name: str) -> bool | None:
+    """Return whether the package is installed; None if unknown."""
+    if (found := snapshot.view(listed_packages).get(name)) is not None:
         return found.is_installed
     if isinstance(snapshot.facts.packages, Known):
         return False
-    asked = snapshot.of("packages", "package-owner", "package-output", "package-policy")
-    return False if any(_denies(item, name) for item in asked) else None
+    asked = snapshot.items_of("packages", "package-owner", "package-output", "package-policy")
+    return False if any(_shows_absence(item, name) for item in asked) else None
 
 
-def _denies(item: Item, name: str) -> bool:
-    """Whether it says that there is no such package, or would have listed it."""
+def _shows_absence(item: Item, name: str) -> bool:
+    """Return whether it says that there is no such package, or would have listed it."""
     if any(name in match.groups() for match in _NO_PACKAGE.finditer(item.text)):
         return True
     filtered = item.kind == "packages" and item.source.only and not item.source.is_part
     return bool(filtered) and item.source.lets_through(name)
 
 
-def _every(snapshot: Snapshot) -> Iterator[Package]:
+def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
     known = snapshot.facts.packages
     if isinstance(known, Known):
         for package, state in known.value.items():
             letter = "c" if state.config_files_only else "i"
-            place = stated("/var/lib/dpkg/status", f"{package} {state.version}", known.probe)
+            place = cite_fact("/var/lib/dpkg/status", f"{package} {state.version}", known.probe)
             yield Package(str(package), state.version, letter, "h" if state.held else "i", place)
-    yield from _begun(snapshot)
-    for item in snapshot.of("packages", "package-output", "text"):
+    yield from _unfinished_packages(snapshot)
+    for item in snapshot.items_of("packages", "package-output", "text"):
         if item.where == "host":
-            yield from _rows(item)
+            yield from _parse_rows(item)
 
 
 _STATUS: Final = Pattern(
@@ -161,18 +165,18 @@ _LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H
 _FIELD: Final = Pattern(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
 
 
-def _begun(snapshot: Snapshot) -> Iterator[Package]:
-    """The packages that dpkg's own list has as begun with and not finished."""
+def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:
+    """Yield the packages that dpkg's own list has as begun with and not finished."""
     status = snapshot.file("/var/lib/dpkg/status")
     if status is None:
         return
-    for match in finds(status, _STATUS):
+    for match in find_all(status, _STATUS):
         start = status.text.rfind("\n\n", 0, match.start())
         end = status.text.find("\n\n", match.end())
         stanza = status.text[max(start, 0) : end if end > 0 else None]
         fields = {one["name"]: one["value"] for one in _FIELD.finditer(stanza)}
         name, version = fields.get("Package", ""), fields.get("Version", "")
-        place = stated(status.written, f"{name}: {match[0]}", status.key)
+        place = cite_fact(status.written, f"{name}: {match[0]}", status.key)
         yield Package(name, version, _LETTERS[match["state"]], match["want"], place)
 
 
@@ -182,12 +186,12 @@ _DRIVERS_ROW: Final = Pattern(
 )
 
 
-def is_drivers_row(line: str) -> bool:
-    """Whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
+def is_driver_row(line: str) -> bool:
+    """Return whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
     return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
-def _rows(item: Item) -> Iterator[Package]:
+def _parse_rows(item: Item) -> Iterator[Package]:
     words = " ".join(item.source.words)
     listing = item.kind == "packages"
     by_rpm = listing and ("rpm" in words or "dnf" in words or "yum" in words or "zypper" in words)

@@ -1,4 +1,4 @@
-"""The PCI bus: NVIDIA's functions, with the driver that owns each; from every form of lspci."""
+"""View the PCI bus: NVIDIA's functions and their drivers, from every form of lspci."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -27,8 +27,8 @@ _GPU_CLASS: Final = Pattern(r"VGA|3D|Display", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A PCI function of NVIDIA's.
+class PciFunction:
+    """A PCI function of NVIDIA.
 
     Attributes:
         address: with its domain, in lower case (``0000:01:00.0``).
@@ -48,40 +48,40 @@ class Function:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a display or 3D controller."""
+        """True if it is a display or 3D controller."""
         return bool(_GPU_CLASS.search(self.kind)) or self.kind.startswith("03")
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is an NVSwitch."""
+        """True if it is an NVSwitch."""
         return bool(_SWITCH.search(self.name)) or (bool(self.device) and is_nvswitch(self.device))
 
     @property
     def model(self) -> GpuModel | None:
-        """What the catalog knows of it; None without an id."""
+        """The model in the catalog; None without an id."""
         return lookup(self.device) if self.device and self.is_gpu else None
 
 
-def functions(snapshot: Snapshot) -> tuple[Function, ...]:
+def nvidia_functions(snapshot: Snapshot) -> tuple[PciFunction, ...]:
     """NVIDIA's functions, each once, the fullest description of each."""
-    best: dict[str, Function] = {}
-    for found in _every(snapshot):
+    best: dict[str, PciFunction] = {}
+    for found in _find_functions(snapshot):
         before = best.get(found.address)
-        if before is None or _richness(found) > _richness(before):
+        if before is None or _detail_level(found) > _detail_level(before):
             best[found.address] = found
     return tuple(best[address] for address in sorted(best))
 
 
-def gpus(snapshot: Snapshot) -> tuple[Function, ...]:
-    """The GPUs on the bus."""
-    return tuple(found for found in snapshot.view(functions) if found.is_gpu)
+def pci_gpus(snapshot: Snapshot) -> tuple[PciFunction, ...]:
+    """Return the GPUs on the bus."""
+    return tuple(found for found in snapshot.view(nvidia_functions) if found.is_gpu)
 
 
 def has_gpu(snapshot: Snapshot) -> bool | None:
-    """Whether a GPU is on the bus; None where nobody listed it."""
-    if snapshot.view(gpus) or snapshot.says(_TOLD):
+    """Return whether a GPU is on the bus; None if unknown."""
+    if snapshot.view(pci_gpus) or snapshot.contains(_TOLD):
         return True
-    return False if is_listed(snapshot) else None
+    return False if is_bus_listed(snapshot) else None
 
 
 # Other programs that list hardware: inxi, lshw, hwinfo.
@@ -91,54 +91,54 @@ _TOLD: Final = Pattern(
 )
 
 
-def switches(snapshot: Snapshot) -> tuple[Function, ...]:
-    """The NVSwitches on the bus."""
-    return tuple(found for found in snapshot.view(functions) if found.is_switch)
+def nvswitches(snapshot: Snapshot) -> tuple[PciFunction, ...]:
+    """Return the NVSwitches on the bus."""
+    return tuple(found for found in snapshot.view(nvidia_functions) if found.is_switch)
 
 
-def is_listed(snapshot: Snapshot) -> bool:
-    """Whether somebody listed the bus so that a GPU of NVIDIA's would have been seen."""
+def is_bus_listed(snapshot: Snapshot) -> bool:
+    """Return whether the bus was listed so that an NVIDIA GPU would have been seen."""
     if isinstance(snapshot.facts.devices, Known):
         return True
     shown = Pattern(r"nvidia|10de|vga|3d|display", re.IGNORECASE)
     # A program that was not there, or gave no answer in time, has listed nothing.
-    whole = (item.source for item in snapshot.of("lspci") if item.outcome == "ok" and not item.source.is_part)
+    whole = (item.source for item in snapshot.items_of("lspci") if item.outcome == "ok" and not item.source.is_part)
     return any((not source.only or shown.search(source.only)) and "-s" not in source.words for source in whole)
 
 
-def address(text: str) -> str:
-    """A PCI address as the kernel writes it: domain of four digits, function, lower case."""
+def normalize_address(text: str) -> str:
+    """Return a PCI address as the kernel writes it: domain of four digits, function, lower case."""
     text = text.strip().lower()
     text = text if text.count(":") == 2 else f"0000:{text}"
     domain, _, rest = text.partition(":")
     return f"{domain[-4:].rjust(4, '0')}:{rest if '.' in rest else rest + '.0'}"
 
 
-def _richness(found: Function) -> tuple[bool, bool, int]:
+def _detail_level(found: PciFunction) -> tuple[bool, bool, int]:
     return bool(found.device), found.shows_driver, len(found.detail)
 
 
-def _every(snapshot: Snapshot) -> Iterator[Function]:
+def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
     devices = snapshot.facts.devices
     if isinstance(devices, Known):
         for one in devices.value:
             if one.vendor == "10de":
                 said = f"{one.address} [10de:{one.device}] driver: {one.driver or 'none'}"
-                place = stated("lspci", said, devices.probe)
-                yield Function(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
-    for item in snapshot.of("lspci"):
+                place = cite_fact("lspci", said, devices.probe)
+                yield PciFunction(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
+    for item in snapshot.items_of("lspci"):
         if "Slot:" not in item.text[:2000]:
-            yield from (found for found in listed(item) if is_nvidias(found))
+            yield from (found for found in parse_lspci(item) if is_nvidia(found))
 
 
-def is_nvidias(function: Function) -> bool:
-    """Whether NVIDIA made it."""
+def is_nvidia(function: PciFunction) -> bool:
+    """Return whether NVIDIA made it."""
     found = _ID.search(function.name)
     return "nvidia" in function.name.lower() or bool(found and found["vendor"].lower() == "10de")
 
 
-def listed(item: Item) -> Iterator[Function]:
-    """Every function in an answer of lspci, whoever made it."""
+def parse_lspci(item: Item) -> Iterator[PciFunction]:
+    """Yield every function in an answer of lspci, whoever made it."""
     head: re.Match[str] | None = None
     start, detail = 0, list[str]()
     shows = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))
@@ -148,18 +148,20 @@ def listed(item: Item) -> Iterator[Function]:
             detail.append(line)
             continue
         if head is not None:
-            yield _function(item, head, start, tuple(detail), shows=shows)
+            yield _parse_function(item, head, start, tuple(detail), shows=shows)
         head, start, detail = match, number, []
     if head is not None:
-        yield _function(item, head, start, tuple(detail), shows=shows)
+        yield _parse_function(item, head, start, tuple(detail), shows=shows)
 
 
-def _function(item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool) -> Function:
+def _parse_function(
+    item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool
+) -> PciFunction:
     name = head["name"]
     found = _ID.search(name) or _UNNAMED.search(name)
     drivers = [line.partition(":")[2].strip() for line in detail if "Kernel driver in use:" in line]
-    return Function(
-        address(head["address"]),
+    return PciFunction(
+        normalize_address(head["address"]),
         found["device"].lower() if found else "",
         name,
         head["code"] or head["class"],

@@ -1,4 +1,4 @@
-"""Whether a program is there: by which, by a listing, or by the shell's word when somebody tried to run it."""
+"""View whether a program exists: by which, a listing, or the shell's complaint."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Presence:
     citation: Citation
 
 
-def look(snapshot: Snapshot, *names: str) -> Presence | None:
-    """Whether one of the programs is there on the node; None where nobody looked. One that is found counts."""
-    seen = [one for name in names for item in snapshot.items if (one := _seen(item, name)) is not None]
+def find_program(snapshot: Snapshot, *names: str) -> Presence | None:
+    """Return whether one of the programs is there on the node; None if unknown. One that is found counts."""
+    seen = [one for name in names for item in snapshot.items if (one := _program_presence(item, name)) is not None]
     return next((one for one in seen if one.is_there), seen[0] if seen else None)
 
 
-def _seen(item: Item, name: str) -> Presence | None:
+def _program_presence(item: Item, name: str) -> Presence | None:
     if item.where == "container" or item.is_register or not item.is_seen:
         return None
     found = [number for number, line in enumerate(item.lines, 1) if line.split(" -> ")[0].rstrip().endswith(f"/{name}")]

@@ -1,4 +1,4 @@
-"""What the driver asks for to recover a GPU: by Xid 154, each of which takes the place of the one before it.
+"""View the recovery action that the driver requests for each GPU, by Xid 154 or nvidia-smi.
 
 The numbers and names are those of ``nvmlDeviceGpuRecoveryAction_t``; nvidia-smi -q shows them as GPU Recovery Action.
 """
@@ -23,14 +23,14 @@ _GRAVE: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-an
 
 
 def action_of(fault: faults.Fault) -> Action | None:
-    """The action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
+    """Return the action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
     match = _CHANGED.search(fault.xid.text) if fault.xid and fault.code == 154 else None
     number = int(match["action"]) if match else 0
     return None if match is None else _ACTIONS[number] if number < len(_ACTIONS) else ""
 
 
-def by_name(value: str) -> Action:
-    """The action that nvidia-smi calls so."""
+def action_by_name(value: str) -> Action:
+    """Return the action that nvidia-smi calls so."""
     words = value.lower()
     if "drain" in words:
         return "drain-and-reset" if "reset" in words else "drain-p2p"
@@ -39,13 +39,13 @@ def by_name(value: str) -> Action:
 
 
 def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
-    """The action that each GPU waits for, by its address: the last Xid 154, else what nvidia-smi shows.
+    """Return the action that each GPU waits for, by its address: the last Xid 154, else what nvidia-smi shows.
 
     Where both ask for something, nobody knows which is the later: the graver holds.
     """
-    shown = _shown(snapshot)
+    shown = _smi_actions(snapshot)
     found = dict(shown)
-    for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.code == 154):
+    for fault in faults.sort_by_time(fault for fault in snapshot.view(faults.fault_timeline) if fault.code == 154):
         action = action_of(fault)
         if action == "none":
             found[fault.gpu] = action
@@ -54,35 +54,35 @@ def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
     return found
 
 
-def recovered(snapshot: Snapshot) -> frozenset[str]:
-    """The GPUs, by their addresses, of which the driver wants nothing any more after all their grave faults.
+def recovered_gpus(snapshot: Snapshot) -> frozenset[str]:
+    """Return the GPUs, by their addresses, of which the driver wants nothing any more after all their grave faults.
 
     It says so by another Xid 154, or in an answer of nvidia-smi that was asked for last.
     """
-    rows = smi_query.rows(snapshot, "GPU Recovery Action")
-    quiet = {gpu.bus for gpu, row in rows if resolved.was_asked_last(row.citation) and row.value.lower() == "none"}
+    rows = smi_query.find_rows(snapshot, "GPU Recovery Action")
+    quiet = {gpu.bus for gpu, row in rows if resolved.is_from_last_query(row.citation) and row.value.lower() == "none"}
     ill: set[str] = set()
     over: set[str] = set()
-    for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.source == "xid"):
+    for fault in faults.sort_by_time(fault for fault in snapshot.view(faults.fault_timeline) if fault.source == "xid"):
         action = action_of(fault)
         if action == "none":
             over.add(fault.gpu)
-        elif action is not None or fault.weight > faults.ENDS_ONE:
+        elif action is not None or fault.weight > faults.PROGRAM_WEIGHT:
             ill.add(fault.gpu)
             over.discard(fault.gpu)
     return frozenset(ill & (over | quiet))
 
 
-def _shown(snapshot: Snapshot) -> dict[str, Action]:
-    """What nvidia-smi shows: the last answer of each GPU, and the gravest of those that nothing names."""
+def _smi_actions(snapshot: Snapshot) -> dict[str, Action]:
+    """Return the last action that nvidia-smi shows for each GPU."""
     shown: dict[str, Action] = {}
-    for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        action = by_name(row.value)
+    for gpu, row in smi_query.find_rows(snapshot, "GPU Recovery Action"):
+        action = action_by_name(row.value)
         shown[gpu.name] = action if gpu.name else max(action, shown.get("", "none"), key=_GRAVE.index)
     return shown
 
 
-def gravest(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
-    """What the most of these GPUs ask for."""
+def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
+    """Return the most disruptive action requested for these GPUs."""
     actions = snapshot.view(pending_actions)
     return max((actions[gpu] for gpu in gpus if gpu in actions), key=_GRAVE.index, default="none")

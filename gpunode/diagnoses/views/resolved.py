@@ -1,4 +1,4 @@
-"""GPUs that nvidia-smi shows at work, and when: a fault that ends a GPU's work until its reset is over by then."""
+"""Drop faults that are over: nvidia-smi showed the GPU working after a fault that only a reset ends."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 _ASKED_LAST: Final = frozenset({"smi", "smi-query"})
 
 
-def was_asked_last(citation: Citation) -> bool:
-    """Whether nvidia-smi said so after every log had been read."""
+def is_from_last_query(citation: Citation) -> bool:
+    """Return whether the line is from an nvidia-smi query made after every log was read."""
     return citation.key in _ASKED_LAST
 
 
-def _at_work(snapshot: Snapshot) -> frozenset[str]:
-    return frozenset(slot for item in _answers(snapshot) if item.key in _ASKED_LAST for slot in _working(item))
+def _working_at_end(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(slot for item in _smi_items(snapshot) if item.key in _ASKED_LAST for slot in _working_slots(item))
 
 
-def once_at_work(snapshot: Snapshot) -> frozenset[str]:
-    """The slots of the GPUs whose temperature nvidia-smi read, whenever it was asked."""
-    return frozenset(slot for item in _answers(snapshot) for slot in _working(item))
+def ever_working(snapshot: Snapshot) -> frozenset[str]:
+    """Return the slots of the GPUs whose temperature nvidia-smi read, whenever it was asked."""
+    return frozenset(slot for item in _smi_items(snapshot) for slot in _working_slots(item))
 
 
-def _answers(snapshot: Snapshot) -> Iterator[Item]:
-    return (item for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text") if item.where == "host")
+def _smi_items(snapshot: Snapshot) -> Iterator[Item]:
+    return (item for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text") if item.where == "host")
 
 
 # What ends all work of a GPU until it is reset, taken off the bus and found again, or the node is started anew.
@@ -52,51 +52,51 @@ _ENDING: Final = Pattern(
 _ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])", re.IGNORECASE)
 
 
-def without_what_is_over(snapshot: Snapshot) -> Snapshot:
-    """The node without the messages of faults after which the same GPU was seen at work."""
-    if not snapshot.view(once_at_work):
+def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
+    """Return the node without messages of faults after which the same GPU worked."""
+    if not snapshot.view(ever_working):
         return snapshot
     over: dict[tuple[str, str], set[int]] = {}
-    for message in snapshot.view(kernel.messages):
+    for message in snapshot.view(kernel.kernel_messages):
         first = message.citation.line_number
-        if first and _is_over(snapshot, message.text):
+        if first and _is_resolved(snapshot, message.text):
             place = message.citation.key, message.citation.source
             over.setdefault(place, set()).update(range(first, first + message.lines))
-    every = {id(item): item for item in (*snapshot.items, *snapshot.whole)}
-    made = {number: _without(item, over.get((item.key, item.written), set())) for number, item in every.items()}
-    items, whole = (tuple(made[id(item)] for item in items) for items in (snapshot.items, snapshot.whole))
+    every = {id(item): item for item in (*snapshot.items, *snapshot.all_items)}
+    made = {number: _blank_lines(item, over.get((item.key, item.written), set())) for number, item in every.items()}
+    items, whole = (tuple(made[id(item)] for item in items) for items in (snapshot.items, snapshot.all_items))
     return Snapshot(items, snapshot.facts, whole) if over else snapshot
 
 
-def _without(item: Item, numbers: set[int]) -> Item:
+def _blank_lines(item: Item, numbers: set[int]) -> Item:
     if not numbers:
         return item
     return replace(item, text="\n".join("" if n in numbers else line for n, line in enumerate(item.lines, 1)))
 
 
-def _is_over(snapshot: Snapshot, message: str) -> bool:
-    """Whether each GPU that it may be about works now."""
+def _is_resolved(snapshot: Snapshot, message: str) -> bool:
+    """Return whether every GPU that the message may concern works now."""
     ending = _ENDING.search(message)
     if ending is None:
         return False
     named = _ANY_BUS.search(message)
     # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
-    seen = snapshot.view(once_at_work if ending["sleeps"] and named else _at_work)
-    known = {_slot(function.address) for function in snapshot.view(pci.gpus)} | seen
-    gpus = {_slot(pci.address(named["bus"]))} if named else known
+    seen = snapshot.view(ever_working if ending["sleeps"] and named else _working_at_end)
+    known = {_pci_slot(function.address) for function in snapshot.view(pci.pci_gpus)} | seen
+    gpus = {_pci_slot(pci.normalize_address(named["bus"]))} if named else known
     return bool(gpus) and gpus <= seen
 
 
-def _slot(address: str) -> str:
+def _pci_slot(address: str) -> str:
     return address.rpartition(".")[0] or address
 
 
-def _working(item: Item) -> Iterator[str]:
+def _working_slots(item: Item) -> Iterator[str]:
     bus = ""
     for line in item.lines:
         if match := _ROW.match(line) or _HEAD.match(line):
-            bus = "" if _ERROR.search(line) else pci.address(match["bus"])
+            bus = "" if _ERROR.search(line) else pci.normalize_address(match["bus"])
         elif bus and (_READS.match(line) or _TEMPERATURE.match(line)):
             if not _ERROR.search(line):
-                yield _slot(bus)
+                yield _pci_slot(bus)
             bus = ""

@@ -1,4 +1,4 @@
-"""What NVIDIA's .run installer leaves on a node: its uninstaller, its words, and a module where only it puts one."""
+"""View traces of NVIDIA's .run installer: uninstaller, messages, and modules in its own place."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import driver
-from gpunode.diagnoses.views.driver import Seen
+from gpunode.diagnoses.views.driver import SeenVersion
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -24,12 +24,12 @@ _SAYS: Final = Pattern(
 )
 
 
-def traces(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Where its uninstaller is seen, which every installation of it has."""
+def uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of its uninstaller, which every installation has."""
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
-        return (stated("/usr/bin/nvidia-uninstall", "it is there", known.probe),) if known.value else ()
-    seen = snapshot.of("listing", "which", "file", "installer-log")
+        return (cite_fact("/usr/bin/nvidia-uninstall", "it is there", known.probe),) if known.value else ()
+    seen = snapshot.items_of("listing", "which", "file", "installer-log")
     found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
     return tuple(
         cite(item, number)
@@ -39,19 +39,19 @@ def traces(snapshot: Snapshot) -> tuple[Citation, ...]:
     )
 
 
-def installed(snapshot: Snapshot) -> Seen | None:
-    """The driver that it put here, by a module where only it puts one, or by its own words."""
+def runfile_version(snapshot: Snapshot) -> SeenVersion | None:
+    """Return the driver that it put here, by a module where only it puts one, or by its own words."""
     uninstaller = snapshot.facts.run_installer
     # Without it, somebody has only copied a module to that place.
     is_whole = not isinstance(uninstaller, Known) or uninstaller.value
-    for item in snapshot.of("modinfo") if is_whole else ():
-        if _PLACE.search(item.text) and (disk := driver.on_disk(snapshot)):
+    for item in snapshot.items_of("modinfo") if is_whole else ():
+        if _PLACE.search(item.text) and (disk := driver.on_disk_version(snapshot)):
             return disk
-    return next(named(snapshot, "installer-log", "listing", "text"), None)
+    return next(named_versions(snapshot, "installer-log", "listing", "text"), None)
 
 
-def named(snapshot: Snapshot, *kinds: Kind) -> Iterator[Seen]:
-    """The drivers that its file's name, or what it says of itself, tells of in items of these kinds."""
-    for item in snapshot.of(*kinds):
+def named_versions(snapshot: Snapshot, *kinds: Kind) -> Iterator[SeenVersion]:
+    """Yield the drivers that its file's name, or what it says of itself, tells of in items of these kinds."""
+    for item in snapshot.items_of(*kinds):
         for match in _SAYS.finditer(item.text):
-            yield Seen(match["version"] or match["log"], cite(item, item.number_at(match.start())))
+            yield SeenVersion(match["version"] or match["log"], cite(item, item.number_at(match.start())))

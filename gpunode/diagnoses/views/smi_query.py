@@ -1,4 +1,4 @@
-"""What nvidia-smi knows of each GPU: ``-q`` whole, in part or as XML, and the CSV of ``--query-…``, as one tree.
+"""View nvidia-smi's details of each GPU as one tree: ``-q``, XML, and the CSV of ``--query-…``.
 
 A row is found by the names on the way to it, whatever a driver branch puts between them or calls them:
 ``value("Remapped Rows", "Pending")`` reads the section of ``-q``, the tag of ``-x`` and the column of the CSV.
@@ -15,7 +15,7 @@ from typing import Final
 
 from gpunode.diagnoses.commands import is_gpu
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.diagnoses.views import pci
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -74,7 +74,7 @@ _BEFORE_BUS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SmiRow:
     """A value and the names on the way to it, outermost first, its own last."""
 
     path: tuple[str, ...]
@@ -83,80 +83,80 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Its own name."""
-        return plain(self.path[-1])
+        """The normalized last name of the path."""
+        return normalize_name(self.path[-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """What one answer says of one GPU.
+class SmiGpu:
+    """The rows of one answer about one GPU.
 
     Attributes:
-        bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where the answer does not tell.
-        called: its UUID, else the index or serial by which it was asked for or listed; empty where neither tells.
+        bus: PCI address as the kernel writes it (``0000:07:00.0``); empty if unknown.
+        identifier: UUID, else index or serial; empty if unknown.
     """
 
     bus: str
-    rows: tuple[Row, ...]
+    rows: tuple[SmiRow, ...]
     citation: Citation
-    called: str = ""
+    identifier: str = ""
 
     @property
     def name(self) -> str:
-        """By what a command names it: its address, where that is known; empty where it may be any of the node's."""
-        return self.bus or self.called
+        """The name for commands: the address if known; empty if it may be any GPU of the node."""
+        return self.bus or self.identifier
 
-    def find(self, *names: str) -> Row | None:
-        """The first row that is called by the last of ``names`` and has the others above it, in that order."""
-        return next(self.every(*names), None)
+    def find(self, *names: str) -> SmiRow | None:
+        """Return the first row that is called by the last of ``names`` and has the others above it, in that order."""
+        return next(self.find_all(*names), None)
 
-    def every(self, *names: str) -> Iterator[Row]:
-        """All such rows: a piece without the GPUs' own lines holds those of several."""
-        wanted = tuple(plain(name) for name in names)
+    def find_all(self, *names: str) -> Iterator[SmiRow]:
+        """Yield all such rows: a piece without the GPUs' own lines holds those of several."""
+        wanted = tuple(normalize_name(name) for name in names)
         for row in self.rows:
             if row.name == wanted[-1] and _in_order(wanted[:-1], row.path[:-1]):
                 yield row
 
     def value(self, *names: str) -> str:
-        """The value of ``find``; empty where there is none."""
+        """Return the value of ``find``; empty where there is none."""
         return row.value if (row := self.find(*names)) else ""
 
     def number(self, *names: str) -> float | None:
-        """The number at the start of the value; None where there is none, or it is N/A."""
+        """Return the number at the start of the value; None where there is none, or it is N/A."""
         match = re.match(r"-?\d+(?:\.\d+)?", self.value(*names))
         return float(match[0]) if match else None
 
 
 @lru_cache(maxsize=4096)
-def plain(name: str) -> str:
-    """A name as all branches, the XML and the CSV have it."""
+def normalize_name(name: str) -> str:
+    """Return a name as all branches, the XML and the CSV have it."""
     words = " ".join(name.replace("_", " ").lower().split())
     return _SAME.get(words, words)
 
 
-def answers(snapshot: Snapshot) -> tuple[tuple[Gpu, ...], ...]:
-    """Every GPU of every answer on the node, answer by answer; see ``snapshot.view``."""
+def smi_answers(snapshot: Snapshot) -> tuple[tuple[SmiGpu, ...], ...]:
+    """Return every GPU of every answer on the node, answer by answer; see ``snapshot.view``."""
     items = (item for item in snapshot.items if item.where == "host" and not item.is_register)
-    return tuple(gpus for item in items if (gpus := tuple(_of(item))))
+    return tuple(gpus for item in items if (gpus := tuple(_parse_item(item))))
 
 
-def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
-    """Every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
-    return tuple(gpu for answer in snapshot.view(answers) for gpu in answer)
+def smi_gpus(snapshot: Snapshot) -> tuple[SmiGpu, ...]:
+    """Return every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
+    return tuple(gpu for answer in snapshot.view(smi_answers) for gpu in answer)
 
 
-def rows(snapshot: Snapshot, *names: str) -> tuple[tuple[Gpu, Row], ...]:
-    """The rows of these names of every GPU."""
-    return tuple((gpu, row) for gpu in snapshot.view(gpus) for row in gpu.every(*names))
+def find_rows(snapshot: Snapshot, *names: str) -> tuple[tuple[SmiGpu, SmiRow], ...]:
+    """Return the rows of these names of every GPU."""
+    return tuple((gpu, row) for gpu in snapshot.view(smi_gpus) for row in gpu.find_all(*names))
 
 
 def is_yes(value: str) -> bool:
-    """Whether a value says yes, in the words of any branch."""
+    """Return whether a value says yes, in the words of any branch."""
     return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
 
 
 def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    left = iter(map(plain, path))
+    left = iter(map(normalize_name, path))
     return all(any(name == one for one in left) for name in wanted)
 
 
@@ -164,66 +164,66 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
 _MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
-def _of(item: Item) -> Iterator[Gpu]:
-    found: Iterator[Gpu]
-    if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
-        found = (part for gpu in _of_listing(item) for part in ([gpu] if gpu.bus else _parts(gpu)))
+def _parse_item(item: Item) -> Iterator[SmiGpu]:
+    found: Iterator[SmiGpu]
+    if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find_first(item, _SECTIONS)):
+        found = (part for gpu in _parse_listing(item) for part in ([gpu] if gpu.bus else _split_parts(gpu)))
         found = (gpu for gpu in found if any(row.name not in _HEAD for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
-        found = _of_csv(item)
+        found = _parse_csv(item)
     else:
         return
     for gpu in found:
         uuid = gpu.value("GPU UUID")
         # The CSV's own column; -q counts instances so.
         indices = (row.value for row in gpu.rows if row.path == ("index",) and _INDEX.match(row.value))
-        yield replace(gpu, called=uuid if _UUID.match(uuid) else _asked_for(item) or next(indices, ""))
+        yield replace(gpu, identifier=uuid if _UUID.match(uuid) else _requested_gpu(item) or next(indices, ""))
 
 
-def _parts(gpu: Gpu) -> Iterator[Gpu]:
-    """The GPUs that these rows are of, where grep has left their headings away.
+def _split_parts(gpu: SmiGpu) -> Iterator[SmiGpu]:
+    """Yield the GPUs that these rows are of, where grep has left their headings away.
 
     Behind a bus id stand the rows of that GPU. What nvidia-smi tells before the bus id is laid to nobody: an answer
     that begins in the midst of a GPU would lay it to the one before.
     """
-    bus, part, names = "", list[Row](), set[tuple[str, ...]]()
+    bus, part, names = "", list[SmiRow](), set[tuple[str, ...]]()
     for row in gpu.rows:
         is_next = row.name == "bus id" or row.path in names or (bus and row.name in _BEFORE_BUS)
         if is_next and part:
-            yield Gpu(bus, tuple(part), part[0].citation)
+            yield SmiGpu(bus, tuple(part), part[0].citation)
             bus, part, names = "", [], set()
         if row.name == "bus id" and _BUS_ID.match(row.value):
-            bus = pci.address(row.value)
+            bus = pci.normalize_address(row.value)
         part.append(row)
         names.add(row.path)
-    yield Gpu(bus, tuple(part), part[0].citation)
+    yield SmiGpu(bus, tuple(part), part[0].citation)
 
 
-def _of_listing(item: Item) -> Iterator[Gpu]:
-    """The GPUs of a listing: what is indented deeper belongs to the heading above it."""
-    bus, first, found = "", 1, list[Row]()
+def _parse_listing(item: Item) -> Iterator[SmiGpu]:
+    """Yield the GPUs of a listing: what is indented deeper belongs to the heading above it."""
+    bus, first, found = "", 1, list[SmiRow]()
     above = list[tuple[int, str]]()
-    for number, indent, text in _indented(item):
+    for number, indent, text in _indented_lines(item):
         if match := _GPU.match(text):
             if found:
-                yield Gpu(bus, tuple(found), cite(item, first))
-            bus, first, found, above = pci.address(match["bus"]), number, [], []
+                yield SmiGpu(bus, tuple(found), cite(item, first))
+            bus, first, found, above = pci.normalize_address(match["bus"]), number, [], []
             continue
         name, _, value = (part.strip() for part in text.partition(":"))
         while above and above[-1][0] >= indent:
             above.pop()
         if value:
-            headings = tuple(heading for _, heading in above if heading) or _heading(name, value, found)
-            found.append(Row((*headings, name), value, cite(item, number)))
+            headings = tuple(heading for _, heading in above if heading) or _guess_heading(name, value, found)
+            found.append(SmiRow((*headings, name), value, cite(item, number)))
         # Below a value stands what has another heading, that was not pasted, or is a part of it, as of a process.
         above.append((indent, "" if value else name))
     if found:
-        yield Gpu(bus, tuple(found), cite(item, first))
+        yield SmiGpu(bus, tuple(found), cite(item, first))
 
 
-def _heading(name: str, value: str, before: list[Row]) -> tuple[str, ...]:
-    """The heading of a row of memory that was pasted without it."""
-    own = plain(name)
+def _guess_heading(name: str, value: str, before: list[SmiRow]) -> tuple[str, ...]:
+    """Return the heading of a row of memory that was pasted without it."""
+    own = normalize_name(name)
     # MIG and ECC modes are pending too, and say which mode.
     if own in {"pending", "remapping failure occurred"} and value.lower() in {"yes", "no"}:
         # Old drivers call the blacklist of pages so.
@@ -231,8 +231,8 @@ def _heading(name: str, value: str, before: list[Row]) -> tuple[str, ...]:
     return ("Retired Pages",) if own in {"single bit ecc", "double bit ecc", "pending page blacklist"} else ()
 
 
-def _indented(item: Item) -> Iterator[tuple[int, int, str]]:
-    """Each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
+def _indented_lines(item: Item) -> Iterator[tuple[int, int, str]]:
+    """Yield each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
     for number, line in enumerate(item.lines, 1):
         whole, text = line.expandtabs(), line.strip()
         if tag := _TAG.match(text):
@@ -241,9 +241,9 @@ def _indented(item: Item) -> Iterator[tuple[int, int, str]]:
             yield number, len(whole) - len(whole.lstrip()), text
 
 
-def _of_csv(item: Item) -> Iterator[Gpu]:
-    """The rows under a line of column names; without such a line the option that asked for them gives the names."""
-    names = _queried(item)
+def _parse_csv(item: Item) -> Iterator[SmiGpu]:
+    """Yield the rows below a line of column names, or with the names that the command asked for."""
+    names = _queried_columns(item)
     for number, line in enumerate(item.lines, 1):
         cells = [cell.strip() for cell in line.split(",")]
         if _HEAD_OF_CSV.match(line.strip()) and ("." in line or "_" in line or "index" in cells):
@@ -252,24 +252,24 @@ def _of_csv(item: Item) -> Iterator[Gpu]:
             place = cite(item, number)
             named = dict(zip(names, cells, strict=True))
             bus = named.get("gpu_bus_id") or named.get("pci.bus_id") or ""
-            found = tuple(Row(_path(name), value, place) for name, value in named.items())
-            yield Gpu(pci.address(bus) if _BUS_ID.match(bus) else "", found, place)
+            found = tuple(SmiRow(_column_path(name), value, place) for name, value in named.items())
+            yield SmiGpu(pci.normalize_address(bus) if _BUS_ID.match(bus) else "", found, place)
 
 
-def _path(column: str) -> tuple[str, ...]:
+def _column_path(column: str) -> tuple[str, ...]:
     for name, same in _COLUMNS.items():
         column = column.replace(name, same)
     return tuple(column.split("."))
 
 
-def _queried(item: Item) -> list[str]:
-    """The columns that ``--query-…`` asked for."""
+def _queried_columns(item: Item) -> list[str]:
+    """Return the columns that ``--query-…`` asked for."""
     match = re.search(r"--query-[\w-]+[= ]['\"]?(?P<names>[\w.,]+)", item.written)
     return match["names"].strip(",").split(",") if match else []
 
 
-def _asked_for(item: Item) -> str:
-    """The one GPU that the command asked for, as it is written there; empty where it asked for several, or for all."""
+def _requested_gpu(item: Item) -> str:
+    """Return the single GPU that the command asked for; empty if several or all."""
     words = item.source.words
     found = [after for word, after in pairwise(words) if word in {"-i", "--id"}]
     found += [word.partition("=")[2] for word in words if word.startswith("--id=")]

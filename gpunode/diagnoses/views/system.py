@@ -1,4 +1,4 @@
-"""The system: distribution, package manager, running kernel, sort of machine."""
+"""View the system: distribution, package manager, running kernel, kind of machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
 from gpunode.facts import os_release
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
@@ -28,31 +28,31 @@ _TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
 
 
 def unit_line(snapshot: Snapshot, unit: str, *names: str) -> Citation:
-    """The line in which systemd gave ``unit`` the first of the properties ``names`` that it shows; else a note."""
+    """Return the first of systemd's properties ``names`` of ``unit`` as a citation; else a note."""
     for name in names:
-        for item in snapshot.of("unit-show"):
+        for item in snapshot.items_of("unit-show"):
             inside = False
             for number, line in enumerate(item.lines, 1):
                 inside = bool(line) and (inside or line == f"Id={unit}")
                 if inside and line.startswith(f"{name}="):
                     return cite(item, number)
-    return stated(f"systemctl show {unit}", f"its {names[0]}", "units")
+    return cite_fact(f"systemctl show {unit}", f"its {names[0]}", "units")
 
 
-def failed_line(snapshot: Snapshot, unit: str) -> Citation:
-    """The line in which systemd says that ``unit`` failed: where it tries again, its sub-state alone does."""
+def failed_unit_line(snapshot: Snapshot, unit: str) -> Citation:
+    """Return the line in which systemd says that ``unit`` failed: where it tries again, its sub-state alone does."""
     return unit_line(snapshot, unit, "SubState", "ActiveState")
 
 
-def distro(snapshot: Snapshot) -> Distro | None:
-    """The distribution; None where nothing names it."""
+def find_distro(snapshot: Snapshot) -> Distro | None:
+    """Return the distribution; None if unknown."""
     if isinstance(snapshot.facts.distro, Known):
         return snapshot.facts.distro.value
     for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
         # Half a file may name nothing.
         with suppress(ValueError):
             return os_release.distro(item.text)
-    return _by_name(snapshot)
+    return _distro_by_name(snapshot)
 
 
 # /etc/redhat-release, /etc/issue, lsb_release -a, hostnamectl.
@@ -65,7 +65,7 @@ _NAMED: Final = Pattern(
 _IDS: Final = {"red": "rhel", "amazon": "amzn", "suse": "sles", "opensuse": "opensuse-leap", "oracle": "ol"}
 
 
-def _by_name(snapshot: Snapshot) -> Distro | None:
+def _distro_by_name(snapshot: Snapshot) -> Distro | None:
     said = (
         item for item in snapshot.items if item.where == "host" and (item.kind == "text" or "/etc/" in item.subject)
     )
@@ -80,8 +80,8 @@ _SHORT: Final = 4000
 
 
 def package_manager(snapshot: Snapshot) -> PackageManager:
-    """The package manager by the distribution, else by how kernels, packages and commands are named; apt in doubt."""
-    if (known := distro(snapshot)) and (name := _manager_of(known)):
+    """Return the package manager by distribution, else by names of kernels and commands; default apt."""
+    if (known := find_distro(snapshot)) and (name := _manager_of(known)):
         return name
     for name, trace in _TRACES:
         if any(trace.search(item.text[:20_000]) or trace.search(item.written) for item in snapshot.items):
@@ -90,7 +90,7 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
 
 
 def _manager_of(known: Distro) -> PackageManager | None:
-    """The package manager of the distribution and those made of it; None where it has another, or that is not known."""
+    """Return the package manager of the distribution or its parents; None if unknown."""
     words = {known.id, *known.like}
     if words & _APT:
         return "apt"
@@ -104,9 +104,9 @@ def _manager_of(known: Distro) -> PackageManager | None:
 _TYPED: Final = Pattern(r"(?:^|[\s;|&/])(?:apt|apt-get|dpkg|dnf|yum|zypper|pacman)\b")
 
 
-def is_kept_by_packages(snapshot: Snapshot) -> bool:
-    """Whether the distribution is of those whose package manager is known, or one of these was used on it."""
-    known = distro(snapshot)
+def uses_known_package_manager(snapshot: Snapshot) -> bool:
+    """Return whether the distribution is of those whose package manager is known, or one of these was used on it."""
+    known = find_distro(snapshot)
     is_known = known is not None and _manager_of(known) is not None
     return is_known or any(item.where == "host" and _TYPED.search(item.written) for item in snapshot.items)
 
@@ -114,9 +114,9 @@ def is_kept_by_packages(snapshot: Snapshot) -> bool:
 _BEFORE_DNF: Final = Pattern(r"\.(?:el[67]|amzn[12])[._]|\.(?:el[67]|amzn[12])$")
 
 
-def has_yum_alone(snapshot: Snapshot) -> bool:
-    """Whether the release is older than dnf: RHEL 7 and those made of it, Amazon Linux 2."""
-    known = distro(snapshot)
+def has_yum_only(snapshot: Snapshot) -> bool:
+    """Return whether the release is older than dnf: RHEL 7 and those made of it, Amazon Linux 2."""
+    known = find_distro(snapshot)
     if known is None:
         return bool(_BEFORE_DNF.search(running_kernel(snapshot)))
     major = known.version_id.partition(".")[0]
@@ -125,14 +125,14 @@ def has_yum_alone(snapshot: Snapshot) -> bool:
     return _manager_of(known) == "dnf" and known.id != "fedora" and major in {"6", "7"}
 
 
-def is_debians(snapshot: Snapshot) -> bool:
-    """Whether the system is Debian and none of those made of it, by its name or its kernel's."""
-    known = distro(snapshot)
+def is_debian(snapshot: Snapshot) -> bool:
+    """Return whether the system is Debian and none of those made of it, by its name or its kernel's."""
+    known = find_distro(snapshot)
     return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
 
 
 def is_proxmox(snapshot: Snapshot) -> bool:
-    """Whether the system is Proxmox VE, which calls itself Debian, by its kernel."""
+    """Return whether the system is Proxmox VE, which calls itself Debian, by its kernel."""
     return "-pve" in running_kernel(snapshot)
 
 
@@ -140,11 +140,11 @@ _DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
 
 
 def running_kernel(snapshot: Snapshot) -> str:
-    """``uname -r``; empty where nothing tells."""
+    """``uname -r``; empty if unknown."""
     kernels = snapshot.facts.kernels
     if isinstance(kernels, Known) and kernels.value.running:
         return kernels.value.running
-    for item in snapshot.of("uname"):
+    for item in snapshot.items_of("uname"):
         found = [match[1] or match[2] for match in _UNAME.finditer(item.text)] if item.where == "host" else []
         if found:
             # A driver's version beside it has no dash.
@@ -155,10 +155,10 @@ def running_kernel(snapshot: Snapshot) -> str:
 _UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
 
 
-def just_booted(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines by which the node is up for less than an hour."""
+def recent_boot_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the lines by which the node is up for less than an hour."""
     asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
-    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in finds(item, _UP_MINUTES))
+    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in find_all(item, _UP_MINUTES))
 
 
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
@@ -167,25 +167,25 @@ _NEARLY_FULL: Final = 97
 _BUILT_IN: Final = ("/var", "/usr", "/lib", "/boot")
 
 
-def has_room(snapshot: Snapshot) -> bool:
-    """Whether ``df`` shows the file systems in which modules are built, none of them full."""
-    used = _used(snapshot)
+def has_disk_space(snapshot: Snapshot) -> bool:
+    """Return whether ``df`` shows the file systems in which modules are built, none of them full."""
+    used = _disk_usage(snapshot)
     return bool(used) and max(used) < _NEARLY_FULL
 
 
-def is_full(snapshot: Snapshot) -> bool:
-    """Whether ``df`` shows one of them full."""
-    return max(_used(snapshot), default=0) >= _NEARLY_FULL
+def is_disk_full(snapshot: Snapshot) -> bool:
+    """Return whether ``df`` shows one of them full."""
+    return max(_disk_usage(snapshot), default=0) >= _NEARLY_FULL
 
 
-def _used(snapshot: Snapshot) -> tuple[int, ...]:
-    """How full they are, in percent."""
-    rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in finds(item, _DF_ROW)]
+def _disk_usage(snapshot: Snapshot) -> tuple[int, ...]:
+    """Return the usage of these file systems in percent."""
+    rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in find_all(item, _DF_ROW)]
     return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILT_IN))
 
 
 def hostname(snapshot: Snapshot) -> str:
-    """The machine's own name; empty where nothing tells."""
+    """Return the machine's own name; empty if unknown."""
     for item in snapshot.items:
         if item.where == "host" and item.is_seen:
             if item.subject == "/proc/sys/kernel/hostname" or item.source.words == ("hostname",):
@@ -196,7 +196,7 @@ def hostname(snapshot: Snapshot) -> str:
 
 
 def is_wsl(snapshot: Snapshot) -> bool:
-    """Whether this is WSL2, by its platform or its kernel."""
+    """Return whether this is WSL2, by its platform or its kernel."""
     platform = snapshot.facts.platform
     if isinstance(platform, Known):
         return platform.value.kind == "wsl2"
@@ -207,22 +207,22 @@ _TEGRA_KERNEL: Final = "-tegra"
 
 
 def is_jetson(snapshot: Snapshot) -> bool:
-    """Whether this is a Jetson, by its platform, its kernel, the driver of its GPU or the packages of its image."""
+    """Return whether this is a Jetson, by platform, kernel, GPU driver or packages."""
     platform = snapshot.facts.platform
     if isinstance(platform, Known):
         return platform.value.kind == "jetson"
     if running_kernel(snapshot).endswith(_TEGRA_KERNEL):
         return True
-    told = (item for item in snapshot.of("lsmod", "packages", "text") if item.where == "host")
-    return bool(snapshot.files("/etc/nv_tegra_release")) or any(True for item in told for _ in finds(item, _TEGRA))
+    told = (item for item in snapshot.items_of("lsmod", "packages", "text") if item.where == "host")
+    return bool(snapshot.files("/etc/nv_tegra_release")) or any(True for item in told for _ in find_all(item, _TEGRA))
 
 
 # The module of an integrated GPU, and the package of Linux for Tegra that all others need.
 _TEGRA: Final = Pattern(r"^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s", re.MULTILINE)
 
 
-def has_driver_from_elsewhere(snapshot: Snapshot) -> bool:
-    """Whether the system around this one brings the kernel's driver: Windows that of WSL2, a Jetson's image its own."""
+def has_external_driver(snapshot: Snapshot) -> bool:
+    """Return whether another system provides the kernel driver: Windows for WSL2, the image of a Jetson."""
     return is_wsl(snapshot) or is_jetson(snapshot)
 
 
@@ -243,13 +243,13 @@ _HYPERVISORS: Final = frozenset(
 
 
 def is_guest(snapshot: Snapshot) -> bool | None:
-    """Whether this is a virtual machine; None where nothing tells."""
+    """Return whether this is a virtual machine; None if unknown."""
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind in {"vm", "bare-metal"}:
         return platform.value.kind == "vm"
     if any(_IN_GUEST.search(item.written) for item in snapshot.items):
         return True
-    for item in snapshot.of("virtualization"):
+    for item in snapshot.items_of("virtualization"):
         if item.text.strip() in _HYPERVISORS:
             return True
         if item.text.strip() == "none":
@@ -257,6 +257,6 @@ def is_guest(snapshot: Snapshot) -> bool | None:
         # Beside other commands' answers its own is one word on a line.
         if any(line.strip() in _HYPERVISORS for line in item.lines):
             return True
-    places = snapshot.of("lspci", "kernel-log", "journal", "file", "text", "virtualization")
+    places = snapshot.items_of("lspci", "kernel-log", "journal", "file", "text", "virtualization")
     shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in places)
     return True if shown else None

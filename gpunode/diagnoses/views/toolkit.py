@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit: whether it is there, and in which version."""
+"""View NVIDIA's container toolkit: presence and version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
 from gpunode.diagnoses.views import packages, programs
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
@@ -41,48 +41,51 @@ _LIBRARY_PACKAGES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ToolkitVersion:
     """A version of the toolkit or its library, which go together since 1.6."""
 
     numbers: tuple[int, ...]
     citation: Citation
 
 
-def presence(snapshot: Snapshot) -> Presence | None:
-    """Whether the toolkit is installed; None where nothing tells. What speaks for it counts."""
-    signs = tuple(_signs(snapshot))
+def find_presence(snapshot: Snapshot) -> Presence | None:
+    """Return whether the toolkit is installed; None if unknown. Evidence of presence wins."""
+    signs = tuple(_presence_signs(snapshot))
     return next((sign for sign in signs if sign.is_there), signs[0] if signs else None)
 
 
-def present(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What shows that the toolkit is installed."""
-    there = snapshot.view(presence)
+def presence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence that the toolkit is installed."""
+    there = snapshot.view(find_presence)
     return (there.citation,) if there is not None and there.is_there else ()
 
 
-def absent(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What shows that it is not."""
-    there = snapshot.view(presence)
+def absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence that the toolkit is not installed."""
+    there = snapshot.view(find_presence)
     return (there.citation,) if there is not None and not there.is_there else ()
 
 
-def _signs(snapshot: Snapshot) -> Iterator[Presence]:
+def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
     for name in _PACKAGES:
-        if (package := snapshot.view(packages.packages).get(name)) is not None and package.is_installed:
+        if (package := snapshot.view(packages.listed_packages).get(name)) is not None and package.is_installed:
             yield Presence(True, package.citation)
-    if (found := programs.look(snapshot, *_PROGRAMS)) is not None:
+    if (found := programs.find_program(snapshot, *_PROGRAMS)) is not None:
         yield found
-    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages", "package-history")):
+    for citation in (
+        *snapshot.matching_lines(_ANSWERS),
+        *snapshot.matching_lines(_ANSWERS, "packages", "package-history"),
+    ):
         yield Presence(True, citation)
-    lists = snapshot.of("packages", "package-output", "package-policy")
-    yield from (Presence(False, cite(item)) for item in lists if _lacks(item))
-    if packages.installed(snapshot, _PACKAGES[0]) is False:
+    lists = snapshot.items_of("packages", "package-output", "package-policy")
+    yield from (Presence(False, cite(item)) for item in lists if _shows_absence(item))
+    if packages.is_installed(snapshot, _PACKAGES[0]) is False:
         asked = (cite(item) for item in lists if item.source.only or _PACKAGES[0] in item.text)
-        yield Presence(False, next(asked, stated("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")))
+        yield Presence(False, next(asked, cite_fact("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")))
 
 
-def _lacks(item: Item) -> bool:
-    """Whether it is a list of all packages that match a pattern, without the toolkit, or says that it is not there."""
+def _shows_absence(item: Item) -> bool:
+    """Return whether a complete list lacks the toolkit, or apt says that it is not installed."""
     globs = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
     is_list = not (item.source.only or item.source.is_part or _PACKAGES[0] in item.text)
     is_listed = is_list and any(fnmatchcase(_PACKAGES[0], glob) for glob in globs)
@@ -93,23 +96,23 @@ def _lacks(item: Item) -> bool:
 _NONE: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
 
 
-def versions(snapshot: Snapshot) -> tuple[Version, ...]:
-    """The versions of the toolkit and its library that are named somewhere."""
-    return tuple(_versions(snapshot))
+def toolkit_versions(snapshot: Snapshot) -> tuple[ToolkitVersion, ...]:
+    """Return the versions of the toolkit and its library that are named somewhere."""
+    return tuple(_named_versions(snapshot))
 
 
-def _versions(snapshot: Snapshot) -> Iterator[Version]:
+def _named_versions(snapshot: Snapshot) -> Iterator[ToolkitVersion]:
     for item in snapshot.items:
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
-        for match in finds(item, _LIBRARY):
+        for match in find_all(item, _LIBRARY):
             number = item.number_at(match.start())
-            yield Version(_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
+            yield ToolkitVersion(_parse_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
     for name in _LIBRARY_PACKAGES:
-        package = snapshot.view(packages.packages).get(name)
+        package = snapshot.view(packages.listed_packages).get(name)
         if package is not None and package.is_installed:
-            yield Version(_numbers(package.upstream), package.citation)
+            yield ToolkitVersion(_parse_numbers(package.upstream), package.citation)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,6}", text)[:3])

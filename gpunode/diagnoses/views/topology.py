@@ -1,4 +1,4 @@
-"""How the GPUs hang together: on which NUMA node, behind which PCIe switch, over which NVLinks; only what was seen."""
+"""View how the GPUs are connected: NUMA nodes, PCIe switches, NVLinks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, links, pci
-from gpunode.diagnoses.views.inventory import inventory
-from gpunode.diagnoses.views.links import Link
-from gpunode.diagnoses.views.nvlinks import nvlinks
+from gpunode.diagnoses.views.inventory import nvml_inventory
+from gpunode.diagnoses.views.links import PcieLink
+from gpunode.diagnoses.views.nvlinks import gpu_nvlinks
 from gpunode.facts.patterns import Pattern
 
 Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
@@ -44,13 +44,13 @@ class Device:
     name: str
     index: int | None = None
     numa: int | None = None
-    link: Link = field(default_factory=Link)
+    link: PcieLink = field(default_factory=PcieLink)
     above: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What was seen of a node's wiring.
+    """The connections of a node's devices, as far as seen.
 
     Attributes:
         devices: GPUs, NVSwitches, network and NVMe devices, by address.
@@ -75,31 +75,31 @@ class Topology:
         return tuple(device for device in self.devices if device.sort == "gpu")
 
 
-def topology(snapshot: Snapshot) -> Topology:
-    """The node's wiring."""
-    matrix, nics = _matrix(snapshot)
-    answered, seen = _answered(snapshot), _with_links(snapshot)
-    found = [_device(snapshot, function, answered) for function in seen.values()]
+def find_topology(snapshot: Snapshot) -> Topology:
+    """Return the node's wiring."""
+    matrix, nics = _parse_matrix(snapshot)
+    answered, seen = _answering_gpus(snapshot), _functions_by_address(snapshot)
+    found = [_make_device(snapshot, function, answered) for function in seen.values()]
     unlisted = [
-        Device(address, "gpu", _called(name), index, _numa(snapshot, address), _link(snapshot, address))
+        Device(address, "gpu", _short_name(name), index, _numa_node(snapshot, address), _pcie_link(snapshot, address))
         for address, (index, name) in answered.items()
         if address not in seen
     ]
     wanted = sorted((*(one for one in found if one is not None), *unlisted), key=lambda device: device.address)
-    rates = {one.index: one.rates for one in snapshot.view(nvlinks) if one.index is not None}
-    return Topology(_counted(tuple(wanted), matrix), matrix, nics, rates)
+    rates = {one.index: one.rates for one in snapshot.view(gpu_nvlinks) if one.index is not None}
+    return Topology(_number_gpus(tuple(wanted), matrix), matrix, nics, rates)
 
 
-def _called(name: str) -> str:
-    """A GPU's name as the driver tells it, which cuts long ones."""
+def _short_name(name: str) -> str:
+    """Return a GPU's name as the driver tells it, which cuts long ones."""
     return name.removeprefix("NVIDIA ").rstrip(".")
 
 
-def _with_links(snapshot: Snapshot) -> Mapping[str, pci.Function]:
-    """Every function on the bus, NVIDIA's by what is known of them otherwise, each with the fullest detail."""
-    found = {function.address: function for function in snapshot.view(pci.functions)}
-    for item in snapshot.of("lspci"):
-        for function in pci.listed(item):
+def _functions_by_address(snapshot: Snapshot) -> Mapping[str, pci.PciFunction]:
+    """Return every function on the bus, NVIDIA's by what is known of them otherwise, each with the fullest detail."""
+    found = {function.address: function for function in snapshot.view(pci.nvidia_functions)}
+    for item in snapshot.items_of("lspci"):
+        for function in pci.parse_lspci(item):
             before = found.get(function.address)
             if before is None:
                 found[function.address] = function
@@ -108,29 +108,33 @@ def _with_links(snapshot: Snapshot) -> Mapping[str, pci.Function]:
     return dict(sorted(found.items()))
 
 
-def _device(snapshot: Snapshot, function: pci.Function, answered: Mapping[str, tuple[int, str]]) -> Device | None:
-    sort, at = _sort(function), function.address
+def _make_device(
+    snapshot: Snapshot, function: pci.PciFunction, answered: Mapping[str, tuple[int, str]]
+) -> Device | None:
+    sort, at = _device_sort(function), function.address
     if sort is None:
         return None
     index = answered[at][0] if at in answered else None
-    numa = _numa(snapshot, at, "\n".join(function.detail))
-    return Device(at, sort, _name(function), index, numa, _link(snapshot, at), links.above(snapshot, at))
+    numa = _numa_node(snapshot, at, "\n".join(function.detail))
+    return Device(
+        at, sort, _device_name(function), index, numa, _pcie_link(snapshot, at), links.bridges_above(snapshot, at)
+    )
 
 
-def _link(snapshot: Snapshot, address: str) -> Link:
-    return snapshot.view(links.table).get(address, Link())
+def _pcie_link(snapshot: Snapshot, address: str) -> PcieLink:
+    return snapshot.view(links.link_table).get(address, PcieLink())
 
 
-def _sort(function: pci.Function) -> Sort | None:
+def _device_sort(function: pci.PciFunction) -> Sort | None:
     if function.is_switch:
         return "nvswitch"
-    if pci.is_nvidias(function):
+    if pci.is_nvidia(function):
         return "gpu" if function.is_gpu else None
     kind = function.kind.lower()
     return next((sort for word, sort in _SORTS if word in kind), None)
 
 
-def _name(function: pci.Function) -> str:
+def _device_name(function: pci.PciFunction) -> str:
     if function.model and function.model.listed:
         return function.model.name.removeprefix("NVIDIA ")
     plain = _IDS.sub("", function.name).strip()
@@ -138,7 +142,7 @@ def _name(function: pci.Function) -> str:
     return bracketed[-1] if bracketed else plain.replace("NVIDIA Corporation", "").strip() or plain
 
 
-def _numa(snapshot: Snapshot, address: str, detail: str = "") -> int | None:
+def _numa_node(snapshot: Snapshot, address: str, detail: str = "") -> int | None:
     file = snapshot.file(f"/sys/bus/pci/devices/{address}/numa_node")
     told = file.text.strip() if file else ""
     if re.fullmatch(r"-?\d{1,4}", told):
@@ -147,20 +151,20 @@ def _numa(snapshot: Snapshot, address: str, detail: str = "") -> int | None:
     return int(match["node"]) if match else None
 
 
-def _answered(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
-    """The GPUs that answered, by NVML or in nvidia-smi's table: number and name of each, by address."""
-    if answer := snapshot.view(inventory):
+def _answering_gpus(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
+    """Return the GPUs that answered, by NVML or in nvidia-smi's table: number and name of each, by address."""
+    if answer := snapshot.view(nvml_inventory):
         told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
         return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
-    for one in snapshot.view(boards.inventories):
+    for one in snapshot.view(boards.smi_inventories):
         rows = {board.bus: (board.index, board.name) for board in one.boards if board.bus and board.index is not None}
         if rows:
             return rows
     return {}
 
 
-def _counted(devices: tuple[Device, ...], matrix: Mapping[tuple[str, str], str]) -> tuple[Device, ...]:
-    """With the numbers that follow from the order of the bus, which is nvidia-smi's, when as many GPUs answered."""
+def _number_gpus(devices: tuple[Device, ...], matrix: Mapping[tuple[str, str], str]) -> tuple[Device, ...]:
+    """Number the GPUs by bus order, as nvidia-smi does, if as many of them answered."""
     gpus = [device.address for device in devices if device.sort == "gpu"]
     answered = {name for name, _ in matrix if name.startswith("GPU")}
     if any(device.index is not None for device in devices) or not gpus or len(gpus) != len(answered):
@@ -169,16 +173,16 @@ def _counted(devices: tuple[Device, ...], matrix: Mapping[tuple[str, str], str])
     return tuple(replace(device, index=numbers.get(device.address)) for device in devices)
 
 
-def _matrix(snapshot: Snapshot) -> tuple[Mapping[tuple[str, str], str], Mapping[str, str]]:
-    """The pairs of ``nvidia-smi topo -m`` and the names in its legend."""
-    for item in snapshot.of("nvidia-smi-topo", "nvidia-smi", "text"):
+def _parse_matrix(snapshot: Snapshot) -> tuple[Mapping[tuple[str, str], str], Mapping[str, str]]:
+    """Return the pairs of ``nvidia-smi topo -m`` and the names in its legend."""
+    for item in snapshot.items_of("nvidia-smi-topo", "nvidia-smi", "text"):
         text = _COLOUR.sub("", item.text)
-        if cells := dict(_cells(text)):
+        if cells := dict(_parse_cells(text)):
             return cells, {match["nic"]: match["name"] for match in _LEGEND.finditer(text)}
     return {}, {}
 
 
-def _cells(text: str) -> Iterator[tuple[tuple[str, str], str]]:
+def _parse_cells(text: str) -> Iterator[tuple[tuple[str, str], str]]:
     columns: list[str] = []
     for line in text.splitlines():
         words = line.split()

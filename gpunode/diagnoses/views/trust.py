@@ -1,7 +1,7 @@
-"""What containers say of the node: whoever may run a pod writes its log, so it proves nothing for certain.
+"""Distrust containers' logs: anybody who may run a pod writes them, so they prove nothing for certain.
 
-A node that was looked at speaks for itself: of its own layers no container is heard. Where nobody looked at it, as in
-a report that holds nothing else, all is heard.
+On an examined node, only its own evidence counts for its own layers. Without such evidence, as in a report of nothing
+else, containers' logs count.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
-# What the node itself shows: its hardware, kernel, driver and packages. The other layers are seen from containers too.
-OF_NODE: Final[frozenset[Layer]] = frozenset(
+# Layers that the node itself shows; the others are visible from containers too.
+NODE_LAYERS: Final[frozenset[Layer]] = frozenset(
     {"hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink"}
 )
 # Containers may write into their journals, under the id or the tag that somebody chose for them.
@@ -28,22 +28,22 @@ _DRIVER_POD: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?
 
 
 def without_containers(snapshot: Snapshot, *, of_node: bool) -> Snapshot:
-    """Without what containers said; all there is where none said anything, or nobody looked at the node.
+    """Return the node without containers' evidence, unless that is all there is.
 
-    Of its own layers a node speaks in a pasted report as well, where nvidia-smi works on it.
+    For its own layers, a pasted report with a working nvidia-smi suffices.
     """
     if is_examined(snapshot) or (of_node and driver.works(snapshot)):
         return snapshot.view(_without_containers)
     return snapshot
 
 
-def node_alone(snapshot: Snapshot) -> Snapshot:
-    """What a node that was looked at shows of itself; all there is of any other."""
-    return snapshot.view(_node_alone) if is_examined(snapshot) else snapshot
+def node_evidence_only(snapshot: Snapshot) -> Snapshot:
+    """Return an examined node's own evidence; any other node unchanged."""
+    return snapshot.view(_keep_node_evidence) if is_examined(snapshot) else snapshot
 
 
-def speaker(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
-    """Which container said what is cited; some, where none of its lines is."""
+def container_source(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
+    """Return the name of the container log that is cited."""
     cited = {(one.key, one.source) for one in citations}
     said = (item for item in snapshot.items if _is_of_container(item) and (item.key, item.written) in cited)
     item = next(said, None)
@@ -58,22 +58,22 @@ def _is_of_container(item: Item) -> bool:
 
 
 def _without_containers(snapshot: Snapshot) -> Snapshot:
-    return _kept(snapshot, lambda item: not _is_of_container(item))
+    return _filter_items(snapshot, lambda item: not _is_of_container(item))
 
 
-def _node_alone(snapshot: Snapshot) -> Snapshot:
+def _keep_node_evidence(snapshot: Snapshot) -> Snapshot:
     # Where the driver is a container's business, so is the reason why it is missing.
-    builds = modules.loaded(snapshot, "nvidia") is not True
+    builds = modules.is_module_loaded(snapshot, "nvidia") is not True
 
     def is_kept(item: Item) -> bool:
         is_daemons = item.kind == "unit-log" and item.subject in _DAEMONS
         return not (is_daemons or _is_of_container(item)) or (builds and bool(_DRIVER_POD.match(item.subject)))
 
-    return _kept(snapshot, is_kept)
+    return _filter_items(snapshot, is_kept)
 
 
-def _kept(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
+def _filter_items(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
     if all(map(is_kept, snapshot.items)):
         return snapshot
-    items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.whole))
-    return Snapshot(items, snapshot.facts, whole, snapshot.now)
+    items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.all_items))
+    return Snapshot(items, snapshot.facts, whole, snapshot.current_items)

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
@@ -16,7 +16,7 @@ LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
 
 def found(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
@@ -23,7 +23,7 @@ ROWS = [(path.stem, number, row) for path in CASES for number, row in enumerate(
 
 def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
     rows = [{"source": one["source"], "text": one["text"]} for one in evidence]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 @pytest.mark.parametrize(("family", "number", "row"), ROWS, ids=[f"{name}-{number}" for name, number, _ in ROWS])

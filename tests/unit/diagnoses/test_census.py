@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.diagnoses.census import Census
-from gpunode.diagnoses.portrait import Model, Portrait
+from gpunode.diagnoses.portrait import NodeModel, NodeProfile
 
-H100 = Model("Dell XE9680", ("GH100",))
-
-
-def seen(*features: tuple[str, str, str], model: Model = H100) -> Portrait:
-    return Portrait(model, {}, features)
+H100 = NodeModel("Dell XE9680", ("GH100",))
 
 
-def census(*portraits: Portrait) -> Census:
+def seen(*features: tuple[str, str, str], model: NodeModel = H100) -> NodeProfile:
+    return NodeProfile(model, {}, features)
+
+
+def census(*portraits: NodeProfile) -> Census:
     found = Census()
     for number, one in enumerate(portraits):
         found.add(f"n{number}", one)
@@ -25,32 +25,35 @@ KERNEL, OTHER, MORE = ("kernel", "running", "6.1"), ("kernel", "running", "6.8")
 
 
 def test_another_value_a_missing_one_and_one_more_are_odd() -> None:
-    (group,) = census(*[seen(KERNEL)] * 17, seen(OTHER), seen(), seen(KERNEL, MORE)).groups()
-    assert group.odd == {
+    (group,) = census(*[seen(KERNEL)] * 17, seen(OTHER), seen(), seen(KERNEL, MORE)).group_by_model()
+    assert group.outliers == {
         "n17": frozenset({("kernel", "running")}),
         "n18": frozenset({("kernel", "running")}),
         "n19": frozenset({("args", "iommu")}),
     }
-    assert group.usual == {("kernel", "running"): 18, ("args", "iommu"): 19}
+    assert group.common_counts == {("kernel", "running"): 18, ("args", "iommu"): 19}
     assert group.reference == "n0"
 
 
 @pytest.mark.parametrize("portraits", [[seen(KERNEL), seen(OTHER)], [seen(KERNEL)] * 7 + [seen(OTHER)] * 3])
-def test_of_two_and_of_a_spread_none_is_odd(portraits: list[Portrait]) -> None:
-    (group,) = census(*portraits).groups()
-    assert group.odd == {}
+def test_of_two_and_of_a_spread_none_is_odd(portraits: list[NodeProfile]) -> None:
+    (group,) = census(*portraits).group_by_model()
+    assert group.outliers == {}
 
 
 def test_nodes_of_two_models_are_not_held_against_each_other() -> None:
-    other = Model("Dell XE9680", ("GB200",))
-    groups = census(*[seen(KERNEL)] * 4, *[seen(OTHER, model=other)] * 3).groups()
-    assert [(group.model, len(group.nodes), dict(group.odd)) for group in groups] == [(H100, 4, {}), (other, 3, {})]
+    other = NodeModel("Dell XE9680", ("GB200",))
+    groups = census(*[seen(KERNEL)] * 4, *[seen(OTHER, model=other)] * 3).group_by_model()
+    assert [(group.model, len(group.nodes), dict(group.outliers)) for group in groups] == [
+        (H100, 4, {}),
+        (other, 3, {}),
+    ]
 
 
 def test_a_node_without_any_gpu_left_is_of_its_machines_group() -> None:
-    gone = seen(model=Model("Dell XE9680", ()))
-    (group,) = census(*[seen(KERNEL)] * 4, gone).groups()
-    assert group.odd == {"n4": frozenset({("kernel", "running")})}
+    gone = seen(model=NodeModel("Dell XE9680", ()))
+    (group,) = census(*[seen(KERNEL)] * 4, gone).group_by_model()
+    assert group.outliers == {"n4": frozenset({("kernel", "running")})}
 
 
 @given(st.integers(5, 40), st.data())
@@ -59,6 +62,6 @@ def test_whatever_most_have_the_one_that_differs_is_found_in_any_order(size: int
     changed = data.draw(st.sampled_from(sorted(common)))
     at = data.draw(st.integers(0, size - 1))
     odd = (common - {changed}) | {(*changed[:2], "odd")}
-    (group,) = census(*(seen(*(odd if number == at else common)) for number in range(size))).groups()
-    assert group.odd == {f"n{at}": frozenset({changed[:2]})}
-    assert group.usual == {changed[:2]: size - 1}
+    (group,) = census(*(seen(*(odd if number == at else common)) for number in range(size))).group_by_model()
+    assert group.outliers == {f"n{at}": frozenset({changed[:2]})}
+    assert group.common_counts == {changed[:2]: size - 1}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.comparison import Comparison, compare
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
 from gpunode.redaction.evidence import redact
@@ -63,15 +63,15 @@ def node(number: int = 0, **changed: Capture | None) -> Evidence:
 
 
 def compared(good: Evidence, bad: Evidence) -> Comparison:
-    after = snapshot(bad)
-    return compare(snapshot(good), after, diagnose(after))
+    after = take_snapshot(bad)
+    return compare(take_snapshot(good), after, diagnose(after))
 
 
 def test_two_machines_that_differ_in_nothing_that_matters_do_not_differ() -> None:
     found = compared(node(0), node(1))
     assert found.differences == ()
     assert found.unseen == ()
-    assert not found.matters
+    assert not found.has_explanation
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_explains_faults_is_found_with_both_values_and_called_likely(
     (one,) = [one for one in found.differences if (one.trait, one.name) == (trait, name)]
     assert (one.good, one.bad, one.weight) == (good, bad, "likely")
     assert one.why
-    assert found.matters
+    assert found.has_explanation
 
 
 def names(found: Comparison) -> list[tuple[str, str | None, str | None]]:
@@ -145,9 +145,9 @@ def test_two_of_which_most_was_not_seen_are_not_called_alike() -> None:
     """A log beside a capture differs in nothing, since nothing is compared."""
     log = {"dmesg": seen("dmesg", "[ 1.0] usb 1-1: new device\n")}
     found = compared(log, node(1))
-    assert (found.matters, found.tells) == (False, False)
+    assert (found.has_explanation, found.is_conclusive) == (False, False)
     assert found.missing == ("PCI devices", "driver versions", "kernel", "loaded modules", "packages")
-    assert compared(node(0), node(1, modules=None)).tells
+    assert compared(node(0), node(1, modules=None)).is_conclusive
 
 
 CONFIGURED = {
@@ -170,7 +170,7 @@ def test_what_could_not_be_looked_at_is_neither_there_nor_not(
 ) -> None:
     good, source = node(0, **CONFIGURED), CONFIGURED[key].source
     found = compared(good, node(0, **{**CONFIGURED, key: Capture(source, reason, error="in the way")}))
-    assert not found.matters
+    assert not found.has_explanation
     assert [(one.side, one.reason) for one in found.unseen if one.trait != "links"] == [("bad", reason)]
 
 
@@ -271,4 +271,4 @@ def test_a_capture_and_a_paste_of_equal_nodes_are_alike() -> None:
     for one in (paste, plain):
         for found in (compared(node(0), one), compared(one, node(0))):
             assert found.differences == ()
-            assert found.tells == (one is paste)
+            assert found.is_conclusive == (one is paste)

@@ -14,7 +14,7 @@ import pytest
 
 from gpunode.diagnoses import cdi, cgroups, containerd, diagnose, docker, toolkit
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 PLACE = Path(__file__).parent / "lookalikes"
@@ -32,7 +32,7 @@ def reports() -> Iterator[tuple[str, str, list[dict[str, str]]]]:
 
 
 def diagnosis(rows: list[dict[str, str]]) -> Diagnosis:
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 REPORTS = tuple(reports())

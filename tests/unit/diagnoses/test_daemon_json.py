@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 from tests.scenarios.healthy.captures import evidence
@@ -30,7 +30,7 @@ EDITED = {
 
 
 def of(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.evidence(pieces)))
 
 
 def causes(found: Diagnosis) -> list[str]:
@@ -65,6 +65,6 @@ def test_the_nodes_own_file_is_told_though_docker_runs() -> None:
     node = next(node for node in nodes if "docker.service" in str(node.get("units")))
     path = "/etc/docker/daemon.json"
     key = next((key for key, capture in node.items() if capture.source == path), f"file:{path}")
-    found = diagnose(snapshot({**node, key: Capture(path, "ok", COMMA.encode())}))
+    found = diagnose(take_snapshot({**node, key: Capture(path, "ok", COMMA.encode())}))
     (finding,) = (one for one in found.findings if one.cause == "daemon-json-invalid")
     assert finding.confidence == "likely"

@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 Row = tuple[str, str]
@@ -28,7 +28,7 @@ NO_SMI: Row = ("nvidia-smi", "bash: nvidia-smi: command not found")
 
 
 def seen(*rows: Row) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(rows)))
+    return diagnose(take_snapshot(pasted.evidence(rows)))
 
 
 @pytest.mark.parametrize(

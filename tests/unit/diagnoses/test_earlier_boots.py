@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import boots, pasted
 from gpunode.facts.evidence import Capture
 from gpunode.facts.sources import recognise
@@ -32,7 +32,7 @@ MARK = f"-- Boot {'0123456789abcdef' * 2} --\n"
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 OVER = {
@@ -147,7 +147,7 @@ MARKED = (
 
 def asked_last(log: str, answer: str, key: str = "smi-query") -> Diagnosis:
     logs = Capture("dmesg -T", "ok", log.encode())
-    return diagnose(snapshot({"dmesg": logs, key: Capture("nvidia-smi -q", "ok", answer.encode())}))
+    return diagnose(take_snapshot({"dmesg": logs, key: Capture("nvidia-smi -q", "ok", answer.encode())}))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 UBUNTU = ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n')
@@ -18,7 +18,7 @@ BARE = (
 
 
 def told(*rows: tuple[str, str]) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(rows)))
+    return diagnose(take_snapshot(pasted.evidence(rows)))
 
 
 def commands(found: Diagnosis) -> list[str]:

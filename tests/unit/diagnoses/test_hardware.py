@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from gpunode.diagnoses import diagnose, rule_families
 from gpunode.diagnoses.judging import evaluate_rule
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
@@ -243,7 +243,7 @@ def test_no_evidence_is_too_odd(text: str) -> None:
     rows = [
         {"source": source, "text": text} for source in ("dmesg", "nvidia-smi -q", "nvidia-smi --query-gpu=a,b", "x")
     ]
-    node = snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    node = take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
     for family in rule_families():
         if family.id in {"lost", "memory", "gsp", "xids"}:
             for rule in family.rules:
@@ -267,9 +267,9 @@ def test_a_bus_that_nobody_could_list_has_lost_no_gpu(lspci: Capture) -> None:
     """No hand at the slot, and no power off, for a tool that gave no answer."""
     driver = Capture("/proc/driver/nvidia/version", "ok", LOADED.encode())
     evidence = {"lspci": lspci, "nvidia-version": driver, "smi": Capture("nvidia-smi", "ok", b"No devices were found")}
-    assert "no-gpu-present" not in [finding.cause for finding in diagnose(snapshot(evidence)).findings]
+    assert "no-gpu-present" not in [finding.cause for finding in diagnose(take_snapshot(evidence)).findings]
     bare = Capture("lspci", "ok", b"00:00.0 Host bridge: Intel Corporation Device 1237 (rev 02)\n")
-    assert "no-gpu-present" in [one.cause for one in diagnose(snapshot({**evidence, "lspci": bare})).findings]
+    assert "no-gpu-present" in [one.cause for one in diagnose(take_snapshot({**evidence, "lspci": bare})).findings]
 
 
 @pytest.mark.parametrize("state", ["failed", "masked"])

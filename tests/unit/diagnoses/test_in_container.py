@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 BARE = (
@@ -31,6 +31,6 @@ BARE = (
     ],
 )
 def test_what_a_container_lacks_is_no_fault_of_the_node(sign: tuple[str, str], *, is_node: bool) -> None:
-    found = diagnose(snapshot(pasted.evidence((*BARE, sign))))
+    found = diagnose(take_snapshot(pasted.evidence((*BARE, sign))))
     assert ("driver-userspace-incomplete" in [one.cause for one in found.findings]) == is_node
     assert is_node or not found.roots

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -18,7 +18,7 @@ REJECTED = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:

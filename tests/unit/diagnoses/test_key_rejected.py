@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 NO_KEY, UNSIGNED, ABSENT = "secure-boot-key-not-enrolled", "secure-boot-module-unsigned", "driver-module-not-loaded"
@@ -19,7 +19,7 @@ REJECTED = ("sudo modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia':
 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.evidence(pieces)))
 
 
 @pytest.mark.parametrize("pieces", [(FAILS, REJECTED), (EMPTY, FAILS, REJECTED), (EMPTY, REJECTED), (REJECTED,)])

@@ -8,13 +8,13 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 NOT_READY = "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
 from gpunode.facts.examination import EXAMINATION
 from gpunode.facts.probes import PROBES
@@ -72,7 +72,7 @@ def capture(key: str, value: bytes | str | None) -> Capture:
 
 
 def roots(evidence: Evidence) -> list[str]:
-    return [finding.cause for finding in diagnose(snapshot(evidence)).roots]
+    return [finding.cause for finding in diagnose(take_snapshot(evidence)).roots]
 
 
 NOT_BUILT: dict[str, bytes | str | None] = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.comparison import compare
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
@@ -27,7 +27,7 @@ def causes(examined: Examined) -> list[str]:
 
 
 def pieces(*found: tuple[str, str]) -> Snapshot:
-    return snapshot(pasted.evidence(found))
+    return take_snapshot(pasted.evidence(found))
 
 
 # --- LD_LIBRARY_PATH -----------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def test_a_log_that_was_put_away_is_older_than_its_successor() -> None:
     old = APT.format("libnvidia-compute-550:amd64 (550.54.14-0ubuntu1, 550.90.07-0ubuntu1)")
     new = APT.format("libnvidia-compute-550:amd64 (550.90.07-0ubuntu1, 550.120-0ubuntu1)")
     seen = pieces(("/var/log/apt/history.log", new), ("zcat /var/log/apt/history.log.1.gz", old))
-    assert [one.driver for one in history.upgrades(seen)] == ["550.90.07", "550.120"]
-    assert all(one.is_automatic for one in history.upgrades(seen))
+    assert [one.driver for one in history.package_upgrades(seen)] == ["550.90.07", "550.120"]
+    assert all(one.is_automatic for one in history.package_upgrades(seen))
 
 
 def test_logs_that_were_put_away_are_read_where_the_present_one_is_silent() -> None:
@@ -105,7 +105,7 @@ def test_the_locks_of_dnf() -> None:
         "!kmod-nvidia-open-dkms-3:570.1-1.el9.*\n"
     )
     seen = pieces(("/etc/dnf/plugins/versionlock.list", dnf))
-    assert set(packages.holds(seen)) == {"nvidia-driver", "kmod-nvidia-open-dkms"}
+    assert set(packages.held_packages(seen)) == {"nvidia-driver", "kmod-nvidia-open-dkms"}
 
 
 def test_a_keyring_of_another_name_is_looked_at_too() -> None:
@@ -127,7 +127,7 @@ def test_dnfs_own_log_tells_what_came_in() -> None:
         "2026-11-21T23:19:08+0000 SUBDEBUG Upgraded: nvidia-driver-3:550.54.15-1.el9.x86_64\n"
     )
     seen = pieces(("tail -c 1048576 /var/log/dnf.rpm.log", log))
-    assert [(one.name, one.driver) for one in history.upgrades(seen)] == [("nvidia-driver", "560.35.03")]
+    assert [(one.name, one.driver) for one in history.package_upgrades(seen)] == [("nvidia-driver", "560.35.03")]
 
 
 # --- the fabric manager --------------------------------------------------------------------------------------------
@@ -138,7 +138,10 @@ def test_the_fabric_managers_own_word_for_its_version() -> None:
         ("nv-fabricmanager --version", "Fabric Manager version is : 535.161.08\n"),
         ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"),
     )
-    assert ["535.161.08" in one.line or "550.54.15" in one.line for one in fabric.mismatch(seen)] == [True, True]
+    assert ["535.161.08" in one.line or "550.54.15" in one.line for one in fabric.version_mismatch(seen)] == [
+        True,
+        True,
+    ]
 
 
 ENDS = ("124.06", "86.15")
@@ -161,8 +164,8 @@ def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
         "fabric manager NVIDIA GPU driver interface version"
     )
     started = "Fabric Manager Log initializing at: 3/2/2026 11:00:00.000\n[Mar 02 2026 11:00:00] [INFO] Connected\n"
-    assert fabric.mismatch(pieces(("/var/log/fabricmanager.log", old)))
-    assert not fabric.mismatch(pieces(("/var/log/fabricmanager.log", old + started)))
+    assert fabric.version_mismatch(pieces(("/var/log/fabricmanager.log", old)))
+    assert not fabric.version_mismatch(pieces(("/var/log/fabricmanager.log", old + started)))
 
 
 # --- images --------------------------------------------------------------------------------------------------------
@@ -174,9 +177,9 @@ def test_the_image_of_another_kernel_is_no_proof_of_what_this_one_has_loaded() -
         ("uname -r", "6.1.0-18-amd64\n"),
         ("lsinitrd /boot/initramfs-6.1.0-22-amd64.img", row.format(22)),
     )
-    assert initramfs.holds(seen) == ()
+    assert initramfs.nvidia_module_lines(seen) == ()
     own = pieces(("uname -r", "6.1.0-18-amd64\n"), ("lsinitrd /boot/initramfs-6.1.0-18-amd64.img", row.format(18)))
-    assert initramfs.holds(own)
+    assert initramfs.nvidia_module_lines(own)
 
 
 # --- containers as docker has them ---------------------------------------------------------------------------------
@@ -220,7 +223,9 @@ def test_a_container_that_runs_is_no_fault() -> None:
 
 def test_a_units_state_is_quoted_where_it_stands() -> None:
     units = "Id=a.service\nActiveState=active\n\nId=docker.service\nLoadState=loaded\nActiveState=failed\n"
-    node = snapshot({"units": Capture("systemctl show -p Id,LoadState,ActiveState a docker b", "ok", units.encode())})
+    node = take_snapshot(
+        {"units": Capture("systemctl show -p Id,LoadState,ActiveState a docker b", "ok", units.encode())}
+    )
     shown = system.unit_line(node, "docker.service", "ActiveState")
     assert (shown.line, shown.line_number, shown.key) == ("ActiveState=failed", 6, "units")
     assert system.unit_line(node, "b.service", "ActiveState").line == "(its ActiveState)"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.numbers import version, whole
 
@@ -27,13 +27,13 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios/doctor"
 )
 def test_a_long_word_in_a_log_is_no_obstacle(source: str, text: str) -> None:
     """These took from 38 s to four minutes; ``tests/fuzz/slow_patterns.py`` looks for what would again."""
-    assert diagnose(snapshot(pasted.evidence([(source, text)])), guarded=True).bugs == ()
+    assert diagnose(take_snapshot(pasted.evidence([(source, text)])), guarded=True).bugs == ()
 
 
 def test_a_number_of_thousands_of_digits_is_none() -> None:
     """Twelve rules ended in it as a bug of gpunode's."""
     node = f"apiVersion: v1\nkind: Node\nstatus:\n  capacity:\n    nvidia.com/gpu: {'1' * 5000}\n"
-    found = diagnose(snapshot(pasted.evidence([("kubectl get node gpu1 -o yaml", node)])), guarded=True)
+    found = diagnose(take_snapshot(pasted.evidence([("kubectl get node gpu1 -o yaml", node)])), guarded=True)
     assert found.bugs == ()
 
 
@@ -47,7 +47,7 @@ def test_no_rule_ends_in_a_number(name: str) -> None:
             for one in json.loads(path.read_text())["evidence"]
             if len(one["text"]) < 8000
         ]
-        assert diagnose(snapshot(pasted.evidence(pieces)), guarded=True).bugs == ()
+        assert diagnose(take_snapshot(pasted.evidence(pieces)), guarded=True).bugs == ()
 
 
 def test_whole_numbers_and_versions() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 Piece = tuple[str, str]
@@ -49,7 +49,7 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
 
 
 def found(*pieces: Piece) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.evidence(pieces)))
 
 
 @pytest.mark.parametrize("name", OPEN)

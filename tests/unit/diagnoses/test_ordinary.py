@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 
 def diagnosis(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.evidence(pieces)))
 
 
 def test_a_host_that_lends_its_gpus_to_guests_needs_no_driver() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose, remedies
 from gpunode.diagnoses.model import Fix
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 Row = tuple[str, str]
@@ -38,7 +38,7 @@ OPEN_ONES = (
 
 
 def driver(*rows: Row) -> Fix:
-    return remedies.driver(snapshot(pasted.evidence(rows)), "install the driver")
+    return remedies.install_driver(take_snapshot(pasted.evidence(rows)), "install the driver")
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_one_unknown_gpu_of_two_leaves_it_open() -> None:
 
 
 def test_no_branch_that_drives_the_gpu_is_new_enough() -> None:
-    node = snapshot(pasted.evidence([ROCKY, NAMED]))
-    (fix,) = remedies.newer_driver(node, "upgrade the driver", least=590)
+    node = take_snapshot(pasted.evidence([ROCKY, NAMED]))
+    (fix,) = remedies.change_driver(node, "upgrade the driver", oldest_branch=590)
     assert fix.commands == ()
     assert "no branch that NVIDIA maintains" in fix.text
 
@@ -110,7 +110,7 @@ def test_a_branch_that_dropped_the_gpu_is_not_brought_again() -> None:
             "               NVRM:  this GPU.  Continuing probe..."
         ),
     )
-    (finding,) = diagnose(snapshot(pasted.evidence([ROCKY, gpu(V100), said]))).roots
+    (finding,) = diagnose(take_snapshot(pasted.evidence([ROCKY, gpu(V100), said]))).roots
     commands = " ".join(command for fix in finding.remedy for command in fix.commands)
     assert "nvidia-driver:580-dkms/default" in commands
     assert "cuda-drivers" not in commands

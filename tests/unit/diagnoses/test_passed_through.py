@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
@@ -20,7 +20,7 @@ PROXMOX = ("uname -r", "6.8.12-8-pve\n")
 
 
 def diagnosis(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.evidence(pieces)))
 
 
 def faults(found: Diagnosis) -> list[str]:

@@ -8,14 +8,14 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 def xid(code: int, text: str = "", *, at: int = 0, gpu: str = "1b") -> str:
@@ -130,7 +130,7 @@ ASKED = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA H100\n    GPU Recovery 
 def asked_last(log: str, key: str, answer: str) -> Diagnosis:
     """What a node or a capture shows, whose nvidia-smi was asked after its logs were read."""
     evidence = {"dmesg": ("dmesg -T", log), key: ("nvidia-smi", answer)}
-    return diagnose(snapshot({one: Capture(said, "ok", text.encode()) for one, (said, text) in evidence.items()}))
+    return diagnose(take_snapshot({one: Capture(said, "ok", text.encode()) for one, (said, text) in evidence.items()}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
@@ -36,7 +36,7 @@ STUCK = "[   12.101] nvidia 0000:01:00.0: Unable to change power state from D3co
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_a_capture_asked_last_is_newer_than_its_logs(key: str, answer: tupl
         "dmesg": Capture("dmesg", "ok", log.encode()),
         key: Capture(answer[0], "ok", answer[1].encode()),
     }
-    assert diagnose(snapshot(evidence)).is_healthy
+    assert diagnose(take_snapshot(evidence)).is_healthy
 
 
 def test_a_notebooks_gpu_that_slept_and_works_has_no_fault() -> None:
@@ -97,4 +97,4 @@ def test_a_gpu_that_answers_and_cannot_be_read_is_not_well(row: str) -> None:
         "smi": Capture("nvidia-smi", "ok", table.encode()),
         "modules": Capture("lsmod", "ok", b"Module Size Used\n"),
     }
-    assert diagnose(snapshot(live)).suspects
+    assert diagnose(take_snapshot(live)).suspects

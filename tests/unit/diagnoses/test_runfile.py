@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Finding
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 Row = tuple[str, str]
@@ -35,7 +35,7 @@ GRIDD = ("ls -l /usr/bin/nvidia-gridd", "-rwxr-xr-x 1 root root 5400000 Jul  1 1
 
 
 def root(*rows: Row) -> Finding:
-    (found,) = diagnose(snapshot(pasted.evidence([*BASE, *rows]))).roots
+    (found,) = diagnose(take_snapshot(pasted.evidence([*BASE, *rows]))).roots
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 ARCHIVE = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
@@ -27,7 +27,7 @@ def remedy(path: str, text: str) -> list[str]:
         (f"cat {path}", text),
         ("cat /etc/apt/sources.list.d/nvidia-container-toolkit.list", KEPT),
     ]
-    (found,) = diagnose(snapshot(pasted.evidence(pieces))).findings
+    (found,) = diagnose(take_snapshot(pasted.evidence(pieces))).findings
     assert found.cause == "apt-signed-by-conflict"
     return shlex.split(found.remedy[0].commands[0])
 

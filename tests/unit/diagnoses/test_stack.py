@@ -6,8 +6,8 @@ import pytest
 
 from gpunode.diagnoses import diagnose, rules_by_cause
 from gpunode.diagnoses.model import STACK
-from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.stack import TITLES, LayerState, stack
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.stack import TITLES, LayerState, stack_layers
 from gpunode.facts import pasted
 from tests.scenarios.reports import Report, some_reports
 
@@ -19,8 +19,8 @@ def test_every_layer_has_a_title_and_a_cause() -> None:
 
 def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
     """The stack of the node that these pieces show."""
-    seen = snapshot(pasted.evidence(rows))
-    return {layer.id: layer for layer in stack(seen, diagnose(seen))}
+    seen = take_snapshot(pasted.evidence(rows))
+    return {layer.id: layer for layer in stack_layers(seen, diagnose(seen))}
 
 
 @pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import trust
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence, Found, encode_found
@@ -40,12 +40,12 @@ def causes(found: Diagnosis) -> list[str]:
 
 @pytest.mark.parametrize("said", [FELL, HEADERS, "NVRM: GPU 0000:31:00.0: RmInitAdapter failed! (0x62:0xffff:2477)\n"])
 def test_a_pod_says_nothing_of_the_nodes_own_layers(said: str) -> None:
-    found = diagnose(snapshot(with_pods(healthy(), {"app": said})))
+    found = diagnose(take_snapshot(with_pods(healthy(), {"app": said})))
     assert (found.findings, found.open_questions) == ((), ())
 
 
 def test_what_a_pod_is_the_first_to_notice_is_likely_and_names_the_pod() -> None:
-    found = diagnose(snapshot(with_pods(healthy(), {"app": SHADOWED})))
+    found = diagnose(take_snapshot(with_pods(healthy(), {"app": SHADOWED})))
     (one,) = found.findings
     assert (one.cause, one.confidence) == ("cuda-compat-lib-mismatch", "likely")
     assert one.summary.startswith("By the log of pod tenant/my-nvidia-app: ")
@@ -58,16 +58,16 @@ def test_no_pod_hides_what_the_node_shows() -> None:
         {**HEALTHY["kubeadm-with-device-plugin"](), "kernel-journal": journal(("kernel: " + FELL[16:].strip(),))}
     )
     node = {key: capture for key, capture in node.items() if key not in {"nvml", "smi", "smi-query"}}
-    alone = diagnose(snapshot(node))
+    alone = diagnose(take_snapshot(node))
     assert (alone.roots[0].cause, alone.roots[0].confidence) == ("gpu-fallen-off-bus", "certain")
     logs = {"one": HEADERS + SHADOWED, "two": "Insufficient nvidia.com/gpu; untolerated taint\n"}
-    beside = diagnose(snapshot(with_pods(node, logs)))
+    beside = diagnose(take_snapshot(with_pods(node, logs)))
     assert (beside.roots[0].cause, beside.roots[0].confidence) == ("gpu-fallen-off-bus", "certain")
 
 
 def test_a_report_of_nothing_but_a_pods_log_is_heard() -> None:
     log = [{"source": "kubectl logs -n gpu-operator nvidia-driver-daemonset-x7k2p", "text": FELL}]
-    found = diagnose(snapshot(pasted.from_json(json.dumps(log), "a report")))
+    found = diagnose(take_snapshot(pasted.from_json(json.dumps(log), "a report")))
     assert causes(found) == ["gpu-fallen-off-bus"]
 
 
@@ -77,9 +77,9 @@ def test_in_a_pasted_report_a_node_that_works_takes_the_certainty_from_a_pod() -
         "|   0  NVIDIA L40S     On  |   00000000:31:00.0 Off |                    0 |\n"
     )
     works, said = ("nvidia-smi", smi), ("kubectl logs app", HEADERS)
-    (found,) = diagnose(snapshot(pasted.evidence([works, said]))).findings
+    (found,) = diagnose(take_snapshot(pasted.evidence([works, said]))).findings
     assert (found.confidence, found.heard_from) == ("likely", "kubectl logs app")
-    (found,) = diagnose(snapshot(pasted.evidence([works, ("sudo dkms autoinstall", HEADERS)]))).findings
+    (found,) = diagnose(take_snapshot(pasted.evidence([works, ("sudo dkms autoinstall", HEADERS)]))).findings
     assert (found.confidence, found.heard_from) == ("certain", "")
 
 
@@ -88,7 +88,7 @@ def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:
     text = f"$ lspci -nnk\n{gpu}\n\tKernel driver in use: nouveau\n"
     for source in ("kubectl logs app", "docker logs app", "/var/log/pods/a_b_c/app/0.log"):
         rows = [{"source": source, "text": text}]
-        (item,) = snapshot(pasted.from_json(json.dumps(rows), "a report")).items
+        (item,) = take_snapshot(pasted.from_json(json.dumps(rows), "a report")).items
         assert (item.kind, item.where) == ("lspci", "container")
 
 
@@ -100,5 +100,5 @@ def test_only_where_no_driver_is_loaded_the_pod_that_loads_it_is_heard(is_loaded
     path = "/var/log/pods/gpu-operator_nvidia-driver-daemonset-x7k2p_6f1c/nvidia-driver-ctr/0.log"
     found = (Found(path, data=HEADERS.encode()), Found(path.replace("nvidia-driver", "app"), data=HEADERS.encode()))
     node["pod-logs"] = replace(node["pod-logs"], data=encode_found(iter(found)))
-    heard = [item.written for item in trust.node_alone(snapshot(node)).items if item.key == "pod-logs"]
+    heard = [item.written for item in trust.node_evidence_only(take_snapshot(node)).items if item.key == "pod-logs"]
     assert heard == ([] if is_loaded else [path])

@@ -9,13 +9,13 @@ import pytest
 
 from gpunode.diagnoses import diagnose, generic_remedy, rules_by_cause
 from gpunode.diagnoses.model import Finding
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 
 def found(*pieces: tuple[str, str]) -> Finding:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report"))).roots[0]
+    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report"))).roots[0]
 
 
 def resets(finding: Finding) -> list[str]:
@@ -69,7 +69,7 @@ def test_limits_of_two_gpus_are_both_set_again() -> None:
     )
     option = "nvidia-smi --query-gpu=index,power.limit,power.default_limit --format=csv -d POWER"
     rows = [{"source": option, "text": limits}]
-    (finding,) = diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report"))).findings
+    (finding,) = diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report"))).findings
     assert finding.remedy[0].commands == ("sudo nvidia-smi -i 0 -pl 400", "sudo nvidia-smi -i 1 -pl 400")
 
 
@@ -124,7 +124,7 @@ ALTERS = re.compile(r"nvidia-smi\b.*(?:--gpu-reset|-mig|-cgi|-pl|-c DEFAULT|--lo
 
 @pytest.mark.parametrize("cause", sorted(rules_by_cause()))
 def test_what_alters_a_gpu_names_it_unless_all_are_meant(cause: str) -> None:
-    for fix in generic_remedy(cause, snapshot({})):
+    for fix in generic_remedy(cause, take_snapshot({})):
         for command in filter(ALTERS.search, fix.commands):
             is_named = "ADDRESS" in command and "put its PCI address for ADDRESS" in fix.text
             assert is_named or "all GPUs" in fix.text or "reset the GPUs" in fix.text, command
@@ -205,7 +205,7 @@ def test_an_index_is_not_gone_by_once_a_gpu_was_lost() -> None:
     asked = "nvidia-smi -i 1 -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'"
     rows = [("dmesg", lost), listed("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
     pieces = [{"source": source, "text": text} for source, text in rows]
-    every = diagnose(snapshot(pasted.from_json(json.dumps(pieces), "a report"))).findings
+    every = diagnose(take_snapshot(pasted.from_json(json.dumps(pieces), "a report"))).findings
     (pending,) = (one for one in every if one.cause == "row-remap-pending")
     assert resets(pending) == ["--gpu-reset --id=ADDRESS"]
 

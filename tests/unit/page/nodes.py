@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Diagnosis, Finding, Fix, OpenQuestion
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LayerState
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
@@ -141,7 +141,7 @@ def hostile() -> Evidence:
 
 def examined() -> Examined:
     """The large node with findings that no rule made, so that pages stay the same when rules are reworded."""
-    seen = snapshot(large())
+    seen = take_snapshot(large())
     lost = Finding(
         cause="sample-lost",
         title="a GPU fell off the bus",
@@ -151,9 +151,9 @@ def examined() -> Examined:
         confidence="likely",
         summary="GPU 4 at 0000:9d:00.0 stopped answering on the PCI bus 7233 s after boot",
         citations=(
-            *seen.said(Pattern(r"9d:00\): 79")),
-            *seen.said(Pattern(r"9d:00\): 154")),
-            *seen.said(Pattern(r"0000:9d:00\.0 3D"), "lspci"),
+            *seen.matching_lines(Pattern(r"9d:00\): 79")),
+            *seen.matching_lines(Pattern(r"9d:00\): 154")),
+            *seen.matching_lines(Pattern(r"0000:9d:00\.0 3D"), "lspci"),
         ),
         ruled_out=(
             "an error of the program: it would end with Xid 13 or 43 and leave the GPU on the bus",
@@ -177,7 +177,7 @@ def examined() -> Examined:
         severity="error",
         confidence="certain",
         summary="python3 (30118) lost its channels on 0000:c3:00.0 when its peer went",
-        citations=seen.said(Pattern(r"c3:00\): 45")),
+        citations=seen.matching_lines(Pattern(r"c3:00\): 45")),
         ruled_out=(),
         remedy=(),
         disruption="none",
@@ -193,7 +193,7 @@ def examined() -> Examined:
         severity="warning",
         confidence="certain",
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
-        citations=seen.said(Pattern(r"Width x8 "), "lspci"),
+        citations=seen.matching_lines(Pattern(r"Width x8 "), "lspci"),
         ruled_out=("an idle link: it lowers its speed, never its width",),
         remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
         disruption="power-cycle",
@@ -203,7 +203,7 @@ def examined() -> Examined:
     doubt = OpenQuestion(
         "whether the NVLink that is down on GPU 2 was ever up",
         (Shell("nvidia-smi nvlink -e"),),
-        seen.said(Pattern(r"<inactive>")),
+        seen.matching_lines(Pattern(r"<inactive>")),
     )
     return Examined(
         seen, Diagnosis((lost, narrow, stopped), (doubt,)), _layers(), False, ("dmesg", "/etc/nvidia/gridd.conf")
@@ -214,7 +214,7 @@ def healthy() -> Examined:
     """The large node, had nothing happened to it."""
     layers = tuple(replace(layer, state="works", findings=()) for layer in _layers()[:-1])
     absent = LayerState("kubernetes", "Kubernetes", "absent", "no kubelet")
-    return Examined(snapshot(large()), Diagnosis((), ()), (*layers, absent), True)
+    return Examined(take_snapshot(large()), Diagnosis((), ()), (*layers, absent), True)
 
 
 def untold() -> Examined:
@@ -224,7 +224,7 @@ def untold() -> Examined:
         (Shell("sudo dmesg | grep -i nvrm"),),
     )
     layers = tuple(replace(layer, state="unseen", seen="", findings=()) for layer in _layers())
-    return Examined(snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), layers, False, ("dmesg",))
+    return Examined(take_snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), layers, False, ("dmesg",))
 
 
 def _layers() -> tuple[LayerState, ...]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite, take_snapshot
 from gpunode.page.evidence import AROUND, shown
 from tests.unit.page.nodes import evidence
 
@@ -22,7 +22,7 @@ def figure(seen: Snapshot, *citations: Citation) -> tuple[list[str], list[str]]:
 
 
 def numbered(lines: int, more: str = "") -> Snapshot:
-    return snapshot(evidence(("dmesg", "\n".join(f"line {n}{more}" for n in range(1, lines + 1)))))
+    return take_snapshot(evidence(("dmesg", "\n".join(f"line {n}{more}" for n in range(1, lines + 1)))))
 
 
 def pieces(*numbers: int) -> list[str]:
@@ -56,14 +56,16 @@ def test_of_a_long_piece_a_bounded_part_around_the_proof_is_folded() -> None:
 
 
 def test_a_line_that_stands_nowhere_is_said_as_it_is() -> None:
-    seen = snapshot(evidence(("dmesg", "a\nb")))
+    seen = take_snapshot(evidence(("dmesg", "a\nb")))
     gone = Citation("dmesg", "not that line", 2, seen.items[0].key)
     (found,) = shown([gone], seen)
     assert [match[3] for match in ROW.finditer(found)] == ["not that line"]
 
 
 def test_a_line_without_end_is_cut_and_its_secrets_are_gone() -> None:
-    seen = snapshot(evidence(("systemctl cat docker", f"Environment=HTTP_PROXY=http://bob:hunter2@proxy {'x' * 9999}")))
+    seen = take_snapshot(
+        evidence(("systemctl cat docker", f"Environment=HTTP_PROXY=http://bob:hunter2@proxy {'x' * 9999}"))
+    )
     (found,) = shown([cite(seen.items[0], 1)], seen)
     assert "hunter2" not in found
     assert len(found) < 1200
@@ -76,5 +78,5 @@ def test_a_message_that_goes_on_over_lines_proves_with_all_of_them() -> None:
                NVRM: fallen off the bus and is not responding to commands.
 [ 2.0] usb 1-1: new device
 """
-    seen = snapshot(evidence(("dmesg", log)))
+    seen = take_snapshot(evidence(("dmesg", log)))
     assert figure(seen, cite(seen.items[0], 1))[0] == ["▸1", "▸2", "▸3", "4"]

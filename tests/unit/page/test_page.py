@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.snapshot import cite, snapshot
+from gpunode.diagnoses.snapshot import cite, take_snapshot
 from gpunode.facts.evidence import Evidence
 from gpunode.page.frame import About
 from gpunode.page.report import page
@@ -135,7 +135,7 @@ def test_a_page_is_the_same_each_time() -> None:
 def test_evidence_without_end_makes_no_page_without_end() -> None:
     fault = f"NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus {'x' * 300}"
     log = "\n".join(f"[{number}.0] {fault}" for number in range(20_000))
-    seen = snapshot(nodes.evidence(("dmesg", log)))
+    seen = take_snapshot(nodes.evidence(("dmesg", log)))
     citations = tuple(cite(seen.items[0], number) for number in range(1, 20_000, 20))
     lost = replace(nodes.examined().diagnosis.findings[0], citations=citations)
     examined = replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis((lost,), ()))
@@ -145,7 +145,7 @@ def test_evidence_without_end_makes_no_page_without_end() -> None:
 
 
 def test_a_page_of_many_findings_shows_less_of_each_piece() -> None:
-    seen = snapshot(
+    seen = take_snapshot(
         nodes.evidence(*((f"file{n}", "\n".join(f"line {i} {'x' * 90}" for i in range(999))) for n in range(20)))
     )
     lost = replace(nodes.examined().diagnosis.findings[0], citations=tuple(cite(item, 500) for item in seen.items))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.page.timeline import moment, over_time
 from tests.unit.page import nodes
 
@@ -8,7 +8,7 @@ FAULT = "NVRM: Xid (PCI:0000:01:00): 48, pid=1, DBE (double bit error)"
 
 
 def of(log: str) -> str:
-    return over_time(snapshot(nodes.evidence(("dmesg", log)))) or ""
+    return over_time(take_snapshot(nodes.evidence(("dmesg", log)))) or ""
 
 
 def test_a_fault_has_its_time_its_gpu_its_code_and_what_that_means() -> None:
@@ -20,7 +20,7 @@ def test_a_fault_has_its_time_its_gpu_its_code_and_what_that_means() -> None:
 
 
 def test_what_began_a_failure_is_bold_and_its_echoes_are_not() -> None:
-    found = over_time(snapshot(nodes.large())) or ""
+    found = over_time(take_snapshot(nodes.large())) or ""
     assert "<b>Xid 79</b>" in found
     assert "<td>Xid 154</td>" in found
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views.topology import Topology, topology
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.views.topology import Topology, find_topology
 from gpunode.page.topology import drawing, matrix
 from tests.unit.page import nodes
 
@@ -15,21 +15,21 @@ LIST = """\
 
 
 def of(*pieces: tuple[str, str]) -> Topology:
-    return topology(snapshot(nodes.evidence(*pieces)))
+    return find_topology(take_snapshot(nodes.evidence(*pieces)))
 
 
 def test_lspci_tells_names_numa_nodes_links_and_the_bridges_above() -> None:
-    seen = topology(snapshot(nodes.large()))
+    seen = find_topology(take_snapshot(nodes.large()))
     assert [gpu.index for gpu in seen.gpus] == list(range(8))
     narrow = next(gpu for gpu in seen.gpus if gpu.link.is_narrow)
     assert (narrow.address, narrow.numa, narrow.name) == ("0000:61:00.0", 0, "H100 80GB HBM3")
-    assert (narrow.link.width, narrow.link.most_width, narrow.link.speed, narrow.link.most_speed) == (8, 16, 2.5, 32)
+    assert (narrow.link.width, narrow.link.max_width, narrow.link.speed, narrow.link.max_speed) == (8, 16, 2.5, 32)
     assert narrow.above == ("0000:5b:01.0", "0000:5c:01.0")
     assert {device.sort for device in seen.devices} == {"gpu", "nvswitch", "nic"}
 
 
 def test_nvidia_smi_tells_pairs_and_links() -> None:
-    seen = topology(snapshot(nodes.large()))
+    seen = find_topology(take_snapshot(nodes.large()))
     assert seen.matrix["GPU0", "GPU7"] == "NV18"
     assert seen.nics["NIC3"] == "mlx5_3"
     assert seen.nvlinks[2][5] == ""
@@ -82,13 +82,13 @@ def test_gpus_that_answered_are_drawn_though_nobody_listed_the_bus() -> None:
 
 
 def test_a_gpu_that_a_fault_concerns_is_marked_without_colour_too() -> None:
-    drawn = drawing(topology(snapshot(nodes.large())), {"0000:9d:00.0"})
+    drawn = drawing(find_topology(take_snapshot(nodes.large())), {"0000:9d:00.0"})
     assert drawn is not None
     assert drawn.count("✗ GPU") == 1
 
 
 def test_a_drawing_tells_what_it_shows_to_who_cannot_see_it() -> None:
-    drawn = drawing(topology(snapshot(nodes.large())))
+    drawn = drawing(find_topology(take_snapshot(nodes.large())))
     assert drawn is not None
     assert "8 GPU devices, 4 NVSwitch devices, 8 network devices; on 2 NUMA nodes; NVLink between 28 pairs" in drawn
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode import diagnoses
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
@@ -164,7 +164,7 @@ def test_a_tool_that_hangs_is_given_up_and_doctor_answers_all_the_same(tools: To
     evidence = examine(LocalHost("/"))
     assert evidence["smi"].outcome == evidence["smi-query"].outcome == "timeout"
     assert "no answer within 0.3 s" in evidence["smi"].error
-    diagnosis = diagnose(snapshot(evidence))
+    diagnosis = diagnose(take_snapshot(evidence))
     assert "gsp-rpc-timeout" in [one.cause for one in diagnosis.suspects], "that nvidia-smi hangs is no sign of health"
 
 

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import json
 
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.views import faults
 from gpunode.facts import pasted
 
 
 def node(text: str, source: str = "dmesg") -> Snapshot:
-    return snapshot(pasted.from_json(json.dumps([{"source": source, "text": text}]), "a report"))
+    return take_snapshot(pasted.from_json(json.dumps([{"source": source, "text": text}]), "a report"))
 
 
 def roots(text: str, source: str = "dmesg") -> list[tuple[str, int]]:
-    return [(one.gpu, one.root.code) for one in faults.incidents(node(text, source))]
+    return [(one.gpu, one.root.code) for one in faults.find_incidents(node(text, source))]
 
 
 def log(*lines: tuple[float, str]) -> str:
@@ -79,15 +79,15 @@ def test_a_fatal_error_of_a_switch_before_those_of_its_gpus_is_the_root() -> Non
         "[   10.2] NVRM: Xid (PCI:0000:61:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error on link 3\n"
         "[   10.3] NVRM: Xid (PCI:0000:61:00): 45, pid=7, name=python3, Ch 00000008\n"
     )
-    (incident,) = faults.incidents(node(text))
+    (incident,) = faults.find_incidents(node(text))
     assert (incident.root.source, incident.root.code) == ("sxid", 20034)
 
 
 def test_a_message_without_an_address_is_of_the_only_gpu_that_is_named() -> None:
     text = log((1, x(62)), (2, "Xid: 154, GPU recovery action changed to 0x2 (Node Reboot Required)"))
-    (incident,) = faults.incidents(node(text))
-    assert [fault.code for fault in incident.followed] == [154]
+    (incident,) = faults.find_incidents(node(text))
+    assert [fault.code for fault in incident.later_faults] == [154]
 
 
 def test_a_quiet_log_tells_of_nothing() -> None:
-    assert faults.incidents(node("[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.129.03")) == ()
+    assert faults.find_incidents(node("[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.129.03")) == ()

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views.inventory import inventory
+from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.facts.evidence import Capture
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"\0\0x", b'{"schema": 2}', b"[" * 100_000])
 def test_an_answer_of_nvml_that_was_damaged_is_none(data: bytes) -> None:
-    node = snapshot({"nvml": Capture("nvml", "ok", data, holds="table")})
-    assert node.of("nvml")
-    assert node.view(inventory) is None
+    node = take_snapshot({"nvml": Capture("nvml", "ok", data, holds="table")})
+    assert node.items_of("nvml")
+    assert node.view(nvml_inventory) is None

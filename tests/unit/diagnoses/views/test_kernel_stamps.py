@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.facts import pasted
 
@@ -12,7 +12,9 @@ XID = "NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus."
 
 
 def messages(text: str, source: str = "dmesg") -> tuple[kernel.Message, ...]:
-    return kernel.messages(snapshot(pasted.from_json(json.dumps([{"source": source, "text": text}]), "a report")))
+    return kernel.kernel_messages(
+        take_snapshot(pasted.from_json(json.dumps([{"source": source, "text": text}]), "a report"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def messages(text: str, source: str = "dmesg") -> tuple[kernel.Message, ...]:
 )
 def test_whatever_stands_before_a_message_is_taken_off(stamp: str) -> None:
     (message,) = messages(stamp + XID)
-    assert message.nvrm
+    assert message.is_nvrm
     assert message.text == XID.removeprefix("NVRM: ")
     assert (message.at is None) == (not any(digit in stamp for digit in "0123456789") or stamp == "<4>kernel: ")
 
@@ -71,5 +73,5 @@ def test_a_sentence_that_nvrm_wraps_is_one_message_in_a_journal_too() -> None:
 
 def test_what_old_drivers_said_without_a_colon_is_theirs_too() -> None:
     (message,) = messages("[    3.59] NVRM kgspInitRm_IMPL: missing NVDEC0 engine, cannot initialize GSP-RM", "syslog")
-    assert message.nvrm
+    assert message.is_nvrm
     assert message.text.startswith("kgspInitRm_IMPL: missing")

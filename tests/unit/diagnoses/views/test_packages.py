@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.views import archives, history, loader, packages
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
@@ -26,7 +26,7 @@ DNF = """Command Line   : /usr/bin/dnf-automatic --timer
 
 def seen(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    return take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,23 @@ def seen(*pieces: tuple[str, str]) -> Snapshot:
     ],
 )  # fmt: skip
 def test_every_list_of_packages_is_read(source: str, line: str, name: str, version: str) -> None:
-    found = seen((source, line)).view(packages.packages)
+    found = seen((source, line)).view(packages.listed_packages)
     assert found[name].upstream == version
     assert found[name].is_installed
 
 
 def test_what_a_container_lists_is_not_the_nodes() -> None:
     inside = seen(("docker exec app dpkg -l", "ii  nvidia-utils-535  535.104.05-0ubuntu1  amd64  x"))
-    assert not inside.view(packages.packages)
-    assert [one.name for one in packages.in_containers(inside)] == ["nvidia-utils-535"]
+    assert not inside.view(packages.listed_packages)
+    assert [one.name for one in packages.container_packages(inside)] == ["nvidia-utils-535"]
 
 
 def test_dpkgs_own_list_tells_what_is_unfinished() -> None:
     text = "Package: bash\nStatus: install ok installed\nVersion: 5\n\n"
     text += "Package: nvidia-dkms-550\nStatus: install ok half-configured\nVersion: 550.90.07-0ubuntu1\n"
-    found = snapshot({"dpkg-status": Capture("/var/lib/dpkg/status", "ok", text.encode())}).view(packages.packages)
+    found = take_snapshot({"dpkg-status": Capture("/var/lib/dpkg/status", "ok", text.encode())}).view(
+        packages.listed_packages
+    )
     assert found["nvidia-dkms-550"].is_half_done
     assert "bash" not in found or not found["bash"].is_half_done
 
@@ -82,7 +84,7 @@ def test_dpkgs_own_list_tells_what_is_unfinished() -> None:
     ],
 )  # fmt: skip
 def test_every_log_of_packages_is_read(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
-    found = {one.name: one for one in history.upgrades(seen((source, text)))}
+    found = {one.name: one for one in history.package_upgrades(seen((source, text)))}
     assert found[name].driver == driver
     assert found[name].is_automatic is automatic
 
@@ -90,14 +92,14 @@ def test_every_log_of_packages_is_read(source: str, text: str, name: str, driver
 def test_two_entries_of_one_archive_with_different_keys_conflict() -> None:
     url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
-    (found,) = archives.conflicts(
+    (found,) = archives.conflicting_entries(
         seen(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
     )
     assert [entry.source.file for entry in found] == [
         "/etc/apt/sources.list.d/new.list",
         "/etc/apt/sources.list.d/old.list",
     ]
-    assert not archives.conflicts(seen(("grep -r nvidia /etc/apt", grepped * 2)))
+    assert not archives.conflicting_entries(seen(("grep -r nvidia /etc/apt", grepped * 2)))
 
 
 @pytest.mark.parametrize(
@@ -117,5 +119,5 @@ def test_where_a_library_stands_tells_what_it_is(path: str, sort: str) -> None:
 def test_of_the_loaders_cache_the_first_entry_counts() -> None:
     cache = "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
-    (found,) = seen(("ldconfig -p", cache)).view(loader.loaded)
+    (found,) = seen(("ldconfig -p", cache)).view(loader.loaded_libraries)
     assert found.sort == "driver"

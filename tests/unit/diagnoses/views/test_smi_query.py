@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.views import smi_query
 from gpunode.facts import pasted
 
@@ -51,11 +51,11 @@ XML = """<?xml version="1.0" ?>
 
 def node(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    return take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
 
 
 def test_a_whole_answer_is_a_tree_for_each_gpu() -> None:
-    first, second = smi_query.gpus(node(("nvidia-smi -q", WHOLE)))
+    first, second = smi_query.smi_gpus(node(("nvidia-smi -q", WHOLE)))
     assert (first.bus, second.bus) == ("0000:07:00.0", "0000:0b:00.0")
     assert first.value("Remapped Rows", "Pending") == "Yes"
     assert first.value("MIG Mode", "Pending") == "Enabled"
@@ -68,18 +68,18 @@ def test_a_whole_answer_is_a_tree_for_each_gpu() -> None:
 def test_a_part_without_the_gpus_line_is_one_gpu_of_unknown_address() -> None:
     part = "    Remapped Rows\n        Uncorrectable Error : 8\n        Remapping Failure Occurred : Yes\n"
     for source in ("nvidia-smi -q -d ROW_REMAPPER", "nvidia-smi -q", "what he sent"):
-        (gpu,) = smi_query.gpus(node((source, part)))
+        (gpu,) = smi_query.smi_gpus(node((source, part)))
         assert gpu.bus == ""
         assert gpu.number("Remapped Rows", "Uncorrectable Error") == 8
 
 
 def test_the_option_names_the_section_whose_heading_was_left_away() -> None:
-    (gpu,) = smi_query.gpus(node(("nvidia-smi -q -d ROW_REMAPPER", "Pending : Yes\n")))
+    (gpu,) = smi_query.smi_gpus(node(("nvidia-smi -q -d ROW_REMAPPER", "Pending : Yes\n")))
     assert smi_query.is_yes(gpu.value("Remapped Rows", "Pending"))
 
 
 def test_the_xml_gives_the_same_tree() -> None:
-    (gpu,) = smi_query.gpus(node(("nvidia-smi -q -x", XML)))
+    (gpu,) = smi_query.smi_gpus(node(("nvidia-smi -q -x", XML)))
     assert gpu.bus == "0000:07:00.0"
     assert gpu.number("Remapped Rows", "Uncorrectable Error") == 4
     assert gpu.value("Remapped Rows", "Pending") == "Yes"
@@ -90,16 +90,16 @@ def test_the_columns_of_a_csv_are_rows_of_the_tree() -> None:
     text = (
         "gpu_bus_id, remapped_rows.pending, remapped_rows.failure\n00000000:07:00.0, Yes, No\n00000000:0B:00.0, No, No"
     )
-    first, second = smi_query.gpus(node((source, text)))
+    first, second = smi_query.smi_gpus(node((source, text)))
     assert (first.bus, first.value("Remapped Rows", "Pending")) == ("0000:07:00.0", "Yes")
     assert second.value("Remapped Rows", "Remapping Failure Occurred") == "No"
     source += ",noheader"
-    assert smi_query.gpus(node((source, "00000000:07:00.0, Yes, No")))[0].value("Remapped Rows", "Pending") == "Yes"
+    assert smi_query.smi_gpus(node((source, "00000000:07:00.0, Yes, No")))[0].value("Remapped Rows", "Pending") == "Yes"
 
 
 def test_the_head_of_an_answer_is_no_gpu() -> None:
-    assert smi_query.gpus(node(("nvidia-smi -q", WHOLE.split("GPU 00000000:07")[0]))) == ()
+    assert smi_query.smi_gpus(node(("nvidia-smi -q", WHOLE.split("GPU 00000000:07")[0]))) == ()
 
 
 def test_a_container_s_answer_is_not_the_node_s() -> None:
-    assert smi_query.gpus(node(("docker exec train nvidia-smi -q", WHOLE))) == ()
+    assert smi_query.smi_gpus(node(("docker exec train nvidia-smi -q", WHOLE))) == ()
