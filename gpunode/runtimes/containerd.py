@@ -223,7 +223,7 @@ def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
         raise Refused(
             f"{path} is the configuration file itself, not a drop-in",
             why="it would import itself",
-            hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
+            hint="edit the configuration itself:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place",
         )
     return with_whole_path(desired, "containerd does not search for it as a shell does", f"{path}: ")
 
@@ -277,7 +277,7 @@ def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     raise Refused(
         f"{root.path}: configuration schema 1 supports no drop-ins",
         why=f"{why}, and a drop-in that nothing imports is never read",
-        hint="edit the file itself: --mode in-place",
+        hint="edit the file itself:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place",
     )
 
 

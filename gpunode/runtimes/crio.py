@@ -252,7 +252,7 @@ def _place(read: Sequence[_File], desired: DesiredConfig) -> tuple[str, str]:
             raise Refused(
                 f"{desired.drop_in} is the configuration file itself, not a drop-in",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
-                hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
+                hint="edit the configuration itself:\nsudo gpunode ctk runtime configure --runtime crio --mode in-place",
             )
         if folder_of(desired.drop_in) == DEAD_FOLDER:
             raise Refused(
