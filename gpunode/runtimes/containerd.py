@@ -223,7 +223,8 @@ def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
         raise Refused(
             f"{path} is the configuration file itself, not a drop-in",
             why="it would import itself",
-            hint="edit the configuration itself:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place",
+            hint="edit the configuration itself:\n"
+            "sudo gpunode ctk runtime configure --runtime containerd --mode in-place",
         )
     return with_whole_path(desired, "containerd does not search for it as a shell does", f"{path}: ")
 

@@ -252,7 +252,8 @@ def _place(read: Sequence[_File], desired: DesiredConfig) -> tuple[str, str]:
             raise Refused(
                 f"{desired.drop_in} is the configuration file itself, not a drop-in",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
-                hint="edit the configuration itself:\nsudo gpunode ctk runtime configure --runtime crio --mode in-place",
+                hint="edit the configuration itself:\n"
+                "sudo gpunode ctk runtime configure --runtime crio --mode in-place",
             )
         if folder_of(desired.drop_in) == DEAD_FOLDER:
             raise Refused(
