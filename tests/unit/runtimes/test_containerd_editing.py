@@ -551,7 +551,10 @@ def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
         containerd.configure({containerd.CONFIG: data}, DesiredConfig(mode="drop-in"))
     assert refused.value.why.startswith("without `version = 2` containerd reads the file as schema 1")
     assert "; the version on line 5 is below a table header" in refused.value.why
-    assert refused.value.hint == "edit the file itself: --mode in-place"
+    assert (
+        refused.value.hint
+        == "edit the file itself:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place"
+    )
 
 
 @pytest.mark.parametrize("data", [b"version = 2\nx = \n", b"version = 2\nx = '\xff'\n", b"version = 2\nplugins = 3\n"])
