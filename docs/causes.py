@@ -109,10 +109,10 @@ def _remedy(rule: Rule) -> Iterator[str]:
 
 
 def _fixes(fixes: Iterable[Fix]) -> Iterator[str]:
-    from gpunode.page.words import condition
+    from gpunode.page.words import condition_suffix
 
     for number, fix in enumerate(fixes, 1):
-        yield f"{number}. {_plain(fix.text)}{_plain(condition(fix.when))}"
+        yield f"{number}. {_plain(fix.text)}{_plain(condition_suffix(fix.when))}"
         if fix.commands:
             yield from ("", "   ```sh", *(f"   {line}" for command in fix.commands for line in command.splitlines()))
             yield from ("   ```", "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
-from gpunode.redaction.secrets import text as redacted
+from gpunode.redaction.secrets import redact_text as redacted
 
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Capture, Evidence
@@ -18,17 +18,17 @@ def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> N
     from gpunode.cli.screen.results import capture_lines, captured_lines
     from gpunode.host.capture import save
     from gpunode.host.local import LocalHost
-    from gpunode.redaction.anonymize import anonymized
-    from gpunode.redaction.evidence import masked, redact
+    from gpunode.redaction.anonymize import anonymize_evidence
+    from gpunode.redaction.evidence import count_masked, redact
     from gpunode.workflow.doctor import examine
 
     path, screen = Path(file), how.screen()
     if path.is_file() and not force:
         screen.confirm_overwrite(file)
     evidence = examine(LocalHost("/"))
-    whole = anonymized(evidence) if anonymize else evidence
+    whole = anonymize_evidence(evidence) if anonymize else evidence
     kept = redact(whole)
-    contents = masked(whole, kept)
+    contents = count_masked(whole, kept)
     screen.put(*capture_lines(file, contents, anonymized=anonymize))
     save(kept, path)
     size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())

@@ -124,7 +124,7 @@ def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     found = comparison.compare(healthy, sick, diagnosis)
     screen = how.report_screen()
     screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=how.verbose))
-    screen.bugs(diagnosis.bugs)
+    screen.show_bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
     status, exit_code = _verdict(found)
     result = {"differences": found.differences, "unseen": found.unseen, "missing": found.missing, "causes": causes}

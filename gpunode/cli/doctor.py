@@ -57,7 +57,7 @@ def doctor(
     if html:
         from gpunode.cli import doctor_page
 
-        doctor_page.check(html, how)
+        doctor_page.check_page_file(html, how)
     _examine(named[0] if named else "", how, html or "", prometheus or "")
 
 
@@ -68,7 +68,7 @@ def _examine(report: str, how: OutputOptions, html: str, prometheus: str) -> Non
     is_read_here = True
     with how.report_screen() as screen:
         if not report:
-            screen.looking()
+            screen.show_progress()
         started = monotonic()
         try:
             evidence = _read(report) if report else look_around()
@@ -79,13 +79,13 @@ def _examine(report: str, how: OutputOptions, html: str, prometheus: str) -> Non
         if html:
             from gpunode.cli import doctor_page
 
-            doctor_page.write(html, doctor_page.of_node(examined, report))
+            doctor_page.write_page(html, doctor_page.render_node_page(examined, report))
             is_read_here = html != doctor_page.STANDARD_OUTPUT
         if prometheus:
             _write_textfile(prometheus, examined, monotonic() - started)
         if is_read_here:
-            screen.diagnosis(examined, page=html)
-        kept = screen.bugs(examined.diagnosis.bugs)
+            screen.show_diagnosis(examined, page=html)
+        kept = screen.show_bugs(examined.diagnosis.bugs)
     how.answer(_envelope(examined, html, kept), changed_nothing=True)
 
 
@@ -203,14 +203,14 @@ def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
         from gpunode.workflow.doctor import cause_of_xid
 
         cause = cause_of_xid(xid.code)
-        how.report_screen().xid(xid, cause)
+        how.report_screen().show_xid(xid, cause)
         if not cause:
             how.answer(Envelope("doctor", result={"xid": xid}))
             return
     rule = rules_by_cause()[cause]
     remedy = generic_remedy(cause, take_snapshot({}))
     above = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
-    how.report_screen().story(rule, remedy, above)
+    how.report_screen().show_story(rule, remedy, above)
     told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in told} | {"storey": rule.stack_layer}
     result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}

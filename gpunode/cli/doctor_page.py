@@ -1,4 +1,4 @@
-"""doctor's page as a file: whole or not at all, with the rights of an ordinary file."""
+"""Write doctor's page to a file atomically, with the mode of an ordinary file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT = "-"
 
 
-def check(file: str, how: OutputOptions) -> None:
-    """Nothing, if a page can stand there; asked before the node is examined, which takes a while.
+def check_page_file(file: str, options: OutputOptions) -> None:
+    """Refuse a file that the page cannot be written to, before the slow examination.
 
     Raises:
-        UsageError: there is no such folder, or two answers would go to standard output.
+        UsageError: if the folder does not exist or two answers would go to standard output.
     """
     if file == STANDARD_OUTPUT:
-        if how.json:
+        if options.json:
             raise UsageError("--json and --html - both write to standard output", hint="name a file for the page")
         return
     place = Path(file)
@@ -38,12 +38,12 @@ def check(file: str, how: OutputOptions) -> None:
             else f"the folder {place.parent} does not exist, or you may not write to it"
         )
         raise _unwritable(file, why, "name a file in an existing folder")
-    if not _is_free(place):
+    if not _is_replaceable(place):
         raise _unwritable(file, "what is there is no file", _HINT)
 
 
-def _is_free(place: Path) -> bool:
-    """Whether nothing is lost there: a page before, or a link, which is replaced; those in /dev are the system's."""
+def _is_replaceable(place: Path) -> bool:
+    """Return whether the file is missing, an old page, or a link outside of /dev."""
     try:
         mode = place.lstat().st_mode
     except OSError:
@@ -58,11 +58,11 @@ def _unwritable(file: str, why: str, hint: str) -> UsageError:
     return UsageError(f"the page cannot be written to {file}", why=why, hint=hint)
 
 
-def write(file: str, text: str) -> None:
-    """The page ``text`` stands in ``file``; what stood there is gone, be it a link, whose target is as it was.
+def write_page(file: str, text: str) -> None:
+    """Write the page to ``file``, replacing it; a link is replaced, not its target.
 
     Raises:
-        UsageError: it cannot be written there; what was there is as it was.
+        UsageError: if it cannot be written; the old file then stays.
     """
     if file == STANDARD_OUTPUT:
         from gpunode.cli.screen.printer import standard_output
@@ -70,38 +70,38 @@ def write(file: str, text: str) -> None:
         standard_output().raw(text)
         return
     try:
-        output.replace(Path(file), text.encode("utf-8", "replace"), _mode(file))
+        output.replace(Path(file), text.encode("utf-8", "replace"), _file_mode(file))
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error), _HINT) from error
 
 
-def _mode(file: str) -> int:
-    """The rights of our own page that stood there; those of a new file where there was none, or another user's."""
+def _file_mode(file: str) -> int:
+    """Return the mode of our own old page, else that of a new file."""
     try:
         before = Path(file).lstat()
     except OSError:
         before = None
     if before is not None and stat.S_ISREG(before.st_mode) and before.st_uid == os.geteuid():
         return stat.S_IMODE(before.st_mode)
-    return 0o666 & ~_umask()
+    return 0o666 & ~_current_umask()
 
 
-def of_node(examined: Examined, report: str) -> str:
-    """The page about one node."""
+def render_node_page(examined: Examined, report: str) -> str:
+    """Return the page about one node."""
     from gpunode.diagnoses.views.system import hostname
-    from gpunode.page.frame import About
-    from gpunode.page.report import page
+    from gpunode.page.frame import PageOrigin
+    from gpunode.page.report import node_page
 
     source = {"": "this machine", "-": "a report from standard input"}.get(report, f"report {Path(report).name}")
-    return page(examined, About(examined.snapshot.view(hostname), source, now(), __version__))
+    return node_page(examined, PageOrigin(examined.snapshot.view(hostname), source, current_time(), __version__))
 
 
-def now() -> str:
-    """The time, as it stands on a page."""
+def current_time() -> str:
+    """Return the time as shown on a page."""
     return datetime.now(tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _umask() -> int:
+def _current_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

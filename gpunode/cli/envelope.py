@@ -18,8 +18,8 @@ from gpunode.change import (
 )
 from gpunode.cli.actions import action_of, reason_to_go
 from gpunode.errors import BUG, GpunodeError
-from gpunode.redaction.secrets import evident
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_known_shapes
+from gpunode.redaction.secrets import redact_text as redact
 
 ENVELOPE = 1
 
@@ -71,7 +71,7 @@ class Envelope:
         }
         # An error is in gpunode's own words; what it quotes has lost its secrets where it came in.
         errors = [_error(error) if isinstance(error, GpunodeError) else error for error in self.errors]
-        return json.dumps({**plain(answer), "errors": plain(errors, evident)}, ensure_ascii=True)
+        return json.dumps({**plain(answer), "errors": plain(errors, redact_known_shapes)}, ensure_ascii=True)
 
 
 def _error(error: GpunodeError) -> dict[str, object]:
@@ -142,9 +142,9 @@ def _change(change: Change, step: str | None) -> dict[str, object]:
 
 def _diff(change: FileChange) -> dict[str, str]:
     """Ansible's shape: both texts with headers; ``prepared`` where the content is not known yet or not text."""
-    from gpunode.redaction.evidence import without_secrets
+    from gpunode.redaction.evidence import redact_change
 
-    change = without_secrets(change)
+    change = redact_change(change)
     if not _is_text(change.before) or not _is_text(change.after):
         return {"prepared": "\n".join(change.diff())}
     return {

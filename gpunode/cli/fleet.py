@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnoses all reports, each by itself, against those of its model, and against the recipe where one is named."""
     from gpunode.cli import doctor_page
-    from gpunode.diagnoses.census import Census
+    from gpunode.diagnoses.fleet_comparison import Census
     from gpunode.host import reports
     from gpunode.workflow.fleet import held_against_each_other, rows
     from gpunode.workflow.picture import picture
@@ -33,18 +33,18 @@ def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str,
         )  # fmt: skip
     recipe = _recipe(recipe_name, lock, named)
     if html:
-        doctor_page.check(html, how)
+        doctor_page.check_page_file(html, how)
     found = reports.fleet(named)
     with how.report_screen() as screen:
         census, answers = Census(), []
         for row in rows(found, census, recipe):
             answers.append(row)
-            screen.fleet_row(row, len(answers), [one.name for one in found])
+            screen.show_fleet_row(row, len(answers), [one.name for one in found])
         seen = picture(held_against_each_other(answers, census.group_by_model()))
         if html:
-            doctor_page.write(html, _page(seen, named, recipe))
+            doctor_page.write_page(html, _page(seen, named, recipe))
         if html != doctor_page.STANDARD_OUTPUT:
-            screen.fleet(seen, page=html)
+            screen.show_fleet(seen, page=html)
     how.answer(_envelope(seen, html, recipe), changed_nothing=True)
 
 
@@ -78,12 +78,12 @@ def _exists(name: str) -> bool:
 
 
 def _page(seen: Picture, named: Sequence[str], recipe: Recipe | None) -> str:
-    from gpunode.cli.doctor_page import now
-    from gpunode.page.fleet import page
-    from gpunode.page.frame import About
+    from gpunode.cli.doctor_page import current_time
+    from gpunode.page.fleet import fleet_page
+    from gpunode.page.frame import PageOrigin
 
     source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
-    return page(seen, About("", f"reports in {source}", now(), __version__), _held_against(recipe))
+    return fleet_page(seen, PageOrigin("", f"reports in {source}", current_time(), __version__), _held_against(recipe))
 
 
 def _held_against(recipe: Recipe | None) -> str:

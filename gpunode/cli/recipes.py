@@ -14,7 +14,7 @@ from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import UsageError
 from gpunode.recipe.toml import render
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 
 def list_(how: OutputOptions) -> None:

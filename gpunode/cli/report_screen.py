@@ -1,4 +1,4 @@
-"""Where a person reads what is said of a node or of reports: what doctor and compare need, and no plan does."""
+"""Show diagnoses and comparisons on the terminal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class ReportScreen:
-    """Where a person reads; nothing is written when it is silent."""
+    """The terminal; silent if it must not be written to."""
 
     def __init__(self, *, verbose: bool, silent: bool) -> None:
         self.verbose, self._silent = verbose, silent
         self._printer = standard_output()
         self._live = LiveLine(self._printer)
-        self._said = False
+        self._has_output = False
 
     def __enter__(self) -> ReportScreen:
         return self
@@ -35,37 +35,37 @@ class ReportScreen:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, GpunodeError):
             self._mark_stopped()
-            if self._said:
+            if self._has_output:
                 self.put(BLANK)
         self._live.close()
 
     def raw(self, text: str) -> None:
-        """Prints ``text`` byte for byte."""
+        """Print ``text`` byte for byte."""
         if not self._silent:
             self._printer.raw(text)
 
     def put(self, *lines: Line) -> None:
-        """Prints ``lines``."""
+        """Print ``lines``."""
         if not self._silent:
-            self._said = True
+            self._has_output = True
             self._printer.put(lines)
 
     def put_after(self, *lines: Line) -> None:
-        """As ``put``; whatever went on until now goes on no more."""
+        """Print ``lines`` after ending the progress line."""
         self._mark_stopped()
         self.put(*lines)
 
     def _mark_stopped(self) -> None:
-        """What was going on has failed, if anything was: what is told now is no part of it."""
+        """End the progress line."""
         self._live.end()
 
-    def looking(self) -> None:
-        """Says on a terminal that the node is being looked at, until there is something to read."""
+    def show_progress(self) -> None:
+        """Show on a terminal that the node is being examined."""
         if not self._silent and self._printer.is_terminal:
             self._live.begin("looking at this machine")
 
-    def diagnosis(self, examined: Examined, *, page: str = "") -> None:
-        """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
+    def show_diagnosis(self, examined: Examined, *, page: str = "") -> None:
+        """Show the diagnosis; ``page`` is the file that it was also written to."""
         from gpunode.cli.screen.doctor import diagnosis_lines
 
         self._live.close()
@@ -74,8 +74,8 @@ class ReportScreen:
         if page:
             self.put(line("page:  ", span(page, "command"), hang=7))
 
-    def bugs(self, tracebacks: Sequence[str]) -> str:
-        """Says where the tracebacks of rules that failed are kept, and with --verbose what they are; returns where."""
+    def show_bugs(self, tracebacks: Sequence[str]) -> str:
+        """Show where tracebacks of crashed rules are kept, with --verbose the tracebacks; return the file."""
         from gpunode.host.bugs import keep_those_of_rules
 
         place = keep_those_of_rules(tracebacks)
@@ -86,8 +86,8 @@ class ReportScreen:
                 self.put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
         return place
 
-    def fleet_row(self, row: Row, done: int, names: Sequence[str]) -> None:
-        """One report of a fleet, with --verbose; else how many of ``names`` are done, on a terminal."""
+    def show_fleet_row(self, row: Row, done: int, names: Sequence[str]) -> None:
+        """Show one report of a fleet with --verbose, else the progress."""
         if self.verbose:
             from gpunode.cli.screen.fleet import row_line
 
@@ -95,8 +95,8 @@ class ReportScreen:
         elif not self._silent and self._printer.is_terminal:
             self._live.begin(f"diagnosing: {done} of {len(names)} reports")
 
-    def fleet(self, seen: Picture, *, page: str = "") -> None:
-        """A fleet as a whole; ``page`` is the file in which it stands, too."""
+    def show_fleet(self, seen: Picture, *, page: str = "") -> None:
+        """Show the fleet; ``page`` is the file that it was also written to."""
         from gpunode.cli.screen.fleet import fleet_lines
 
         self._live.close()
@@ -104,14 +104,14 @@ class ReportScreen:
         if page:
             self.put(line("page: ", span(page, "command"), hang=6))
 
-    def xid(self, xid: Xid, cause: str) -> None:
-        """What an Xid is by its number, and as which cause it is known."""
+    def show_xid(self, xid: Xid, cause: str) -> None:
+        """Show the meaning of an Xid and its cause."""
         from gpunode.cli.screen.doctor import xid_lines
 
         self.put(*xid_lines(xid, cause))
 
-    def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
-        """The whole story of a cause."""
+    def show_story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
+        """Show the whole story of a cause."""
         from gpunode.cli.screen.doctor import story_lines
 
         self.put(*story_lines(rule, remedy, explained_by, verbose=self.verbose, width=self._printer.width))

@@ -8,9 +8,9 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias, TypeVar
 
-from gpunode.diagnoses import fitting, systems, xids
+from gpunode.diagnoses import remedy_fitting, special_systems, xids
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import evaluate_rule, explain_ruled_out, find_suspects, is_examined
+from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, find_suspects, is_examined
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -25,9 +25,9 @@ from gpunode.diagnoses.model import (
     Suspect,
 )
 from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
-from gpunode.diagnoses.resemblance import ReportWords
+from gpunode.diagnoses.report_similarity import ReportWords
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, kernel, recovery, resolved, trust
+from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery, resolved_faults
 from gpunode.diagnoses.views.pci import has_gpu
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
@@ -62,7 +62,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         guarded: record and skip rules that crash instead of raising.
         report_words: orders suspects; default: the shipped collection.
     """
-    snapshot = resolved.drop_resolved_faults(snapshot)
+    snapshot = resolved_faults.drop_resolved_faults(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings = _evaluate_rules(snapshot, bugs)
     before = snapshot.with_history
@@ -92,7 +92,7 @@ def _select_suspects(
     if is_well or any(_is_certain_error(finding) for finding in findings):
         return ()
     found = find_suspects(rules_by_cause(), snapshot, findings, report_words)
-    return tuple(replace(one, look_at=systems.fit_look_at(snapshot, one.look_at)) for one in found)
+    return tuple(replace(one, look_at=special_systems.fit_look_at(snapshot, one.look_at)) for one in found)
 
 
 def _findings_of_earlier_boots(
@@ -109,14 +109,16 @@ def _findings_of_earlier_boots(
 
 def generic_remedy(cause: str, snapshot: Snapshot) -> tuple[Fix, ...]:
     """Return the remedy of a cause for a node of which nothing else is known."""
-    return fitting.fit_to_gpus(rules_by_cause()[cause].remedy(snapshot), ())
+    return remedy_fitting.fit_to_gpus(rules_by_cause()[cause].remedy(snapshot), ())
 
 
 def _evaluate_rules(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Finding, ...]:
     """Return the findings in the order of the rules."""
     found: list[Finding] = []
     for rule in rules_by_cause().values():
-        visible = trust.node_evidence_only(snapshot) if rule.layer in trust.NODE_LAYERS else snapshot
+        visible = (
+            evidence_origin.node_evidence_only(snapshot) if rule.layer in evidence_origin.NODE_LAYERS else snapshot
+        )
         if proofs := _find_proofs(rule, visible, bugs):
             found.append(_weigh_origin(rule, proofs, visible, bugs))
     return tuple(found)
@@ -124,7 +126,10 @@ def _evaluate_rules(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Finding, ...
 
 def _find_proofs(rule: Rule, snapshot: Snapshot, bugs: _Tracebacks) -> list[Proof]:
     return _run_guarded(
-        rule, bugs, lambda: [fitting.mark_recovered(rule, one, snapshot) for one in evaluate_rule(rule, snapshot)], []
+        rule,
+        bugs,
+        lambda: [remedy_fitting.mark_recovered(rule, one, snapshot) for one in evaluate_rule(rule, snapshot)],
+        [],
     )
 
 
@@ -143,13 +148,13 @@ def _run_guarded(rule: Rule, bugs: _Tracebacks, work: Callable[[], _T], otherwis
 
 def _weigh_origin(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
     """Return the finding by the node's own evidence; one that only containers report is never certain."""
-    node_only = trust.without_containers(snapshot, of_node=rule.layer in trust.NODE_LAYERS)
+    node_only = evidence_origin.without_containers(snapshot, of_node=rule.layer in evidence_origin.NODE_LAYERS)
     if node_only is snapshot:
         return _merge_proofs(rule, proofs, snapshot, bugs)
     if own := _find_proofs(rule, node_only, bugs):
         return _merge_proofs(rule, own, node_only, bugs)
     found = _merge_proofs(rule, proofs, snapshot, bugs)
-    origin = trust.container_source(snapshot, found.citations)
+    origin = evidence_origin.container_source(snapshot, found.citations)
     return replace(found, confidence="likely", summary=f"By {origin}: {found.summary}", heard_from=origin)
 
 
@@ -174,10 +179,14 @@ def _fit_remedy(
     """Return the first proof's remedy, else the rule's, fitted to GPUs and system, and its disruption."""
     action = recovery.gravest_action(snapshot, gpus or ("",))
     fallback = (Fix("inspect", _FALLBACK_TEXT, (command("gpunode", "doctor", rule.cause),)),)
-    fixes = fitting.merge_remedies(proofs) or _run_guarded(rule, bugs, lambda: tuple(rule.remedy(snapshot)), fallback)
-    fixes, disruption = fitting.apply_driver_recovery(fixes, proofs[0].disruption or rule.disruption, action)
-    fixes = systems.fit_fixes(snapshot, fitting.fit_to_gpus(fixes, fitting.affected_gpus(snapshot, gpus)))
-    return fixes, fitting.minimum_disruption(fixes, disruption)
+    fixes = remedy_fitting.merge_remedies(proofs) or _run_guarded(
+        rule, bugs, lambda: tuple(rule.remedy(snapshot)), fallback
+    )
+    fixes, disruption = remedy_fitting.apply_driver_recovery(fixes, proofs[0].disruption or rule.disruption, action)
+    fixes = special_systems.fit_fixes(
+        snapshot, remedy_fitting.fit_to_gpus(fixes, remedy_fitting.affected_gpus(snapshot, gpus))
+    )
+    return fixes, remedy_fitting.minimum_disruption(fixes, disruption)
 
 
 def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
@@ -197,7 +206,7 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
         stack_layer=rule.stack_layer,
         severity=min((p.severity or rule.severity for p in proofs), key=SEVERITIES.index),
         confidence="certain" if is_certain else "likely",
-        summary=fitting.summarize_gpus(first, gpus),
+        summary=remedy_fitting.summarize_gpus(first, gpus),
         citations=citations,
         remedy=fixes,
         disruption=disruption,
@@ -224,7 +233,7 @@ def _rank_all(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         replace(finding, confidence="likely") if rules_by_cause()[finding.cause].rivals & present else finding
         for finding in findings
     )
-    return fitting.merge_reboot_fixes(
+    return remedy_fitting.merge_reboot_fixes(
         rank_findings(unrivaled, {cause: rule.explains for cause, rule in rules_by_cause().items()})
     )
 

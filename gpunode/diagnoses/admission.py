@@ -14,7 +14,7 @@ from gpunode.diagnoses.plugin import UNHEALTHY
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import containerd, kube
+from gpunode.diagnoses.views import containerd, kubernetes_nodes
 from gpunode.facts.model import Known
 from gpunode.facts.sources import Kind
 
@@ -26,7 +26,7 @@ _NOT_HEALTHY: Final = message_line(
     r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
     r"|previously allocated devices are no longer healthy)"
 )
-_FEWER: Final = message_line(rf"requested number of devices unavailable for {kube.RESOURCE}")
+_FEWER: Final = message_line(rf"requested number of devices unavailable for {kubernetes_nodes.RESOURCE}")
 _REJECTED: Final = message_line(
     r"^(?![^\n]*(?:GPU is lost|GetPreferredAllocation rpc failed|rpc error|\b(?!nvidia)[\w-]+\.com/))"
     r"[^\n]*(?:UnexpectedAdmissionError|Allocate failed due to)"
@@ -88,7 +88,7 @@ _STALE: Final = any_of(
 
 def _free_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield GPUs that the scheduler has not assigned."""
-    for node in snapshot.view(kube.kube_nodes):
+    for node in snapshot.view(kubernetes_nodes.kube_nodes):
         for name, amount in node.allocatable.items():
             used = node.allocated.get(name)
             yield from (amount.citation, used.citation) if used is not None and used.value < amount.value else ()

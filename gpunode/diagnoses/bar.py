@@ -1,4 +1,4 @@
-"""Memory regions of the GPU (BARs): whether firmware and kernel give them an address, and bridges a window for them."""
+"""Diagnose memory regions of the GPU (BARs) without an address, and bridges without a window for them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
-from gpunode.diagnoses.chains import NOT_STARTED
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import NOT_STARTED
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import add_kernel_argument, always, manual_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, kernel, links, pci, system
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE, OPEN_MODULES
+from gpunode.diagnoses.views import driver, kernel, pci, pcie_links, system
 from gpunode.facts.patterns import Pattern
 
 _NO_REGION: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
@@ -33,19 +33,19 @@ _HOTPLUG: Final = any_of(
 
 def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield regions of a GPU without an address, or windows of bridges that may lead to one."""
-    gpus, ports = snapshot.view(links.nvidia_slots), snapshot.view(links.gpu_bridges)
+    gpus, ports = snapshot.view(pcie_links.nvidia_slots), snapshot.view(pcie_links.gpu_bridges)
     # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
     trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi_states))
     trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.CLOSED_OR_BAR))
     is_all = ports is None and not gpus and not driver.works(snapshot)
     for address, is_window, citation in _failed_assignments(snapshot):
         is_above = is_window and (address in ports if ports is not None else trouble)
-        if links.pci_slot(address) in gpus or is_above or is_all:
+        if pcie_links.pci_slot(address) in gpus or is_above or is_all:
             yield citation
 
 
 _ASSIGNMENT: Final = Pattern(
-    rf"(?<![\w-])[\w-]{{1,40}} (?P<address>{links.ADDRESS}): +(?:BAR (?P<bar>\d{{1,2}})|bridge window)"
+    rf"(?<![\w-])[\w-]{{1,40}} (?P<address>{pcie_links.ADDRESS}): +(?:BAR (?P<bar>\d{{1,2}})|bridge window)"
     r"(?: \[(?P<before>[^\]]{1,80})\])?:? +(?:to \[[^\]]{1,40}\] )?"
     r"(?P<verdict>no space for|failed to assign|can't assign; (?:no space|bogus alignment)|can't assign|assigned)"
     r"(?: \[(?P<behind>[^\]]{1,80})\])?"
@@ -87,7 +87,7 @@ def _has_high_window(snapshot: Snapshot) -> bool | None:
 
 _UNPLACED: Final = custom_sign(_unplaced_regions)
 _UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
-_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: links.gpu_lines(snapshot, _UNASSIGNED)))
+_EMPTY: Final = any_of(_INVALID, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED)))
 ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
 """A memory region of a GPU that has no address."""
 GUEST: Final = predicate(system.is_guest, "this is a virtual machine")

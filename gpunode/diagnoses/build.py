@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode import distros
-from gpunode.diagnoses import chains, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
+from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, is_release, join_commands, surround
 from gpunode.diagnoses.commands import kernel_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import change_driver, install, is_supported, manual_step, reboot, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import build_log_line
 from gpunode.diagnoses.views.system import PackageManager
@@ -313,7 +313,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(DRIVER_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
             remedy=_install_headers,
-            explains=chains.NOT_BUILT,
+            explains=consequences.NOT_BUILT,
         ),
         Rule(
             cause="dkms-build-compiler-mismatch",
@@ -343,7 +343,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/linux-surface/linux-surface/issues/705",
             ),
             remedy=_install_compiler,
-            explains=chains.NOT_BUILT,
+            explains=consequences.NOT_BUILT,
         ),
         Rule(
             cause="dkms-build-kernel-api",
@@ -372,7 +372,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/negativo17/nvidia-driver/issues/174",
             ),
             remedy=_change_driver,
-            explains=chains.NOT_BUILT,
+            explains=consequences.NOT_BUILT,
         ),
         Rule(
             cause="dkms-build-toolchain-missing",
@@ -394,7 +394,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(f"{OPEN_MODULES}/issues/805", DRIVER_GUIDE),
             remedy=_install_tools,
-            explains=chains.NOT_BUILT,
+            explains=consequences.NOT_BUILT,
         ),
         Rule(
             cause="dkms-tree-corrupt",
@@ -422,7 +422,7 @@ FAMILY: Final = RuleFamily(
                 _DKMS,
             ),
             remedy=_clear_tree,
-            explains=chains.NOT_BUILT,
+            explains=consequences.NOT_BUILT,
         ),
         Rule(
             cause="dkms-build-no-space",
@@ -443,7 +443,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(_DKMS, DRIVER_GUIDE),
             remedy=_free_space,
-            explains=chains.NOT_BUILT,
+            explains=consequences.NOT_BUILT,
         ),
     ),
 )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless

@@ -6,13 +6,13 @@ from gpunode.diagnoses.commands import Command, Shell, command, is_name, join_co
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.remedies import run_step
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kube
+from gpunode.diagnoses.views import kubernetes_nodes
 from gpunode.diagnoses.views.engine import container_engine
 
 
 def kubectl_node_name(snapshot: Snapshot) -> str:
     """Return the node's name for kubectl: the only one shown, else the host's own name."""
-    names = {node.name for node in snapshot.view(kube.kube_nodes) if node.name}
+    names = {node.name for node in snapshot.view(kubernetes_nodes.kube_nodes) if node.name}
     name = names.pop() if len(names) == 1 else ""
     return name if is_name(name) else Shell('"$(hostname | tr A-Z a-z)"')
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import DPKG, DRIVER_GUIDE
-from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import MISMATCHES
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import DPKG, DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, packages
 from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.diagnoses.views.system import package_manager

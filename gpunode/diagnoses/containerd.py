@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
-from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.consequences import NO_RUNTIME
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, is_supported, manual_step, restart, run_step
 from gpunode.diagnoses.signs import (
@@ -26,6 +25,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.source_urls import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -141,11 +141,11 @@ def _kubelet_cgroup_driver(driver: str) -> Sign:
     """Return the sign that the kubelet manages cgroups by ``driver``."""
     return any_of(
         any_line(rf"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?{driver}|--cgroup-driver[= ]{driver}"),
-        predicate(lambda node: _typed(node) == driver, f"the kubelet's cgroup driver is {driver}"),
+        predicate(lambda node: _configured_cgroup_driver(node) == driver, f"the kubelet's cgroup driver is {driver}"),
     )
 
 
-def _typed(snapshot: Snapshot) -> str | None:
+def _configured_cgroup_driver(snapshot: Snapshot) -> str | None:
     kubelet = snapshot.facts.kubelet
     return kubelet.value.cgroup_driver if isinstance(kubelet, Known) and kubelet.value is not None else None
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import chains, remedies, symptoms
-from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
+from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, drain, reboot, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
+from gpunode.diagnoses.source_urls import DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.views import boards, driver, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -302,7 +302,7 @@ FAMILY: Final = RuleFamily(
                 ),
                 restart(_PERSISTENCED, when="nvidia-persistenced is installed"),
             ),
-            explains=chains.NO_NVML,
+            explains=consequences.NO_NVML,
         ),
         Rule(
             cause="persistenced-start-race",

@@ -1,4 +1,4 @@
-"""Docker: its file, its flags, and which of the dockers that a node can have it is that answers."""
+"""Diagnose docker: its configuration file, its flags, and which of several dockers answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.source_urls import TOOLKIT_GUIDE
 from gpunode.diagnoses.views import docker, system, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_LIST

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import align_fabric_manager, always, manual_step, reboot, upgrade_driver_for_cuda
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 

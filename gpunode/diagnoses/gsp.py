@@ -8,9 +8,8 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import Shell, edit_matching_files
+from gpunode.diagnoses.consequences import GPU_LOST
 from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     always,
@@ -33,6 +32,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.views import driver, faults, guests, pci
 from gpunode.diagnoses.views.system import find_distro, package_manager
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE
-from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, NOT_ACCEPTED
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import install, is_supported, run_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
 from gpunode.diagnoses.views.system import has_external_driver, is_debian, package_manager
 from gpunode.facts.items import Item

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Command, Shell, edit_files, is_path_below
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import manual_step, run_step, upgrade_driver_for_cuda
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.source_urls import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.views import cuda, driver, loader
 from gpunode.facts.patterns import Pattern
 

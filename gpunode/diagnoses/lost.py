@@ -8,9 +8,8 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     always,
@@ -23,6 +22,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, kernel_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.support import undriven_gpus
 from gpunode.diagnoses.views import boards, faults, kernel, pci
 from gpunode.facts.patterns import Pattern

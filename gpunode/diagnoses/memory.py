@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
-from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Check, Citation, Proof, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import (
     always,
@@ -27,7 +26,8 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, faults, kernel, resolved, smi_query
+from gpunode.diagnoses.source_urls import NVML_RETURNS, XID_CATALOG
+from gpunode.diagnoses.views import boards, faults, kernel, resolved_faults, smi_query
 from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
@@ -82,11 +82,11 @@ class _GpuMemory:
         """Return the rows of that name; without one all."""
         return tuple(row for one in self.answers for row in (one.find_all(*names) if names else one.rows))
 
-    def affirmed(self, *names: str) -> tuple[Citation, ...]:
+    def rows_saying_yes(self, *names: str) -> tuple[Citation, ...]:
         """Return the rows of that name whose value says yes."""
         return tuple(row.citation for row in self.rows(*names) if smi_query.is_yes(row.value))
 
-    def denied(self, *names: str) -> tuple[Citation, ...]:
+    def rows_saying_no(self, *names: str) -> tuple[Citation, ...]:
         """Return the rows of that name whose value says no."""
         return tuple(row.citation for row in self.rows(*names) if row.value.lower() == "no")
 
@@ -136,20 +136,20 @@ def _check_each(judge: _Judge) -> Check:
 def _until_reset(check: Check) -> Check:
     """Yield the check of an error that is past once a reset has replaced the bad row."""
 
-    def checked(snapshot: Snapshot) -> Iterator[Proof]:
+    def check_until_reset(snapshot: Snapshot) -> Iterator[Proof]:
         replaced_rows = {one.gpu for one in snapshot.view(_gpu_memories) if _was_reset(one)}
         for proof in check(snapshot):
             summary = f"{proof.summary}; the bad row was replaced by a reset since"
             past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH)
             yield past if proof.gpu in replaced_rows else proof
 
-    return checked
+    return check_until_reset
 
 
 def _was_reset(memory: _GpuMemory) -> bool:
     """Return whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     is_marked = any(not _is_of_page(fault) for fault in memory.with_codes(63, 156, 160))
-    return is_marked and any(map(resolved.is_from_last_query, memory.denied("Remapped Rows", "Pending")))
+    return is_marked and any(map(resolved_faults.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
 
 
 def _make_proof(memory: _GpuMemory, summary: str, *citations: Citation, **more: Any) -> Proof:
@@ -171,7 +171,7 @@ def _is_of_page(fault: faults.Fault) -> bool:
 
 
 def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
-    rows = memory.affirmed("Remapping Failure Occurred")
+    rows = memory.rows_saying_yes("Remapping Failure Occurred")
     if not rows and all(_is_pending(one) or _is_of_page(one) for one in memory.with_codes(64, 157, 161)):
         return None
     return _make_proof(memory, "a bad row of memory could not be remapped", *rows)
@@ -180,8 +180,8 @@ def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
 def _find_failing(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
     """Return the proof of failing memory: by NVIDIA's limits, else by frequency."""
     limits = (
-        *memory.affirmed("Unrepairable Memory"),
-        *memory.affirmed("SRAM Threshold Exceeded"),
+        *memory.rows_saying_yes("Unrepairable Memory"),
+        *memory.rows_saying_yes("SRAM Threshold Exceeded"),
         *_bank_rows(memory, "None"),
     )
     limits += tuple(fault.citation for fault in memory.with_codes(64) if _is_of_page(fault))
@@ -216,8 +216,11 @@ def _occurrences(errors: tuple[faults.Fault, ...]) -> int:
 
 
 def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
-    rows = (*memory.affirmed("Retired Pages", "Pending Page Blacklist"), *memory.affirmed("Retired Pages", "Pending"))
-    is_marked = any(map(_is_of_page, memory.with_codes(63))) and not memory.denied(
+    rows = (
+        *memory.rows_saying_yes("Retired Pages", "Pending Page Blacklist"),
+        *memory.rows_saying_yes("Retired Pages", "Pending"),
+    )
+    is_marked = any(map(_is_of_page, memory.with_codes(63))) and not memory.rows_saying_no(
         "Retired Pages", "Pending Page Blacklist"
     )
     text = "pages are marked to be retired, which happens when all that holds the GPU lets go"
@@ -225,10 +228,10 @@ def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
 
 
 def _find_pending_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
-    rows = (*memory.affirmed("Remapped Rows", "Pending"), *memory.affirmed("Channel Repair Pending"))
+    rows = (*memory.rows_saying_yes("Remapped Rows", "Pending"), *memory.rows_saying_yes("Channel Repair Pending"))
     marked = [one for one in memory.with_codes(63, 156, 160) if not _is_of_page(one)]
     marked += [one for one in memory.with_codes(64) if _is_pending(one)]
-    if not rows and (not marked or memory.denied("Remapped Rows", "Pending") or memory.with_codes(95, 140)):
+    if not rows and (not marked or memory.rows_saying_no("Remapped Rows", "Pending") or memory.with_codes(95, 140)):
         return None
     return _make_proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 

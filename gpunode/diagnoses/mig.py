@@ -9,13 +9,13 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import ADDRESS, Command, Shell, gpu_command
+from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
+from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern

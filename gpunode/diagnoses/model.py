@@ -112,7 +112,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One step of a remedy.
+    """A step of a remedy.
 
     Attributes:
         text: an imperative sentence without a full stop.

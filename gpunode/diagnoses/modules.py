@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
-from gpunode.diagnoses.addresses import DRIVER_README
+from gpunode.diagnoses import build, consequences, remedies, secureboot, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.commands import kernel_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
@@ -35,6 +34,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
+from gpunode.diagnoses.source_urls import DRIVER_README
 from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -251,7 +251,7 @@ def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
 # Two copies of the module for one kernel: depmod picks one by the folder, not by the version.
 
 
-def _module_copies(snapshot: Snapshot) -> dict[str, modules.ModuleFile]:
+def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
     """Return the files of the main module for one kernel, the running one if that is known, by their folders."""
     found = snapshot.view(modules.modules_on_disk)
     kernels = (modules.kernel_of_search(snapshot),) if modules.kernel_of_search(snapshot) else ()
@@ -259,7 +259,7 @@ def _module_copies(snapshot: Snapshot) -> dict[str, modules.ModuleFile]:
         places = {one.place: one for one in found if one.kernel == name and one.place}
         built = (row for row in snapshot.view(modules.driver_builds) if row.kernel == name and row.state == "installed")
         if row := next(built, None) if any(_INSTALLERS in place for place in places) else None:
-            places.setdefault("updates/dkms", modules.ModuleFile(name, "updates/dkms", row.version, row.citation))
+            places.setdefault("updates/dkms", modules.InstalledModule(name, "updates/dkms", row.version, row.citation))
         # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
         if not snapshot.view(_REFUSED):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}
@@ -358,7 +358,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{DRIVER_README}commonproblems.html"),
             remedy=_load_module,
-            explains=chains.NOT_INITIALISED,
+            explains=consequences.NOT_INITIALISED,
         ),
         Rule(
             cause="module-built-for-other-kernel",
@@ -387,7 +387,7 @@ FAMILY: Final = RuleFamily(
                 f"{DRIVER_README}installdriver.html",
             ),
             remedy=_build_for_this,
-            explains=chains.NOT_ACCEPTED,
+            explains=consequences.NOT_ACCEPTED,
         ),
         Rule(
             cause="depmod-index-missing",
@@ -411,7 +411,7 @@ FAMILY: Final = RuleFamily(
                 "https://github.com/NVIDIA/nvidia-installer/issues/22",
             ),
             remedy=_rebuild_index,
-            explains=chains.NOT_ACCEPTED,
+            explains=consequences.NOT_ACCEPTED,
         ),
         Rule(
             cause="duplicate-module-files",
@@ -434,8 +434,8 @@ FAMILY: Final = RuleFamily(
             ),
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             remedy=_keep_one_copy,
-            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
-            | chains.LIBRARY_MISMATCH
+            explains=(consequences.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
+            | consequences.LIBRARY_MISMATCH
             | {"module-built-for-other-kernel"},
         ),
         Rule(
@@ -464,7 +464,7 @@ FAMILY: Final = RuleFamily(
                 "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
             ),
             remedy=rebuild_initramfs_and_reboot,
-            explains=chains.MISMATCHES | chains.LIBRARY_MISMATCH,
+            explains=consequences.MISMATCHES | consequences.LIBRARY_MISMATCH,
         ),
     ),
 )

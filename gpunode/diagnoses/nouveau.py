@@ -1,4 +1,4 @@
-"""nouveau and nova, the kernel's own drivers for these GPUs, in the way of NVIDIA's."""
+"""Diagnose nouveau and nova, the kernel's own drivers, where they block NVIDIA's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import branches
-from gpunode.diagnoses import chains, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
+from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
@@ -31,6 +30,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.views import initramfs, modules, pci
 from gpunode.facts.patterns import Pattern
 
@@ -146,7 +146,7 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("lspci -nnk -d 10de:"),),
             summary="nouveau owns the GPU, so NVIDIA's module is never given it",
             remedy=_blacklist_nouveau,
-            explains=chains.NO_DRIVER,
+            explains=consequences.NO_DRIVER,
         ),
         Rule(
             cause="nouveau-in-initramfs",
@@ -176,7 +176,7 @@ FAMILY: Final = RuleFamily(
             ),
             summary="nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts",
             remedy=rebuild_initramfs_and_reboot,
-            explains=chains.NO_DRIVER | {"nouveau-bound"},
+            explains=consequences.NO_DRIVER | {"nouveau-bound"},
         ),
     ),
 )

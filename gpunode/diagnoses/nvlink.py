@@ -8,10 +8,9 @@ from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
-from gpunode.diagnoses import recovering, symptoms
-from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses import recovery_requests, symptoms
 from gpunode.diagnoses.commands import Shell, join_commands
+from gpunode.diagnoses.consequences import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, RuleFamily, Severity, Sign
 from gpunode.diagnoses.remedies import (
     INSTALL_FABRIC_MANAGER,
@@ -27,6 +26,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
@@ -155,7 +155,7 @@ def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.incident_proof(incident)
         elif of_driver == "drain-p2p":
-            first = (recovering.LEAVE_PEERS, _LINKS_UP)
+            first = (recovery_requests.LEAVE_PEERS, _LINKS_UP)
             yield faults.incident_proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
             severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gpunode.diagnoses import chains, symptoms
+from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name
 from gpunode.diagnoses.commands import Shell, command, join_commands, surround
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
@@ -248,7 +248,7 @@ FAMILY: Final = RuleFamily(
             summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
             remedy=_avoid_image,
             # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
-            explains=chains.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
+            explains=consequences.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
         ),
     ),
 )

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.consequences import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, kernel, links, passthrough, pci
+from gpunode.diagnoses.views import faults, kernel, passthrough, pci, pcie_links
 from gpunode.facts.patterns import Pattern
 
 # ---- access control
@@ -65,16 +65,16 @@ _TRANSLATES: Final = unless(
 
 def _gpu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the page faults of GPUs."""
-    gpus = snapshot.view(links.nvidia_slots)
+    gpus = snapshot.view(pcie_links.nvidia_slots)
     for message in kernel.matching_messages(snapshot, _PAGE_FAULT):
         match = _PAGE_FAULT.search(message.text)
         device = ((match["amd"] or match["intel"] or "") if match else "").replace("0x", "")
-        if (match and match["bound"]) or (device and links.pci_slot(pci.normalize_address(device)) in gpus):
+        if (match and match["bound"]) or (device and pcie_links.pci_slot(pci.normalize_address(device)) in gpus):
             yield message.citation
 
 
 def _any_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
-    is_chosen = not (snapshot.view(links.nvidia_slots) or is_examined(snapshot))
+    is_chosen = not (snapshot.view(pcie_links.nvidia_slots) or is_examined(snapshot))
     return (message.citation for message in kernel.matching_messages(snapshot, _PAGE_FAULT) if is_chosen)
 
 

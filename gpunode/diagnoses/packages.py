@@ -1,4 +1,4 @@
-"""The package manager's database: another program that holds its lock, and work that was left half done."""
+"""Diagnose the package database: locks, and packages left half installed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DPKG
-from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.model import Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import manual_step, reinstall, run_step
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.source_urls import DPKG
 from gpunode.diagnoses.views import packages
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.model import Known
@@ -46,7 +46,7 @@ _LISTED_LOCK: Final = Pattern(
 
 
 def _find_held_lock(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield a lock that is held now, which passes and is no fault."""
+    """Yield a lock that is held now, which passes and is not a fault."""
     for item in snapshot.items:
         if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
             who = f"{match['name']} (process {match['pid']})"

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import OPEN_MODULES
-from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell, edit_matching_files
+from gpunode.diagnoses.consequences import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     always,
@@ -34,7 +33,8 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, faults, kernel, links, passthrough, pci, system
+from gpunode.diagnoses.source_urls import OPEN_MODULES
+from gpunode.diagnoses.views import driver, faults, kernel, passthrough, pci, pcie_links, system
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -60,7 +60,7 @@ def _installed_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _is_gpu_seen(snapshot: Snapshot) -> bool:
-    return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia_slots))
+    return bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots))
 
 
 def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
@@ -148,7 +148,7 @@ def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- awake, or stuck
 
 _D3: Final = Pattern(
-    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): "
+    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): "
     r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
@@ -156,10 +156,10 @@ _D3: Final = Pattern(
 
 def _sleeping_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield messages of a GPU that does not wake up, before it fell off the bus."""
-    gone, gpus = snapshot.view(faults.first_bus_falls), snapshot.view(links.nvidia_slots)
+    gone, gpus = snapshot.view(faults.first_bus_falls), snapshot.view(pcie_links.nvidia_slots)
     for message in kernel.matching_messages(snapshot, _D3):
         if (match := _D3.search(message.text)) and not faults.is_after_fall(message.citation, gone):
-            is_gpu = links.pci_slot(pci.normalize_address(match["address"])) in gpus or match["driver"] == "nvidia"
+            is_gpu = pcie_links.pci_slot(pci.normalize_address(match["address"])) in gpus or match["driver"] == "nvidia"
             if is_gpu or (not gpus and match["driver"] == "vfio-pci"):
                 yield message.citation
 

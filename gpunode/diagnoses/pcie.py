@@ -8,25 +8,25 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import OPEN_MODULES
-from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import TRANSFERS_LOST
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, RuleFamily, Severity
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, faults, kernel, links, pci
+from gpunode.diagnoses.source_urls import OPEN_MODULES
+from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links
 from gpunode.facts.patterns import Pattern
 
 # ---- lanes
 
 
 def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
-    seen = snapshot.view(links.gpu_links)
+    seen = snapshot.view(pcie_links.gpu_links)
     is_odd = "baseboard" in snapshot.view(boards.gpu_carriers) or any(0 < one.width == one.max_width for one in seen)
     for link in (one for one in seen if one.is_narrow):
-        above = links.bridges_above(snapshot, link.address) if link.address else ()
-        port = snapshot.view(links.link_table).get(above[-1]) if above else None
+        above = pcie_links.bridges_above(snapshot, link.address) if link.address else ()
+        port = snapshot.view(pcie_links.link_table).get(above[-1]) if above else None
         port = port if port and port.max_width else None
         # A slot that is wired for no more lanes has lost none.
         if port and port.max_width <= link.width:
@@ -46,14 +46,14 @@ def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 _LIMITED: Final = kernel_line(r"available PCIe bandwidth, limited by \S+ GT/s PCIe x(\d+) .* PCIe x(?!\1\b)\d+ link")
-_AT: Final = Pattern(links.ADDRESS)
+_AT: Final = Pattern(pcie_links.ADDRESS)
 
 
 def _narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the lines of the kernel about a GPU whose link got fewer lanes than it can have."""
     for one in snapshot.view(_LIMITED):
         match = _AT.search(one.line)
-        if match and links.pci_slot(pci.normalize_address(match[0])) in snapshot.view(links.nvidia_slots):
+        if match and pcie_links.pci_slot(pci.normalize_address(match[0])) in snapshot.view(pcie_links.nvidia_slots):
             yield one
 
 
@@ -75,8 +75,8 @@ _CORRECTED: Final = Pattern(
     r"|\[\s*\d{1,2}\]\s*(?:RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
     r"|(?:Adv)?NonFatalErr|Advisory)"
 )
-_SPEAKER: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): ")
-_FROM: Final = Pattern(rf"received(?: from|:) (?P<address>{links.ADDRESS})")
+_SPEAKER: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): ")
+_FROM: Final = Pattern(rf"received(?: from|:) (?P<address>{pcie_links.ADDRESS})")
 _PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
 
 
@@ -92,8 +92,8 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
     """Return the errors that may concern a GPU, without those of other devices or of a fallen GPU."""
     gone, gpus, ports = (
         snapshot.view(faults.first_bus_falls),
-        snapshot.view(links.nvidia_slots),
-        snapshot.view(links.gpu_bridges),
+        snapshot.view(pcie_links.nvidia_slots),
+        snapshot.view(pcie_links.gpu_bridges),
     )
     found, strangers = list[tuple[str, _BusError]](), set[str]()
     for message in snapshot.view(kernel.kernel_messages):
@@ -105,14 +105,14 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
         address = pci.normalize_address(speaker["address"]) if speaker else ""
         found.append(
             (
-                links.pci_slot(pci.normalize_address(origin["address"]) if origin else address),
+                pcie_links.pci_slot(pci.normalize_address(origin["address"]) if origin else address),
                 _BusError(address, message),
             )
         )
-        if speaker and links.pci_slot(address) not in gpus:
+        if speaker and pcie_links.pci_slot(address) not in gpus:
             is_other = speaker["driver"] not in _PORTS or (ports is not None and address not in ports)
-            strangers |= {links.pci_slot(address)} if is_other else set()
-    return tuple(one for origin, one in found if not {links.pci_slot(one.address), origin} & strangers)
+            strangers |= {pcie_links.pci_slot(address)} if is_other else set()
+    return tuple(one for origin, one in found if not {pcie_links.pci_slot(one.address), origin} & strangers)
 
 
 def _errors_matching(snapshot: Snapshot, pattern: Pattern) -> tuple[_BusError, ...]:
@@ -143,7 +143,7 @@ def _find_storm(snapshot: Snapshot) -> Iterator[Proof]:
     often = sum(len(_CORRECTED.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found)
     is_often = often >= (_MANY if is_long or snapshot.view(faults.first_bus_falls) else _FEW)
     if is_often and not snapshot.view(_uncorrected_errors):
-        is_its_own = any(links.pci_slot(one.address) in snapshot.view(links.nvidia_slots) for one in found)
+        is_its_own = any(pcie_links.pci_slot(one.address) in snapshot.view(pcie_links.nvidia_slots) for one in found)
         summary = "the GPU's PCIe link corrects errors again and again: its signal is bad"
         yield _make_proof(snapshot, summary, found, confidence="certain" if is_its_own else "likely")
 
@@ -158,7 +158,7 @@ def _make_proof(
     snapshot: Snapshot, summary: str, found: tuple[_BusError, ...], *more: Citation, confidence: Confidence = "certain"
 ) -> Proof:
     """Return the proof, with the GPU if all errors are of one link."""
-    gpus = {links.gpu_at(snapshot, one.address) for one in found if one.address}
+    gpus = {pcie_links.gpu_at(snapshot, one.address) for one in found if one.address}
     at = next((one.message.at for one in found if one.message.at is not None), None)
     cited = tuple(dict.fromkeys((*(one.message.citation for one in found), *more)))[:12]
     return Proof(summary, cited, confidence, gpu=gpus.pop() if len(gpus) == 1 else "", at=at)

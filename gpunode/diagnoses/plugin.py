@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_runtime_class
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import containerd, driver, kube
+from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
+from gpunode.diagnoses.views import containerd, driver, kubernetes_nodes
 
 _LACKING: Final = message_line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
@@ -27,7 +27,7 @@ _ASKS: Final = message_line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
 )
-_WELL: Final = predicate(kube.offers_all_gpus, "the node offers all of its GPUs")
+_WELL: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 _STILL_ASKS: Final = unless(_ASKS, _WELL)
 _COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
@@ -129,7 +129,7 @@ _MARKED_UNHEALTHY: Final = message_line(
 )
 UNHEALTHY: Final = any_of(
     unless(_MARKED_UNHEALTHY, _WELL),
-    custom_sign(lambda node: (one.citation for _, *both in kube.unhealthy_resources(node) for one in both)),
+    custom_sign(lambda node: (one.citation for _, *both in kubernetes_nodes.unhealthy_resources(node) for one in both)),
 )
 
 

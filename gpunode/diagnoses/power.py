@@ -1,4 +1,4 @@
-"""Power and heat: why a GPU that works runs slower than it could."""
+"""Diagnose power and heat: throttled clocks, hot GPUs, lowered power limits."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.repositories import TOOLKIT
-from gpunode.diagnoses import packaged, systems
+from gpunode.diagnoses import driver_install, special_systems
 from gpunode.diagnoses.commands import (
     ADDRESS,
     Command,
@@ -24,7 +24,7 @@ from gpunode.diagnoses.commands import (
 )
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, cuda, fabric, guests, modules
+from gpunode.diagnoses.views import cuda, fabric, gpu_models, guests, modules
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import container_engine
 from gpunode.diagnoses.views.history import is_driver_package
@@ -240,7 +240,7 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
 
     The step ``driver`` alone would lack repository, headers and loading.
     """
-    models = snapshot.view(cards.known_gpu_models)
+    models = snapshot.view(gpu_models.known_gpu_models)
     if is_supported(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
         return Fix("install", text, (_SETUP,), when)
     return _install_from_packages(snapshot, text, when)
@@ -322,7 +322,7 @@ def _setup_options(
 
 def _usable_branches(snapshot: Snapshot) -> list[Branch]:
     """Return the maintained branches that drive the GPUs of this node, as far as they are known."""
-    models = snapshot.view(cards.gpu_models)
+    models = snapshot.view(gpu_models.gpu_models)
     active = (one for one in branches.known() if one.active)
     return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
 
@@ -363,9 +363,9 @@ def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, lea
         return manual_step("install", f"{text}: {_OF_WINDOWS}", when)
     if is_jetson(snapshot):
         return manual_step("install", f"{text}: {_OF_JETPACK}", when)
-    if snapshot.view(systems.special_system) is not None:
+    if snapshot.view(special_systems.special_system) is not None:
         return manual_step("install", text, when)
-    return packaged.install_driver_packages(snapshot, text, when, oldest_branch=least)
+    return driver_install.install_driver_packages(snapshot, text, when, oldest_branch=least)
 
 
 # NVIDIA's "CUDA on WSL User Guide", and its "Jetson Linux Developer Guide" on updates.

@@ -8,14 +8,14 @@ from typing import Final
 
 from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
-from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
+from gpunode.diagnoses.consequences import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.model import Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import is_supported, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import archives, driver, modules
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE, TOOLKIT_GUIDE
+from gpunode.diagnoses.views import apt_sources, driver, modules
 from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.facts.patterns import Pattern
 
@@ -39,8 +39,8 @@ _TOOLKIT_REFUSED: Final = message_line(
     flags=re.IGNORECASE,
 )
 # The next update is going to refuse it: nothing fails yet that is installed.
-_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: archives.entries_without_key(snapshot, "cuda"))
-_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: archives.entries_without_key(snapshot, "toolkit"))
+_CUDA_UNKEYED: Final = custom_sign(lambda snapshot: apt_sources.entries_without_key(snapshot, "cuda"))
+_TOOLKIT_UNKEYED: Final = custom_sign(lambda snapshot: apt_sources.entries_without_key(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
 _HAS_ONE: Final = predicate(
     lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
@@ -108,7 +108,7 @@ _NEW_LIST: Final = message_line(
     r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text"
 )
 _CLASHING: Final = custom_sign(
-    lambda snapshot: (one.citation for same in snapshot.view(archives.conflicting_entries) for one in same)
+    lambda snapshot: (one.citation for same in snapshot.view(apt_sources.conflicting_entries) for one in same)
 )
 _SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
@@ -117,13 +117,13 @@ def _duplicate_archive(snapshot: Snapshot) -> str:
     """Return the archive that two entries name, one of NVIDIA before others; empty if unknown."""
     lines = (_SAID.search(one.line) for one in snapshot.matching_lines(_SAID))
     urls = [match["url"] for match in (*lines, snapshot.match(_SAID)) if match]
-    urls += [same[0].source.uri for same in snapshot.view(archives.conflicting_entries)]
-    return next((url for url in urls if archives.owner_of(url) != "other"), urls[0] if urls else "")
+    urls += [same[0].source.uri for same in snapshot.view(apt_sources.conflicting_entries)]
+    return next((url for url in urls if apt_sources.owner_of(url) != "other"), urls[0] if urls else "")
 
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     url = _duplicate_archive(snapshot)
-    owner, match = archives.owner_of(url), _ARCHIVE.match(url)
+    owner, match = apt_sources.owner_of(url), _ARCHIVE.match(url)
     archive = match["archive"] if match else ""
     plain = archive.replace(".", r"\.")
     comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
@@ -156,7 +156,7 @@ _CURRENT: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?
 
 def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the files with the entries to be dropped: those that today's instructions do not write."""
-    for same in snapshot.view(archives.conflicting_entries):
+    for same in snapshot.view(apt_sources.conflicting_entries):
         files = dict.fromkeys(entry.source.file for entry in same)
         if surplus := tuple(file for file in files if not _CURRENT.search(file)):
             return surplus if len(surplus) < len(files) else ()

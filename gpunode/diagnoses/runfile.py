@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE
-from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import MISMATCHES, NO_DRIVER
 from gpunode.diagnoses.model import Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE
 from gpunode.diagnoses.views import driver, guests, runfile
 from gpunode.diagnoses.views.packages import Package
 

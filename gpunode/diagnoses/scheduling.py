@@ -1,4 +1,4 @@
-"""Pods that get no GPU: all are taken, a taint is not borne, the node does not offer any, the wrong node was set up."""
+"""Diagnose pods without a GPU: all assigned, an untolerated taint, no GPUs offered, the wrong node set up."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import kubectl_node_name, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kube, nested
+from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
+from gpunode.diagnoses.views import kubernetes_nodes, nested_cluster
 
 _OFFERS: Final = custom_sign(
-    lambda node: (one.citation for each in node.view(kube.kube_nodes) for one in each.available.values() if one.value)
+    lambda node: (
+        one.citation for each in node.view(kubernetes_nodes.kube_nodes) for one in each.available.values() if one.value
+    )
 )
 _NO_CAPACITY: Final = custom_sign(
-    lambda node: (each.citation for each in node.view(kube.kube_nodes) if each.has_no_gpu)
+    lambda node: (each.citation for each in node.view(kubernetes_nodes.kube_nodes) if each.has_no_gpu)
 )
 
 # Taints. Those of a node's state, and of the control plane, keep all pods away.
@@ -51,7 +53,7 @@ _TOLERATES: Final = message_line(
 
 def _full_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield nodes whose healthy GPUs are all assigned."""
-    for node in snapshot.view(kube.kube_nodes):
+    for node in snapshot.view(kubernetes_nodes.kube_nodes):
         for name, offered in node.available.items():
             used, capacity = node.allocated.get(name), node.capacity.get(name, offered)
             if used and used.value >= offered.value > 0 and capacity.value <= offered.value:
@@ -60,7 +62,7 @@ def _full_nodes(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _used_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield assigned GPUs of nodes whose capacity is unknown."""
-    for node in snapshot.view(kube.kube_nodes):
+    for node in snapshot.view(kubernetes_nodes.kube_nodes):
         yield from (one.citation for one in node.allocated.values() if one.value and not node.available)
 
 
@@ -291,10 +293,10 @@ FAMILY: Final = RuleFamily(
                 "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
                 "https://github.com/NVIDIA/nvkind",
             ),
-            decisive=all_of(nested.NODE, _NO_GPU_INSIDE),
-            typical=all_of(nested.NODE, any_of(command_run(_CREATED), message_line(_CREATED))),
+            decisive=all_of(nested_cluster.NODE, _NO_GPU_INSIDE),
+            typical=all_of(nested_cluster.NODE, any_of(command_run(_CREATED), message_line(_CREATED))),
             against=(_OFFERS,),
-            context=nested.NODE,
+            context=nested_cluster.NODE,
             symptoms=(
                 symptoms.POD_PENDING,
                 symptoms.NO_CAPACITY,

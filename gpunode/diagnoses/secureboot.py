@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import chains, symptoms
-from gpunode.diagnoses.addresses import DRIVER_README
+from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
@@ -30,6 +29,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
+from gpunode.diagnoses.source_urls import DRIVER_README
 from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
@@ -213,7 +213,7 @@ FAMILY: Final = RuleFamily(
             ),
             sources=(_KERNEL, _DEBIAN, "https://github.com/awesometic/realtek-r8126-dkms/issues/3"),
             remedy=_enroll_key,
-            explains=chains.NOT_ACCEPTED,
+            explains=consequences.NOT_ACCEPTED,
         ),
         Rule(
             cause="secure-boot-module-unsigned",
@@ -241,7 +241,7 @@ FAMILY: Final = RuleFamily(
                 f"{DRIVER_README}installdriver.html",
             ),
             remedy=_sign_module,
-            explains=chains.NOT_ACCEPTED,
+            explains=consequences.NOT_ACCEPTED,
         ),
     ),
 )

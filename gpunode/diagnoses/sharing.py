@@ -1,4 +1,4 @@
-"""How a GPU is shared: a compute mode for one process, memory that another has, time-slicing that nobody does."""
+"""Diagnose shared GPUs: exclusive compute modes, memory held by others, time-slicing that is not applied."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, gpu_command, gpu_option
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_first, lines_with
-from gpunode.diagnoses.views import kube, smi_query, system
+from gpunode.diagnoses.source_urls import DEVICE_PLUGIN
+from gpunode.diagnoses.views import kubernetes_nodes, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -77,7 +77,7 @@ def _sharing_configs(snapshot: Snapshot) -> Iterator[Item]:
 def _sharing_nodes(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
     """Yield nodes with as many GPUs as configured, or with fewer."""
     desired = [int(found["count"]) for item in _sharing_configs(snapshot) for found in _REPLICAS.finditer(item.text)]
-    for node in snapshot.view(kube.kube_nodes):
+    for node in snapshot.view(kubernetes_nodes.kube_nodes):
         amount = node.capacity.get("nvidia.com/gpu")
         if amount and amount.value and (amount.value >= min(desired, default=2)) is is_divided:
             yield amount.citation

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Sign
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with, searchable_text
 from gpunode.diagnoses.views import kernel

@@ -13,8 +13,7 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import chains, packaged, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
+from gpunode.diagnoses import consequences, driver_install, symptoms
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import (
@@ -37,7 +36,8 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE, OPEN_MODULES
+from gpunode.diagnoses.views import boards, driver, gpu_models, guests, kernel, modules, packages
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
@@ -131,11 +131,11 @@ def _misfit_cause(model: GpuModel, found: InstalledDriver) -> str:
     return ""
 
 
-def _misfit_cards(snapshot: Snapshot, cause: str) -> list[cards.GpuCard]:
+def _misfit_cards(snapshot: Snapshot, cause: str) -> list[gpu_models.GpuCard]:
     """Return the GPUs that the installed driver does not drive for this reason."""
     return [
         card
-        for card in snapshot.view(cards.gpu_cards)
+        for card in snapshot.view(gpu_models.gpu_cards)
         if _misfit_cause(card.model, snapshot.view(installed_driver)) == cause
     ]
 
@@ -154,7 +154,7 @@ def _summary_of(cause: str, words: str) -> Callable[[Snapshot], str]:
     """Return the summary ``words`` with the GPU and the driver of this node."""
 
     def summary(snapshot: Snapshot) -> str:
-        known = snapshot.view(cards.gpu_cards)
+        known = snapshot.view(gpu_models.gpu_cards)
         card = next(iter(_misfit_cards(snapshot, cause)), known[0] if len(known) == 1 else None)
         gpu = card.model.label if card else "this GPU"
         return words.format(gpu=gpu, driver=f"driver {snapshot.view(installed_driver).version}".rstrip())
@@ -167,25 +167,25 @@ def undriven_gpus(snapshot: Snapshot) -> frozenset[str]:
 
     nvidia-smi cannot show them.
     """
-    known, found = snapshot.view(cards.gpu_cards), snapshot.view(installed_driver)
+    known, found = snapshot.view(gpu_models.gpu_cards), snapshot.view(installed_driver)
     left = frozenset(card.address for card in known if _misfit_cause(card.model, found))
     return left or frozenset({""} if snapshot.view(_REFUSED) else ())
 
 
 def _shows_all(snapshot: Snapshot) -> bool:
     shown = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
-    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(cards.gpu_cards)))
+    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(gpu_models.gpu_cards)))
 
 
 def _drives_others(snapshot: Snapshot) -> bool:
     """Return whether the installed driver drives another GPU of the node."""
-    found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(cards.gpu_cards)}
+    found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(gpu_models.gpu_cards)}
     return bool(found.branch) and len(models) > 1 and any(not _misfit_cause(model, found) for model in models)
 
 
 def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the advice to keep the driver if it drives other GPUs and no maintained one drives all."""
-    common = choose([card.model for card in snapshot.view(cards.gpu_cards)], Driver())
+    common = choose([card.model for card in snapshot.view(gpu_models.gpu_cards)], Driver())
     if _drives_others(snapshot) and not isinstance(common, Choice):
         text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
         yield manual_step("hardware", f"{text}; where this GPU is to be used, put it into another machine")
@@ -193,7 +193,7 @@ def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
 
 def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
-    models = tuple(card.model for card in snapshot.view(cards.gpu_cards))
+    models = tuple(card.model for card in snapshot.view(gpu_models.gpu_cards))
     here = branches.find(snapshot.view(installed_driver).branch)
     if guests.is_vgpu(snapshot):
         return install_guest_driver("install a driver that fits this share of a GPU")
@@ -203,7 +203,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
-    return packaged.install_driver_packages(snapshot, "install the driver that this GPU takes")
+    return driver_install.install_driver_packages(snapshot, "install the driver that this GPU takes")
 
 
 def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -239,7 +239,7 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
 
 
 def _model_sign(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
-    return predicate(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.gpu_models)), words)
+    return predicate(lambda snapshot: any(will_do(model) for model in snapshot.view(gpu_models.gpu_models)), words)
 
 
 def _is_ended(model: GpuModel) -> bool:
@@ -298,7 +298,7 @@ FAMILY: Final = RuleFamily(
             context=_OLD_GPU,
             against=_AGAINST,
             remedy=_replace_packages("of the branch that no longer drives this GPU"),
-            explains=chains.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
+            explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
         Rule(
             cause=TOO_NEW,
@@ -326,7 +326,7 @@ FAMILY: Final = RuleFamily(
             context=_NEW_GPU,
             against=_AGAINST,
             remedy=_change_driver(),
-            explains=chains.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
+            explains=consequences.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
         ),
         Rule(
             cause=OPEN,
@@ -350,7 +350,7 @@ FAMILY: Final = RuleFamily(
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=_AGAINST,
             remedy=_change_driver(keep=True),
-            explains=chains.NO_DRIVER,
+            explains=consequences.NO_DRIVER,
         ),
         Rule(
             cause=CLOSED,
@@ -379,7 +379,7 @@ FAMILY: Final = RuleFamily(
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=_AGAINST,
             remedy=_replace_packages("with the proprietary kernel modules", keep=True),
-            explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
+            explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The container toolkit: whether it is there, fits the system, and is told the right places."""
+"""Diagnose the container toolkit: presence, version and configuration."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
-from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import register_runtime, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
+from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily
 from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
+from gpunode.diagnoses.source_urls import TOOLKIT_GUIDE
 from gpunode.diagnoses.views import containerd, system, toolkit
 from gpunode.diagnoses.views.engine import container_engine
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, driver, fabric, links, modules, packages, pci, smi_query, system
+from gpunode.diagnoses.views import boards, driver, fabric, modules, packages, pci, pcie_links, smi_query, system
 from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
@@ -193,7 +193,7 @@ def gpu_slots(snapshot: Snapshot) -> frozenset[str]:
 def _link_properties(snapshot: Snapshot) -> Values:
     """Return link widths and maximum speeds; the current speed depends on the GPU's load."""
     rows: list[tuple[str, str]] = []
-    for link in snapshot.view(links.gpu_links):
+    for link in snapshot.view(pcie_links.gpu_links):
         end = " with its slot" if link.is_of_both else ""
         rows += [("link width", str(link.width))] if link.width else []
         rows += [(f"widest{end}", str(link.max_width))] if link.max_width else []

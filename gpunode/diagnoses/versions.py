@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
-from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
-from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, RuleFamily
 from gpunode.diagnoses.remedies import drain, is_supported, manual_step, reboot, run_step, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
 from gpunode.diagnoses.views.versions import DriverVersions, is_same_version, version_key

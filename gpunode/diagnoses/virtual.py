@@ -8,10 +8,9 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
-from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Fix, Rule, RuleFamily, Sign
 from gpunode.diagnoses.remedies import (
     always,
@@ -34,6 +33,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import XID_CATALOG
 from gpunode.diagnoses.views import boards, driver, faults, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
 

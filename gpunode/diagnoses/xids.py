@@ -9,10 +9,9 @@ from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
-from gpunode.diagnoses import recovering, remedies, symptoms
-from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses import recovery_requests, remedies, symptoms
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.consequences import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Fix, OpenQuestion, Rule, RuleFamily
 from gpunode.diagnoses.remedies import (
     always,
@@ -26,6 +25,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.source_urls import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.views import faults
 from gpunode.facts.patterns import Pattern
 
@@ -354,8 +354,8 @@ FAMILY: Final = RuleFamily(
                 "the action is still to be taken, and the cause is still to be found."
             ),
             sources=("https://github.com/leptonai/gpud", XID_CATALOG),
-            check=recovering.find_pending_actions,
-            remedy=always(*recovering.recovery_steps("")),
+            check=recovery_requests.find_pending_actions,
+            remedy=always(*recovery_requests.recovery_steps("")),
             explains=_GPU_DOWN,
         ),
     ),

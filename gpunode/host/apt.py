@@ -36,7 +36,7 @@ from gpunode.packages.deb.output import (
 )
 from gpunode.packages.deb.requests import arguments, purged_by_dpkg
 from gpunode.packages.simulation import Simulation, is_install, is_removal, unplanned
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 _QUERY_LIMIT_S = 120.0
 _REFRESH_LIMIT_S = 1800.0

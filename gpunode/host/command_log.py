@@ -15,7 +15,7 @@ from gpunode.errors import ChangeFailed
 from gpunode.host import files
 from gpunode.host.ownership import why_foreign
 from gpunode.host.process import Finished
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 _FOLDER = "/var/log/gpunode"
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from gpunode.command import Command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
 from gpunode.host.process import Finished
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 CommandBuilder: TypeAlias = Callable[..., Command]
 # --show-managed-fields, by which gpunode tells its own fields from those of others, came with it: kubernetes issue

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpunode.errors import Busy
 from gpunode.host.port import OnProgress, Progress
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK = "hhqqi0q"

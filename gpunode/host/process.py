@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 if TYPE_CHECKING:
     from gpunode.host.command_log import CommandLog

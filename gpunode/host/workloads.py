@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpunode.host.port import Workloads
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 _GPU = "/dev/nvidia"
 # NVIDIA's own daemons hold the devices open and do no work on them.

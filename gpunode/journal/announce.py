@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from gpunode.change import PackageChange
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
 from gpunode.journal.run import Announce
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 Send: TypeAlias = Callable[[Mapping[str, str]], None]
 

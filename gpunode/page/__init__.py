@@ -1,3 +1,3 @@
-"""What doctor found as one page that stands for itself: one file, no script, nothing fetched. Pure."""
+"""Render doctor's result as a self-contained page: one file, no script, no requests. Pure."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence on the page: cited lines in their context, the whole piece folded, a list of all there was. Pure."""
+"""Render evidence: cited lines in context, whole pieces folded, a list of all pieces. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
 from gpunode.page.markup import Markup, tag
 from gpunode.page.words import count
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
-AROUND: Final = 3
+CONTEXT_LINES: Final = 3
 _LONGEST_LINE: Final = 600
 _LONGEST_READ: Final = 4 * _LONGEST_LINE
 _WHOLE_LINES: Final = 400
@@ -30,13 +30,13 @@ _OUTCOMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """How much is shown of the evidence for one finding.
+class EvidenceDetail:
+    """Limits on the evidence shown for one finding.
 
     Attributes:
-        pieces: of evidence.
-        proofs: lines that prove something, of each piece.
-        whole: whether each piece is there beside its excerpt.
+        pieces: maximum number of pieces.
+        proofs: maximum number of cited lines in each piece.
+        whole: include each whole piece beside its excerpt.
     """
 
     pieces: int
@@ -44,96 +44,104 @@ class Detail:
     whole: bool
 
 
-FULL: Final = Detail(24, 30, whole=True)
-BRIEF: Final = Detail(4, 5, whole=False)
+FULL: Final = EvidenceDetail(24, 30, whole=True)
+BRIEF: Final = EvidenceDetail(4, 5, whole=False)
 
 
-def shown(citations: Iterable[Citation], snapshot: Snapshot, detail: Detail = FULL) -> Iterator[Markup]:
-    """The pieces that ``citations`` are from, each once, in the order in which they are cited."""
+def render_citations(
+    citations: Iterable[Citation], snapshot: Snapshot, detail: EvidenceDetail = FULL
+) -> Iterator[Markup]:
+    """Yield the pieces that ``citations`` are from, each once, in the order in which they are cited."""
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
     pieces = {(item.key, item.written): item for item in reversed(snapshot.all_items)}
     wrapped = {place: message.lines for place, message in snapshot.view(kernel.wrapped_messages).items()}
     for place, cited in [*grouped.items()][: detail.pieces]:
-        yield _figure(cited, pieces.get(place), wrapped, detail)
+        yield _render_figure(cited, pieces.get(place), wrapped, detail)
     if (more := len(grouped) - detail.pieces) > 0:
         yield tag("p.legend", f"and {count(more, 'piece')} of evidence more")
 
 
-def _figure(
-    cited: Sequence[Citation], item: Item | None, wrapped: Mapping[tuple[str, int], int], detail: Detail
+def _render_figure(
+    cited: Sequence[Citation], item: Item | None, wrapped: Mapping[tuple[str, int], int], detail: EvidenceDetail
 ) -> Markup:
     lines = item.lines if item is not None else ()
-    begins = sorted({c.line_number for c in cited if c.line_number and _stands_there(c, lines)})
+    begins = sorted({c.line_number for c in cited if c.line_number and _is_in_source(c, lines)})
     # A message that goes on over the next lines proves with all of them.
     ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.proofs])
     proving = {at for first, end in ends for at in range(first, end)}
     # What follows from facts, and that there is nothing, stands in no piece of evidence.
-    said = tuple(dict.fromkeys(cut(c.line) for c in cited if not _stands_there(c, lines)))
-    near = _near(proving, len(lines))
+    said = tuple(dict.fromkeys(redact_line(c.line) for c in cited if not _is_in_source(c, lines)))
+    near = _context_lines(proving, len(lines))
     more = max(len(begins) - detail.proofs, 0) + max(len(said) - detail.proofs, 0)
     length = tag("span.length", count(len(lines), "line")) if lines else None
     return tag(
         "figure",
         tag("figcaption", tag("code", cited[0].source), length),
-        tag("div.lines", (_row("", one, proves=True) for one in said[: detail.proofs]), _rows(lines, near, proving)),
+        tag(
+            "div.lines",
+            (_render_line("", one, proves=True) for one in said[: detail.proofs]),
+            _render_lines(lines, near, proving),
+        ),
         tag("p.legend", f"{count(more, 'line')} more of the same") if more else None,
-        _folded(lines, proving) if detail.whole and 0 < len(near) < len(lines) else None,
+        _render_folded(lines, proving) if detail.whole and 0 < len(near) < len(lines) else None,
     )
 
 
-def _stands_there(citation: Citation, lines: Sequence[str]) -> bool:
+def _is_in_source(citation: Citation, lines: Sequence[str]) -> bool:
     number = citation.line_number or 0
     return 0 < number <= len(lines) and citation.line.strip() in lines[number - 1]
 
 
-def _near(proving: Collection[int], last: int) -> set[int]:
-    """The lines around those that prove; a gap of one line is that line."""
-    near = {0, last + 1} | {at for one in proving for at in range(one - AROUND, one + AROUND + 1) if 0 <= at <= last}
+def _context_lines(proving: Collection[int], last: int) -> set[int]:
+    """Return the lines around those that prove; a gap of one line is that line."""
+    near = {0, last + 1} | {
+        at for one in proving for at in range(one - CONTEXT_LINES, one + CONTEXT_LINES + 1) if 0 <= at <= last
+    }
     near |= {at + 1 for at in near if at + 2 in near}
     return near - {0, last + 1} if proving else set()
 
 
-def _rows(lines: Sequence[str], wanted: Collection[int], proving: Collection[int]) -> Iterator[Markup]:
-    """The wanted lines, and how many lie between them."""
+def _render_lines(lines: Sequence[str], wanted: Collection[int], proving: Collection[int]) -> Iterator[Markup]:
+    """Yield the wanted lines, and how many lie between them."""
     before = 0
     for number in (*sorted(wanted), len(lines) + 1) if wanted else ():
         if missing := number - before - 1:
             yield tag("div.gap", f"⋯ {count(missing, 'line')}")
         if number <= len(lines):
-            yield _row(str(number), cut(lines[number - 1]), proves=number in proving)
+            yield _render_line(str(number), redact_line(lines[number - 1]), proves=number in proving)
         before = number
 
 
-def _row(number: str, text: str, *, proves: bool = False) -> Markup:
+def _render_line(number: str, text: str, *, proves: bool = False) -> Markup:
     mark = "▸" if proves else ""
     return tag("div.line", tag("span.number", f"{mark}{number}"), tag("mark" if proves else "span", text))
 
 
-def _folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
+def _render_folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
     """Around the first proving line as many lines as there is room for."""
     start = max(0, min(min(proving) - _WHOLE_LINES // 2, len(lines) - _WHOLE_LINES))
     wanted: list[int] = []
     room = _WHOLE_CHARACTERS
     for number in range(start + 1, min(start + _WHOLE_LINES, len(lines)) + 1):
-        room -= len(cut(lines[number - 1]))
+        room -= len(redact_line(lines[number - 1]))
         if room < 0:
             break
         wanted.append(number)
     title = "All of it" if len(wanted) == len(lines) else "More of it"
-    return tag("details", tag("summary", title), tag("div.lines", _rows(lines, wanted, proving)))
+    return tag("details", tag("summary", title), tag("div.lines", _render_lines(lines, wanted, proving)))
 
 
 @lru_cache(maxsize=8192)
-def cut(line: str) -> str:
-    """``line`` as far as a page shows one; also of the system's own tables, which a capture holds as they are."""
+def redact_line(line: str) -> str:
+    """Return ``line`` redacted and shortened; a capture holds system tables unredacted."""
     line = redact(line[:_LONGEST_READ]) + line[_LONGEST_READ:]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}… ({len(line) - _LONGEST_LINE} more)"
 
 
-def looked_at(items: Sequence[Item]) -> Markup | None:
-    """Everything that the diagnosis was made of, by name."""
+def render_evidence_list(items: Sequence[Item]) -> Markup | None:
+    """Return the names of everything that the diagnosis used."""
     if not items:
         return None
     lengths = ((one, _OUTCOMES.get(one.outcome) or count(len(one.lines), "line")) for one in items[:_MOST_LISTED])

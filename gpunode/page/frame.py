@@ -1,4 +1,4 @@
-"""What every page has: a head that forbids scripts and requests, where it comes from, cards, and a foot. Pure."""
+"""Build the parts of every page: a head that forbids scripts and requests, cards, tables, a foot. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpunode.page.markup import Markup, Part, tag
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """Where a page comes from.
+class PageOrigin:
+    """The origin of a page.
 
     Attributes:
-        node: the machine's name; empty where nothing tells it.
+        node: the machine's name; empty if unknown.
         source: what was examined: this machine, or a report.
         made: when, as a person writes it.
         version: of gpunode.
@@ -27,15 +27,15 @@ class About:
     version: str
 
 
-def _sheet(name: str) -> str:
+def _read_stylesheet(name: str) -> str:
     data = pkgutil.get_data(__package__, name)
     assert data is not None, f"{name} is not beside this file"
     return data.decode()
 
 
-def head(title: str, *sheets: str, rules: str = "") -> Markup:
-    """The head of a page with these style sheets and ``rules`` of its own; its policy forbids all that is not here."""
-    sheet = "\n".join((*map(_sheet, sheets), *([rules] if rules else [])))
+def page_head(title: str, *sheets: str, rules: str = "") -> Markup:
+    """Return the head with these stylesheets and ``rules``, and a policy that forbids everything else."""
+    sheet = "\n".join((*map(_read_stylesheet, sheets), *([rules] if rules else [])))
     assert "<" not in sheet, "a sheet that could close its element"
     digest = b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -53,8 +53,8 @@ def head(title: str, *sheets: str, rules: str = "") -> Markup:
     )
 
 
-def body(about: About, skip: str, to: str, *parts: Part) -> Markup:
-    """The page's body: a link past the head, what was examined, ``parts``, and that the page does nothing."""
+def page_body(about: PageOrigin, skip: str, to: str, *parts: Part) -> Markup:
+    """Return the body: a skip link, the origin, ``parts`` and a foot."""
     origin = (tag("b", about.node) if about.node else "", about.source, about.made)
     foot = (
         f"Made by gpunode {about.version}, which only read; passwords, tokens and keys are replaced. "
@@ -70,25 +70,25 @@ def body(about: About, skip: str, to: str, *parts: Part) -> Markup:
 
 
 def card(title: str, *parts: Part, legend: str = "", id_: str | None = None) -> Markup:
-    """A section with a heading and what it is about."""
+    """Return a section with a heading and a legend."""
     return tag("section.card", tag("h2", title), tag("p.legend", legend) if legend else None, *parts, id=id_)
 
 
-def scroll(label: str, *parts: Part) -> Markup:
-    """What may be wider than the screen."""
+def scroll_box(label: str, *parts: Part) -> Markup:
+    """Return a box that scrolls what is wider than the screen."""
     return tag("div.scroll", *parts, tabindex=0, role="group", aria_label=label)
 
 
 def table(style: str | None, names: Part, rows: Part, *before: Part) -> Markup:
-    """A table with a head."""
+    """Return a table with a head."""
     return tag("table", *before, tag("thead", tag("tr", names)), tag("tbody", rows), class_=style)
 
 
-def columns(*names: str) -> Markup:
-    """Heads of columns."""
+def column_heads(*names: str) -> Markup:
+    """Return column headings."""
     return Markup("".join(tag("th", name, scope="col") for name in names))
 
 
-def commands(*typed: str) -> Markup | None:
-    """Commands to be picked up; nothing else on the page looks like one but what this program wrote."""
+def command_block(*typed: str) -> Markup | None:
+    """Return commands to copy; only this program's own commands look like this."""
     return tag("pre.commands", tag("code", "\n".join(typed)), tabindex=0) if any(typed) else None

@@ -1,4 +1,4 @@
-"""HTML and SVG built from untrusted words: all is escaped, and what would hide or steer is shown. Pure."""
+"""Build HTML and SVG from untrusted text: escape everything, show what would hide or steer. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARK: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Markup(str):
-    """Text that is markup already; nothing but this module makes any."""
+    """Text that is markup already; only this module makes it."""
 
     __slots__ = ()
 
@@ -24,48 +24,47 @@ class Markup(str):
 Part: TypeAlias = "str | Markup | Iterable[str | Markup | None] | None"
 
 
-def visible(text: str) -> str:
-    """``text`` with nothing in it that a browser would obey instead of show, or refuse to show.
+def escape_invisible(text: str) -> str:
+    """Return ``text`` without anything that a browser would obey or refuse to show.
 
-    Colours of a terminal are left out; any other control character, half a character, and whatever hides or turns the
-    direction of writing stands there as its escape.
+    Drop terminal colours; escape other control characters, lone surrogates and direction marks.
     """
     if _PLAIN.fullmatch(text):
         return text
-    return "".join(map(_shown, _COLOURS.sub("", text)))
+    return "".join(map(_visible_char, _COLOURS.sub("", text)))
 
 
-def _shown(char: str) -> str:
+def _visible_char(char: str) -> str:
     if char in "\n\t" or char.isprintable() or char == _MARK:
         return char
     return char.encode("unicode_escape").decode()
 
 
-def text(value: str) -> Markup:
-    """``value`` escaped."""
-    return value if isinstance(value, Markup) else Markup(html.escape(visible(value)))
+def escape_text(value: str) -> Markup:
+    """Return ``value`` escaped."""
+    return value if isinstance(value, Markup) else Markup(html.escape(escape_invisible(value)))
 
 
-def joined(*parts: Part) -> Markup:
-    """``parts``, one after the other."""
-    return Markup("".join(_flat(parts)))
+def join_markup(*parts: Part) -> Markup:
+    """Return ``parts``, one after the other."""
+    return Markup("".join(_flatten(parts)))
 
 
-def _flat(parts: Iterable[Part]) -> Iterable[str]:
+def _flatten(parts: Iterable[Part]) -> Iterable[str]:
     for part in parts:
         if isinstance(part, str):
-            yield text(part)
+            yield escape_text(part)
         elif part is not None:
-            yield from _flat(part)
+            yield from _flatten(part)
 
 
-def listed(parts: Iterable[str], name: str = "code") -> Markup:
-    """``parts`` with commas between them; each that is no markup yet in an element."""
+def comma_list(parts: Iterable[str], name: str = "code") -> Markup:
+    """Return ``parts`` with commas between them; plain text in an element ``name``."""
     return Markup(", ".join(part if isinstance(part, Markup) else tag(name, part) for part in parts))
 
 
 def tag(selector: str, /, *parts: Part, **attributes: str | float | bool | None) -> Markup:
-    """An element by its selector (``section.card#nodes``), which is written in this package, never taken from evidence.
+    """Return an element for a selector (``section.card#nodes``) from this package, never from evidence.
 
     ``aria_label`` is its aria-label; what is None or False is left out.
     """
@@ -73,14 +72,15 @@ def tag(selector: str, /, *parts: Part, **attributes: str | float | bool | None)
     assert match, selector
     classes = (match["classes"] or "").replace(".", " ")
     given = "".join(
-        _attribute(key, value) for key, value in (("class", classes or None), ("id", match["id"]), *attributes.items())
+        _render_attribute(key, value)
+        for key, value in (("class", classes or None), ("id", match["id"]), *attributes.items())
     )
     if match["name"] in _VOID:
         return Markup(f"<{match['name']}{given}>")
-    return Markup(f"<{match['name']}{given}>{joined(*parts)}</{match['name']}>")
+    return Markup(f"<{match['name']}{given}>{join_markup(*parts)}</{match['name']}>")
 
 
-def _attribute(key: str, value: str | float | bool | None) -> str:
+def _render_attribute(key: str, value: str | float | bool | None) -> str:
     name = key.rstrip("_").replace("_", "-")
     assert _NAME.fullmatch(name), "names of attributes are written here, never taken from evidence"
     if value is None or value is False:
@@ -88,9 +88,9 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     if value is True:
         return f" {name}"
     said = f"{value:g}" if isinstance(value, float) else str(value)
-    return f' {name}="{html.escape(visible(said))}"'
+    return f' {name}="{html.escape(escape_invisible(said))}"'
 
 
-def document(head: Markup, body: Markup) -> str:
-    """A whole page."""
+def html_document(head: Markup, body: Markup) -> str:
+    """Return a whole page."""
     return f'<!DOCTYPE html>\n<html lang="en">\n{head}\n{body}\n</html>\n'

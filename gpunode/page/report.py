@@ -1,4 +1,4 @@
-"""The page: verdict and root cause, the stack, what to do, the proof, what was ruled out, wiring and faults. Pure."""
+"""Render a node's page: verdict, stack, remedy, proof, causes ruled out, topology, faults. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpunode.diagnoses.model import Finding, Fix, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import find_topology
 from gpunode.page import topology as wiring
-from gpunode.page.evidence import BRIEF, FULL, Detail, looked_at, shown
-from gpunode.page.frame import About, body, card, commands, head, scroll
-from gpunode.page.markup import Markup, Part, document, joined, listed, tag
-from gpunode.page.timeline import over_time
-from gpunode.page.words import DISRUPTIONS, STATES, condition, count
+from gpunode.page.evidence import BRIEF, FULL, EvidenceDetail, render_citations, render_evidence_list
+from gpunode.page.frame import PageOrigin, card, command_block, page_body, page_head, scroll_box
+from gpunode.page.markup import Markup, Part, comma_list, html_document, join_markup, tag
+from gpunode.page.timeline import render_timeline
+from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix, count
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.stack import LayerState
@@ -27,20 +27,20 @@ _LARGEST: Final = 2_000_000
 _LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
-def page(examined: Examined, about: About) -> str:
-    """The page about ``examined``, which was made of redacted evidence.
+def node_page(examined: Examined, about: PageOrigin) -> str:
+    """Return the page about ``examined``, whose evidence was redacted.
 
-    Nothing in it is fetched and no script runs: its own policy forbids both, whatever stands in the evidence.
+    Its policy forbids scripts and requests, whatever the evidence contains.
     """
     findings = examined.diagnosis.findings
-    what = findings[0].title if findings and not examined.diagnosis.is_healthy else _all_in_all(examined)
-    top = head(f"{about.node}: {what}" if about.node else what, "style.css")
-    whole = document(top, _body(examined, about, FULL))
-    return whole if len(whole) <= _LARGEST else document(top, _body(examined, about, BRIEF))
+    what = findings[0].title if findings and not examined.diagnosis.is_healthy else _verdict_title(examined)
+    top = page_head(f"{about.node}: {what}" if about.node else what, "style.css")
+    whole = html_document(top, _page_body(examined, about, FULL))
+    return whole if len(whole) <= _LARGEST else html_document(top, _page_body(examined, about, BRIEF))
 
 
-def _all_in_all(examined: Examined) -> str:
-    """The verdict where no fault was found."""
+def _verdict_title(examined: Examined) -> str:
+    """Return the verdict where no fault was found."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return "What was seen fits several causes and decides none"
     if examined.diagnosis.open_questions:
@@ -48,183 +48,188 @@ def _all_in_all(examined: Examined) -> str:
     return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
 
 
-def _body(examined: Examined, about: About, detail: Detail) -> Markup:
+def _page_body(examined: Examined, about: PageOrigin, detail: EvidenceDetail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
-    return body(
+    return page_body(
         about,
         "Skip to the verdict",
         "#verdict",
-        _verdict(examined, faults),
-        (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
-        _unknown(diagnosis.open_questions, examined, detail),
-        _suspects(diagnosis.suspects, examined, detail),
-        _denied(examined.denied),
-        _wiring(examined),
-        over_time(examined.snapshot),
-        (_note(root) for root in diagnosis.roots if root.severity == "info"),
-        looked_at(examined.snapshot.all_items),
+        _render_verdict(examined, faults),
+        (_render_fault(root, examined, number, detail) for number, root in enumerate(faults)),
+        _render_questions(diagnosis.open_questions, examined, detail),
+        _render_suspects(diagnosis.suspects, examined, detail),
+        _render_denied(examined.denied),
+        _render_topology(examined),
+        render_timeline(examined.snapshot),
+        (_render_note(root) for root in diagnosis.roots if root.severity == "info"),
+        render_evidence_list(examined.snapshot.all_items),
     )
 
 
-def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
+def _render_verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
     if not faults:
         tone = "unknown" if examined.diagnosis.open_questions or not examined.works else "good"
-        label, title, told, remedy = "verdict", _all_in_all(examined), None, None
+        label, title, told, remedy = "verdict", _verdict_title(examined), None, None
     else:
         root = faults[0]
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
-        tone, label, title = root.severity, f"{_likely(root)}{_LABELS[root.severity]}{others}", root.title
-        told = joined(tag("p.summary", root.summary), _facts(root))
-        remedy = _remedy(root.remedy, "remedy")
-    parts = tag("p.label", label), tag("h1#verdict", title), told, tag("div.columns", _stack(examined.stack), remedy)
+        tone, label, title = root.severity, f"{_likely_prefix(root)}{_LABELS[root.severity]}{others}", root.title
+        told = join_markup(tag("p.summary", root.summary), _render_facts(root))
+        remedy = _render_remedy(root.remedy, "remedy")
+    parts = (
+        tag("p.label", label),
+        tag("h1#verdict", title),
+        told,
+        tag("div.columns", _render_stack(examined.stack), remedy),
+    )
     return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
 
 
-def _likely(root: Finding) -> str:
+def _likely_prefix(root: Finding) -> str:
     return "likely " if root.confidence == "likely" else ""
 
 
-def _facts(finding: Finding) -> Markup:
+def _render_facts(finding: Finding) -> Markup:
     rows = {
         "cause": tag("code", finding.cause),
         "in the stack": TITLES[finding.stack_layer],
         "the repair": DISRUPTIONS[finding.disruption],
-        "GPU": listed(finding.gpus),
+        "GPU": comma_list(finding.gpus),
     }
     return tag("dl.facts", (tag("div", tag("dt", name), tag("dd", value)) for name, value in rows.items() if value))
 
 
-def _prose(text: str) -> Markup:
-    """``text``, which is this program's own, with the commands in it, which stand in backticks, set off."""
+def _render_prose(text: str) -> Markup:
+    """Return this program's own ``text`` with the commands in backticks marked up."""
     parts = _SPOKEN.split(text)
-    return joined(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
+    return join_markup(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
-def _stack(layers: Sequence[LayerState]) -> Markup:
-    """The layers, the highest first, and in one row those of which nothing was seen."""
-    rows = [_row(layer) for layer in reversed(layers) if layer.state != "unseen"]
+def _render_stack(layers: Sequence[LayerState]) -> Markup:
+    """Return the layers, the highest first, and the unseen ones in one row."""
+    rows = [_render_layer(layer) for layer in reversed(layers) if layer.state != "unseen"]
     unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unseen")
     if unseen:
         mark, word = STATES["unseen"]
-        rows.append(_layer("unseen", mark, word, unseen))
+        rows.append(_render_layer_row("unseen", mark, word, unseen))
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 
 
-def _row(layer: LayerState) -> Markup:
+def _render_layer(layer: LayerState) -> Markup:
     mark, word = STATES[layer.state]
-    causes = listed(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
+    causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
     fault = tag("strong", word, ": ", causes) if word and causes else None
     told = layer.seen or ("" if fault else word)
-    return _layer(layer.state, mark, layer.title, told, " " if fault else "", fault)
+    return _render_layer_row(layer.state, mark, layer.title, told, " " if fault else "", fault)
 
 
-def _layer(state: str, mark: str, title: str, *told: Part) -> Markup:
+def _render_layer_row(state: str, mark: str, title: str, *told: Part) -> Markup:
     parts = tag("span.mark", mark, aria_hidden="true"), tag("span.layer", title), tag("span.told", *told)
     return tag(f"li.{state}", *parts)
 
 
-def _remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
-    steps = ((fix, tag("em", condition(fix.when)) if fix.when else None) for fix in fixes)
-    rows = (tag("li", tag("p", fix.text, when), commands(*fix.commands)) for fix, when in steps)
+def _render_remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
+    steps = ((fix, tag("em", condition_suffix(fix.when)) if fix.when else None) for fix in fixes)
+    rows = (tag("li", tag("p", fix.text, when), command_block(*fix.commands)) for fix, when in steps)
     return tag("section", tag(f"{heading}#{name}", "What to do"), tag("ol.remedy", rows), aria_labelledby=name)
 
 
-def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
-    """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
+def _render_fault(root: Finding, examined: Examined, number: int, detail: EvidenceDetail) -> Markup:
+    """Return the proof, the causes ruled out and the consequences of a root cause."""
     level = "h3" if number else "h2"
     beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
-    consequences = (_consequence(one, examined, detail) for one in examined.diagnosis.consequences_of(root))
+    consequences = (_render_consequence(one, examined, detail) for one in examined.diagnosis.consequences_of(root))
     parts = (
-        ("What proves it", joined(shown(root.citations, examined.snapshot, detail))),
+        ("What proves it", join_markup(render_citations(root.citations, examined.snapshot, detail))),
         ("What it is not", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
-        ("What follows from it", joined(consequences)),
+        ("What follows from it", join_markup(consequences)),
     )
     return tag(
         "article",
-        tag("p.label", f"{_likely(root)}{beside}") if number else None,
-        joined(tag("h2", root.title), tag("p.summary", root.summary), _facts(root)) if number else None,
+        tag("p.label", f"{_likely_prefix(root)}{beside}") if number else None,
+        join_markup(tag("h2", root.title), tag("p.summary", root.summary), _render_facts(root)) if number else None,
         (tag("section", tag(level, title), part) for title, part in parts if part),
-        _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
-        _story(level, root),
+        _render_remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
+        _render_story(level, root),
         class_=root.severity if number else "root",
         id=root.cause,
     )
 
 
-def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup:
+def _render_consequence(finding: Finding, examined: Examined, detail: EvidenceDetail) -> Markup:
     title = tag("summary", tag("b", finding.title), " ", tag("code", finding.cause))
-    proof = shown(finding.citations, examined.snapshot, detail)
+    proof = render_citations(finding.citations, examined.snapshot, detail)
     return tag("details", title, tag("p", finding.summary), proof, id=finding.cause)
 
 
-def _story(level: str, finding: Finding) -> Markup | None:
+def _render_story(level: str, finding: Finding) -> Markup | None:
     rule = rules_by_cause().get(finding.cause)
     if rule is None or len(rule.story) < 2:
         return None
-    story = (tag("p", _prose(" ".join(part.split()))) for part in rule.story.split("\n\n"))
-    sources = tag("p.sources", "Sources: ", listed(map(_address, rule.sources))) if rule.sources else None
+    story = (tag("p", _render_prose(" ".join(part.split()))) for part in rule.story.split("\n\n"))
+    sources = tag("p.sources", "Sources: ", comma_list(map(_render_link, rule.sources))) if rule.sources else None
     return tag("section", tag(level, "How this comes about"), story, sources)
 
 
-def _address(source: str) -> Markup:
-    """A link, if it leads to the web; such links are gpunode's own, and are checked all the same."""
+def _render_link(source: str) -> Markup:
+    """Return a link to the web, or plain text; sources are gpunode's own, but checked all the same."""
     if not source.startswith(("https://", "http://")):
         return tag("span", source)
     return tag("a", source.partition("://")[2], href=source, rel="noopener noreferrer")
 
 
-def _denied(sources: Iterable[str]) -> Markup | None:
+def _render_denied(sources: Iterable[str]) -> Markup | None:
     rows = [tag("li", tag("code", source)) for source in sources]
     told = tag("p", tag("code", "sudo gpunode doctor"), " shows what these hold.")
     return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
 
 
-def _unknown(doubts: Sequence[OpenQuestion], examined: Examined, detail: Detail) -> Markup | None:
+def _render_questions(doubts: Sequence[OpenQuestion], examined: Examined, detail: EvidenceDetail) -> Markup | None:
     if not doubts:
         return None
     rows = (
         tag(
             "li",
             tag("p", doubt.question),
-            commands(*doubt.look_at),
-            shown(doubt.citations, examined.snapshot, detail),
+            command_block(*doubt.look_at),
+            render_citations(doubt.citations, examined.snapshot, detail),
         )
         for doubt in doubts
     )
     return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
 
 
-def _suspects(suspects: Sequence[Suspect], examined: Examined, detail: Detail) -> Markup | None:
+def _render_suspects(suspects: Sequence[Suspect], examined: Examined, detail: EvidenceDetail) -> Markup | None:
     if not suspects:
         return None
     rows = (
         tag(
             "li",
             tag("p", suspect.title, " ", tag("code", suspect.cause)),
-            commands(*suspect.look_at),
-            shown(suspect.citations, examined.snapshot, detail),
+            command_block(*suspect.look_at),
+            render_citations(suspect.citations, examined.snapshot, detail),
         )
         for suspect in suspects
     )
     return tag("section.card.unknown", tag("h2", "Likeliest causes, and what would show which it is"), tag("ol", rows))
 
 
-def _wiring(examined: Examined) -> Markup | None:
+def _render_topology(examined: Examined) -> Markup | None:
     seen = examined.snapshot.view(find_topology)
     concerned = {gpu for finding in examined.diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
-    drawn = wiring.drawing(seen, concerned)
+    drawn = wiring.draw_topology(seen, concerned)
     if drawn is None:
         return None
-    pairs = wiring.matrix(seen)
+    pairs = wiring.connection_matrix(seen)
     return card(
         "How the GPUs are connected",
-        scroll("drawing of the topology", drawn),
-        tag("p.legend", said) if (said := wiring.legend(seen)) else None,
+        scroll_box("drawing of the topology", drawn),
+        tag("p.legend", said) if (said := wiring.topology_legend(seen)) else None,
         tag("details", tag("summary", "Every pair"), pairs) if pairs else None,
     )
 
 
-def _note(note: Finding) -> Markup:
+def _render_note(note: Finding) -> Markup:
     label = tag("p.label", _LABELS["info"])
     return tag("section.card.info", label, tag("h2", note.title), tag("p", note.summary), id=note.cause)

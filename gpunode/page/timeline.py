@@ -1,4 +1,4 @@
-"""The faults of GPUs in the order of time. Pure."""
+"""Render the faults of GPUs in the order of time. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpunode.catalog import xids
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults
 from gpunode.diagnoses.views.faults import Fault
-from gpunode.page.evidence import cut
-from gpunode.page.frame import card, columns, scroll, table
+from gpunode.page.evidence import redact_line
+from gpunode.page.frame import card, column_heads, scroll_box, table
 from gpunode.page.markup import Markup, tag
 from gpunode.page.words import count
 
@@ -23,21 +23,24 @@ _CLOCKS: Final = (9e8, 1e9)
 _CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
-def over_time(snapshot: Snapshot) -> Markup | None:
-    """Every fault; those without a time come last."""
-    found = sorted(snapshot.view(faults.fault_timeline), key=lambda fault: (_at(fault) is None, _at(fault) or 0.0))
+def render_timeline(snapshot: Snapshot) -> Markup | None:
+    """Return every fault; those without a time come last."""
+    found = sorted(
+        snapshot.view(faults.fault_timeline),
+        key=lambda fault: (_plausible_time(fault) is None, _plausible_time(fault) or 0.0),
+    )
     if not found:
         return None
     began = frozenset(incident.root for incident in snapshot.view(faults.find_incidents))
-    rows = dict.fromkeys(tag("tr", _cells(fault, is_first=fault in began)) for fault in found)
-    names = columns("when", "GPU", "fault", "meaning", "message")
+    rows = dict.fromkeys(tag("tr", _fault_cells(fault, is_first=fault in began)) for fault in found)
+    names = column_heads("when", "GPU", "fault", "meaning", "message")
     more = len(rows) - _MOST_ROWS
     return card(
         "GPU faults over time",
         tag(
             "details",
             tag("summary", f"All {count(len(rows), 'message')}"),
-            scroll("every fault", table("events", names, [*rows][:_MOST_ROWS])),
+            scroll_box("every fault", table("events", names, [*rows][:_MOST_ROWS])),
             tag("p", f"and {more} more") if more > 0 else None,
             open=True,
         ),
@@ -45,23 +48,23 @@ def over_time(snapshot: Snapshot) -> Markup | None:
     )
 
 
-def _cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
-    said, at = fault.xid or fault.sxid, _at(fault)
+def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
+    said, at = fault.xid or fault.sxid, _plausible_time(fault)
     known = xids.lookup(fault.code) if fault.source == "xid" else None
     code = _CODES[fault.source].format(fault.code)
-    yield tag("td", moment(at) if at is not None else "no time")
+    yield tag("td", format_time(at) if at is not None else "no time")
     yield tag("td", tag("code", fault.gpu))
     yield tag("td", tag("b", code) if is_first else code)
     yield tag("td", known.meaning if known else "")
-    yield tag("td", cut(said.text if said else fault.citation.line.strip()))
+    yield tag("td", redact_line(said.text if said else fault.citation.line.strip()))
 
 
-def _at(fault: Fault) -> float | None:
+def _plausible_time(fault: Fault) -> float | None:
     return fault.at if fault.at is not None and 0 <= fault.at < _NEVER else None
 
 
-def moment(at: float) -> str:
-    """A time as a person reads it, on the clock of its log."""
+def format_time(at: float) -> str:
+    """Return a time for people, on the clock of its log."""
     if at < _CLOCKS[0]:
         return f"{at:.3f} s after boot"
     when = datetime.fromtimestamp(at, tz=timezone.utc)

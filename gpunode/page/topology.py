@@ -1,4 +1,4 @@
-"""The drawing of a node's wiring: NUMA nodes, PCIe switches and devices as a tree, NVLinks beside it. Pure."""
+"""Draw a node's topology: NUMA nodes, PCIe switches and devices as a tree, NVLinks beside it. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpunode.diagnoses.views.links import PcieLink
+from gpunode.diagnoses.views.pcie_links import PcieLink
 from gpunode.diagnoses.views.topology import Device, Topology
-from gpunode.page.frame import scroll, table
-from gpunode.page.markup import Markup, joined, tag
+from gpunode.page.frame import scroll_box, table
+from gpunode.page.markup import Markup, join_markup, tag
 from gpunode.page.words import count
 
 _WIDTH: Final = 880
@@ -27,7 +27,7 @@ _SORTS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme":
 
 @dataclass(slots=True)
 class _Branch:
-    """A bridge with what hangs on it."""
+    """A bridge with the devices and bridges below it."""
 
     address: str
     branches: dict[str, _Branch] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class _Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _DrawnRow:
     """A row of the drawing."""
 
     y: int
@@ -45,25 +45,25 @@ class _Placed:
     above: int = 0
 
 
-def drawing(topology: Topology, concerned: Collection[str] = ()) -> Markup | None:
-    """The wiring; None where nothing of it was seen.
+def draw_topology(topology: Topology, concerned: Collection[str] = ()) -> Markup | None:
+    """Return the drawing; None if nothing of the topology was seen.
 
     Args:
         topology: what was seen.
         concerned: the addresses of GPUs that a fault concerns.
     """
-    devices = _drawn(topology)
+    devices = _drawn_devices(topology)
     if not devices:
         return None
-    rows, height = _rows(devices)
-    said = _described(topology, devices)
+    rows, height = _layout_rows(devices)
+    said = _describe_topology(topology, devices)
     return tag(
         "svg",
         tag("title", "PCIe, NUMA and NVLink topology", id="topology-title"),
         tag("desc", said, id="topology-desc"),
-        _stems(rows),
-        (_row(row, topology, concerned) for row in rows),
-        _nvlink(rows, topology),
+        _draw_stems(rows),
+        (_draw_row(row, topology, concerned) for row in rows),
+        _draw_nvlinks(rows, topology),
         viewBox=f"0 0 {_WIDTH} {height}",
         role="img",
         aria_labelledby="topology-title topology-desc",
@@ -71,89 +71,89 @@ def drawing(topology: Topology, concerned: Collection[str] = ()) -> Markup | Non
     )
 
 
-def _drawn(topology: Topology) -> tuple[Device, ...]:
-    """What is on the bus; where nobody listed it, the GPUs that answered."""
+def _drawn_devices(topology: Topology) -> tuple[Device, ...]:
+    """Return the devices on the bus, else the GPUs that answered."""
     if topology.devices:
         return topology.devices[:_MOST_DEVICES]
     named = [int(name[3:]) for name in topology.names if name.startswith("GPU")]
     return tuple(Device("", "gpu", "", index) for index in sorted({*named, *topology.nvlinks}))
 
 
-def _described(topology: Topology, devices: Sequence[Device]) -> str:
+def _describe_topology(topology: Topology, devices: Sequence[Device]) -> str:
     sorts = [count(sum(d.sort == sort for d in devices), f"{word} device") for sort, word in _SORTS.items()
              if any(d.sort == sort for d in devices)]  # fmt: skip
     nodes = {device.numa for device in devices if device.numa is not None}
     parts = [", ".join(sorts), f"on {count(len(nodes), 'NUMA node')}" if nodes else ""]
-    if pairs := _pairs(topology):
+    if pairs := _nvlink_pairs(topology):
         parts.append(f"NVLink between {count(len(pairs), 'pair')} of GPUs")
     return "; ".join(part for part in parts if part)
 
 
-def _rows(devices: Sequence[Device]) -> tuple[list[_Placed], int]:
+def _layout_rows(devices: Sequence[Device]) -> tuple[list[_DrawnRow], int]:
     nodes = sorted({device.numa for device in devices}, key=lambda numa: (numa is None, numa or 0))
-    rows: list[_Placed] = []
+    rows: list[_DrawnRow] = []
     y = 8
     for numa in nodes:
         if len(nodes) > 1 or numa is not None:
-            rows.append(_Placed(y, 0, f"NUMA node {numa}" if numa is not None else "NUMA node not told"))
+            rows.append(_DrawnRow(y, 0, f"NUMA node {numa}" if numa is not None else "NUMA node not told"))
             y += _ROW
         tree = _Branch("")
         for device in devices:
             if device.numa == numa:
-                _hang(tree, device)
+                _attach_device(tree, device)
         root = y - 6 if rows else 0
-        for row in _placed(tree, 0, y, root):
+        for row in _layout_branch(tree, 0, y, root):
             rows.append(row)
             y = row.y + _ROW
         y += 8
     return rows, y
 
 
-def _hang(tree: _Branch, device: Device) -> None:
+def _attach_device(tree: _Branch, device: Device) -> None:
     branch = tree
     for bridge in device.above:
         branch = branch.branches.setdefault(bridge, _Branch(bridge))
     branch.devices.append(device)
 
 
-def _placed(branch: _Branch, depth: int, y: int, above: int) -> Iterator[_Placed]:
-    """The rows beneath ``branch``; a bridge that leads to one thing alone is not drawn."""
+def _layout_branch(branch: _Branch, depth: int, y: int, above: int) -> Iterator[_DrawnRow]:
+    """Yield the rows below ``branch``; a bridge to a single device is not drawn."""
     for device in branch.devices:
-        row = _Placed(y, depth, device=device, above=above)
+        row = _DrawnRow(y, depth, device=device, above=above)
         yield row
         y += _ROW
     for below in branch.branches.values():
         while not below.devices and len(below.branches) == 1:
             below = next(iter(below.branches.values()))
         deeper, top = depth, above
-        if len(below.devices) + len(below.branches) > 1 and not _one_card(below):
-            yield _Placed(y, depth, f"PCIe bridge {below.address}", above=above)
+        if len(below.devices) + len(below.branches) > 1 and not _is_one_card(below):
+            yield _DrawnRow(y, depth, f"PCIe bridge {below.address}", above=above)
             top, deeper = y + _BOX, depth + 1
             y += _ROW
-        for row in _placed(below, deeper, y, top):
+        for row in _layout_branch(below, deeper, y, top):
             yield row
             y = row.y + _ROW
 
 
-def _one_card(branch: _Branch) -> bool:
-    """Whether all that hangs there are functions of one device."""
+def _is_one_card(branch: _Branch) -> bool:
+    """Return whether all devices are functions of one card."""
     return not branch.branches and len({device.address.rpartition(".")[0] for device in branch.devices}) == 1
 
 
-def _left(row: _Placed) -> int:
+def _left_edge(row: _DrawnRow) -> int:
     return 8 + _STEP * min(row.depth, _DEEPEST) + (14 if row.device or row.above else 0)
 
 
-def _stems(rows: Sequence[_Placed]) -> Iterator[Markup]:
-    """The lines of the tree."""
+def _draw_stems(rows: Sequence[_DrawnRow]) -> Iterator[Markup]:
+    """Yield the lines of the tree."""
     for row in rows:
         if row.above:
-            x, y = _left(row), row.y + _BOX // 2
+            x, y = _left_edge(row), row.y + _BOX // 2
             yield tag("path", d=f"M{x - 10} {row.above}V{y}H{x}", class_="stem")
 
 
-def _row(row: _Placed, topology: Topology, concerned: Collection[str]) -> Markup:
-    x, y = _left(row), row.y + 17
+def _draw_row(row: _DrawnRow, topology: Topology, concerned: Collection[str]) -> Markup:
+    x, y = _left_edge(row), row.y + 17
     if row.device is None:
         return tag("text", row.text, x=x, y=y, class_="group" if not row.above else "bridge")
     device = row.device
@@ -163,27 +163,27 @@ def _row(row: _Placed, topology: Topology, concerned: Collection[str]) -> Markup
     return tag(
         "g",
         tag("rect", x=x, y=row.y, width=right - x, height=_BOX, rx=5, class_="box"),
-        tag("text", _called(device, bad=bad), x=x + 10, y=y, class_="called"),
-        tag("text", cut(device.name, 34), x=x + 100, y=y),
+        tag("text", _device_label(device, bad=bad), x=x + 10, y=y, class_="called"),
+        tag("text", shorten_text(device.name, 34), x=x + 100, y=y),
         tag("text", device.address, x=x + 340, y=y, class_="address"),
-        tag("text", _lanes(device.link), x=right - 10, y=y, class_="lanes narrow" if narrow else "lanes"),
-        _links(topology.nvlinks.get(device.index, {}) if device.index is not None else {}, row.y),
+        tag("text", _describe_link(device.link), x=right - 10, y=y, class_="lanes narrow" if narrow else "lanes"),
+        _draw_links(topology.nvlinks.get(device.index, {}) if device.index is not None else {}, row.y),
         class_=f"device {device.sort}{' concerned' if bad else ''}",
     )
 
 
-def _called(device: Device, *, bad: bool) -> str:
+def _device_label(device: Device, *, bad: bool) -> str:
     number = f" {device.index}" if device.index is not None else ""
     return f"{'✗ ' if bad else ''}{_SORTS[device.sort]}{number}"
 
 
-def cut(text: str, most: int) -> str:
-    """``text``, at most so many characters."""
+def shorten_text(text: str, most: int) -> str:
+    """Return at most ``most`` characters of ``text``."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _lanes(link: PcieLink) -> str:
-    """``×8 of 16 · 2.5 of 16 GT/s``: what is, and what could be where that is more."""
+def _describe_link(link: PcieLink) -> str:
+    """Return ``×8 of 16 · 2.5 of 16 GT/s``: the current values, and larger possible ones."""
     parts = []
     if link.width:
         parts.append(f"×{link.width}" + (f" of {link.max_width}" if link.is_narrow else ""))
@@ -193,8 +193,8 @@ def _lanes(link: PcieLink) -> str:
     return " · ".join(parts)
 
 
-def _links(states: Mapping[int, str], y: int) -> Iterator[Markup]:
-    """A small square for each NVLink, empty where it is inactive."""
+def _draw_links(states: Mapping[int, str], y: int) -> Iterator[Markup]:
+    """Yield a small square for each NVLink, empty if it is inactive."""
     for place, (link, rate) in enumerate(sorted(states.items())[:36]):
         column, line = place % 9, place // 9
         yield tag(
@@ -208,8 +208,8 @@ def _links(states: Mapping[int, str], y: int) -> Iterator[Markup]:
         )
 
 
-def _pairs(topology: Topology) -> dict[tuple[int, int], str]:
-    """The pairs of GPUs with an NVLink between them."""
+def _nvlink_pairs(topology: Topology) -> dict[tuple[int, int], str]:
+    """Return the pairs of GPUs with an NVLink between them."""
     found = {}
     for (first, second), cell in topology.matrix.items():
         if first.startswith("GPU") and second.startswith("GPU") and cell.startswith("NV"):
@@ -219,10 +219,10 @@ def _pairs(topology: Topology) -> dict[tuple[int, int], str]:
     return found
 
 
-def _nvlink(rows: Sequence[_Placed], topology: Topology) -> Iterator[Markup]:
-    """NVLinks between GPUs: one rail where each is connected to each alike, else an arc for each pair."""
+def _draw_nvlinks(rows: Sequence[_DrawnRow], topology: Topology) -> Iterator[Markup]:
+    """Yield NVLinks between GPUs: one rail if all are connected alike, else an arc for each pair."""
     at = {row.device.index: row.y + _BOX // 2 for row in rows if row.device and row.device.index is not None}
-    pairs = {pair: cell for pair, cell in _pairs(topology).items() if pair[0] in at and pair[1] in at}
+    pairs = {pair: cell for pair, cell in _nvlink_pairs(topology).items() if pair[0] in at and pair[1] in at}
     if not pairs:
         return
     x = _WIDTH - _LINKS + (80 if topology.nvlinks else 0)
@@ -243,17 +243,17 @@ def _nvlink(rows: Sequence[_Placed], topology: Topology) -> Iterator[Markup]:
         y1, y2 = at[one], at[other]
         title = tag("title", f"GPU {one} and GPU {other}: {cell}")
         way = f"M{x} {y1}C{x + bow} {y1} {x + bow} {y2} {x} {y2}"
-        yield tag("path", title, d=way, class_=f"nvlink arc n{_bonded(cell)}")
+        yield tag("path", title, d=way, class_=f"nvlink arc n{_bond_width(cell)}")
         if len(pairs) <= _MOST_LABELS:
             yield tag("text", cell, x=x + bow * 3 // 4 + 6, y=(y1 + y2) // 2 + 4, class_="nvlink-label")
 
 
-def _bonded(cell: str) -> int:
+def _bond_width(cell: str) -> int:
     return min(int(cell[2:] or 1), 4)
 
 
-def legend(topology: Topology) -> str:
-    """What the signs of the drawing mean, those that it has."""
+def topology_legend(topology: Topology) -> str:
+    """Return the meaning of the signs in the drawing."""
     parts = []
     if any(device.link.width for device in topology.devices):
         parts.append(
@@ -261,33 +261,33 @@ def legend(topology: Topology) -> str:
         )
     if topology.nvlinks:
         parts.append("A small square is an NVLink; an empty one is inactive.")
-    if len(set(_pairs(topology).values())) > 1:
+    if len(set(_nvlink_pairs(topology).values())) > 1:
         parts.append("A thicker line is more NVLinks between two GPUs.")
     return " ".join(parts)
 
 
-def matrix(topology: Topology) -> Markup | None:
-    """The connections of each pair as a table; None where nobody asked for them."""
+def connection_matrix(topology: Topology) -> Markup | None:
+    """Return the connections of each pair as a table; None if unknown."""
     names = topology.names[:40]
     if not names:
         return None
-    head = (tag("th", _with_nic(name, topology), scope="col") for name in names)
+    head = (tag("th", _device_heading(name, topology), scope="col") for name in names)
     rows = (
         tag(
             "tr",
-            tag("th", _with_nic(first, topology), scope="row"),
-            (_cell(topology.matrix.get((first, second), "")) for second in names),
+            tag("th", _device_heading(first, topology), scope="row"),
+            (_matrix_cell(topology.matrix.get((first, second), "")) for second in names),
         )
         for first in names
     )
     caption = tag("caption", "nvidia-smi topo -m")
-    return scroll("how each pair is connected", table(None, joined(tag("td"), head), rows, caption))
+    return scroll_box("how each pair is connected", table(None, join_markup(tag("td"), head), rows, caption))
 
 
-def _with_nic(name: str, topology: Topology) -> Markup:
-    return joined(name, tag("small", f" {topology.nics[name]}") if name in topology.nics else None)
+def _device_heading(name: str, topology: Topology) -> Markup:
+    return join_markup(name, tag("small", f" {topology.nics[name]}") if name in topology.nics else None)
 
 
-def _cell(cell: str) -> Markup:
+def _matrix_cell(cell: str) -> Markup:
     kind = "nv" if cell.startswith("NV") else "far" if cell in {"SYS", "NODE", "SOC"} else ""
     return tag("td", cell, class_=kind or None)

@@ -1,4 +1,4 @@
-"""Replaces everything that identifies the machine, its parts, its users, its network and its neighbours.
+"""Replace everything that identifies the machine, its parts, users, network and neighbours.
 
 Equal values stay equal and keep their form, so that the diagnosis stays the same. Masks are numbers in the order of
 first appearance: they reveal nothing, even to somebody who tries all MAC addresses of a vendor, and the same evidence
@@ -15,8 +15,8 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.evidence import Evidence
-from gpunode.redaction.evidence import recoded, rewritten
-from gpunode.redaction.patterns import compiled, replaced
+from gpunode.redaction.evidence import mask_bytes, rewrite_capture
+from gpunode.redaction.patterns import compile_cached, mask_matches
 
 Kind: TypeAlias = Literal["number", "user", "serial", "signer", "email", "host", "server", "address", "public address"]
 
@@ -221,18 +221,19 @@ _CARRIERS: Final = ip_network("100.64.0.0/10")
 _NODE_NAME: Final = "node-name"
 
 
-def anonymized(evidence: Evidence) -> Evidence:
-    """``evidence`` without anything that identifies the machine.
+def anonymize_evidence(evidence: Evidence) -> Evidence:
+    """Return ``evidence`` without anything that identifies the machine.
 
     A host name that is short or an ordinary word is masked only where a host is named.
     """
     masks = _Masks(evidence)
 
     def contents(data: bytes) -> bytes:
-        return recoded(data, masks.text)
+        return mask_bytes(data, masks.mask_text)
 
     masked = {
-        key: rewritten(capture, contents, masks.text, paths=masks.text) for key, capture in sorted(evidence.items())
+        key: rewrite_capture(capture, contents, masks.mask_text, paths=masks.mask_text)
+        for key, capture in sorted(evidence.items())
     }
     if name := evidence.get(_NODE_NAME):
         data = f"{masks.mask('host', name.text.strip())}\n".encode() if name.data else b""
@@ -240,34 +241,34 @@ def anonymized(evidence: Evidence) -> Evidence:
     return masked
 
 
-def _learned(evidence: Evidence) -> Iterator[Rule]:
-    """Rules for the names and serial numbers in ``evidence``, wherever they are repeated."""
+def _learn_rules(evidence: Evidence) -> Iterator[Rule]:
+    """Yield rules for the names and serial numbers in ``evidence``, wherever they recur."""
     texts = [capture.text for capture in evidence.values()]
 
-    def found(*patterns: str) -> set[str]:
-        matches = (match for one in patterns for text in texts for match in compiled(one, _FLAGS).finditer(text))
+    def find_names(*patterns: str) -> set[str]:
+        matches = (match for one in patterns for text in texts for match in compile_cached(one, _FLAGS).finditer(text))
         return {match[match.lastindex or 0].lower() for match in matches}
 
-    certified = {name for names in found(_CERTIFIED) for name in compiled(_CERTIFIED_NAME).findall(names)}
-    searched = {name for names in found(_SEARCHED) for name in names.split() if "." in name.strip(".~")}
-    servers = found(*_SERVERS) | {name for name in certified | searched if "." in name}
-    hosts = {name.partition(".")[0] for name in found(*_HOSTS)} | (certified - servers)
+    certified = {name for names in find_names(_CERTIFIED) for name in compile_cached(_CERTIFIED_NAME).findall(names)}
+    searched = {name for names in find_names(_SEARCHED) for name in names.split() if "." in name.strip(".~")}
+    servers = find_names(*_SERVERS) | {name for name in certified | searched if "." in name}
+    hosts = {name.partition(".")[0] for name in find_names(*_HOSTS)} | (certified - servers)
     if _NODE_NAME in evidence:
         hosts.add(evidence[_NODE_NAME].text.strip().partition(".")[0].lower())
-    yield from _rule("host", _OF_NODE, hosts, other_than=_NO_HOST)
+    yield from _word_rule("host", _OF_NODE, hosts, other_than=_NO_HOST)
     queried = {value.lower() for text in texts for value in _queried_serials(text)}
-    yield from _rule("serial", _ANYWHERE, found(*_SERIALS) | queried, other_than=r"\D*|.{0,5}")
-    signers = {_common_name(signer) for signer in found(*_SIGNERS)}
-    yield from _rule("signer", _ANYWHERE, signers, other_than=rf"{_NO_SIGNER}|\w{{1,8}}")
-    yield from _rule("user", _ANYWHERE, found(*_USERS), other_than=_COMMON_USER)
-    yield from _rule("server", _ANYWHERE, servers, other_than=_PUBLIC)
+    yield from _word_rule("serial", _ANYWHERE, find_names(*_SERIALS) | queried, other_than=r"\D*|.{0,5}")
+    signers = {_common_name(signer) for signer in find_names(*_SIGNERS)}
+    yield from _word_rule("signer", _ANYWHERE, signers, other_than=rf"{_NO_SIGNER}|\w{{1,8}}")
+    yield from _word_rule("user", _ANYWHERE, find_names(*_USERS), other_than=_COMMON_USER)
+    yield from _word_rule("server", _ANYWHERE, servers, other_than=_PUBLIC)
     unmistakable = _ANYWHERE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
-    yield from _rule("host", unmistakable, hosts, other_than=rf"{_COMMON}|{_DEFAULT_NAMES}")
+    yield from _word_rule("host", unmistakable, hosts, other_than=rf"{_COMMON}|{_DEFAULT_NAMES}")
 
 
 def _queried_serials(text: str) -> Iterator[str]:
     """Yield the serial numbers in the tables that `nvidia-smi --query-gpu=… --format=csv` printed."""
-    for head in compiled(_QUERIED, re.MULTILINE).finditer(text):
+    for head in compile_cached(_QUERIED, re.MULTILINE).finditer(text):
         columns = [column.strip() for column in (head[1] or head[2]).split(",")]
         if (index := next((n for n, name in enumerate(columns) if name in {"serial", "gpu_serial"}), None)) is None:
             continue
@@ -280,60 +281,60 @@ def _queried_serials(text: str) -> Iterator[str]:
 
 def _common_name(signer: str) -> str:
     """Return the common name in a certificate's subject; other words are the name themselves."""
-    found = compiled(_COMMON_NAME).fullmatch(signer.strip())
+    found = compile_cached(_COMMON_NAME).fullmatch(signer.strip())
     return (found[1] if found else signer).strip()
 
 
-def _rule(kind: Kind, pattern: str, words: Iterable[str], *, other_than: str) -> Iterator[Rule]:
-    """The rule that finds any of ``words``, if there are any, but for ``other_than``."""
-    kept = sorted((word for word in words if not compiled(other_than).fullmatch(word)), key=len, reverse=True)
+def _word_rule(kind: Kind, pattern: str, words: Iterable[str], *, other_than: str) -> Iterator[Rule]:
+    """Yield the rule for any of ``words`` except ``other_than``."""
+    kept = sorted((word for word in words if not compile_cached(other_than).fullmatch(word)), key=len, reverse=True)
     if kept:
         yield kind, pattern.replace("WORDS", f"(?:{'|'.join(map(re.escape, kept))})").replace("TAIL", "")
 
 
 class _Masks:
-    """The masks given so far, numbered separately for each kind."""
+    """The masks assigned so far, numbered separately for each kind."""
 
     def __init__(self, evidence: Evidence) -> None:
-        self._rules = (*_RULES, *_learned(evidence))
+        self._rules = (*_RULES, *_learn_rules(evidence))
         self._given: dict[str, dict[str, int]] = {}
 
-    def text(self, text: str) -> str:
-        """``text`` with everything that identifies masked."""
+    def mask_text(self, text: str) -> str:
+        """Return ``text`` with everything that identifies masked."""
         for kind, pattern in self._rules:
-            text = replaced(pattern, text, partial(self.mask, kind), _FLAGS)
+            text = mask_matches(pattern, text, partial(self.mask, kind), _FLAGS)
         return text
 
     def mask(self, kind: Kind, value: str) -> str:
-        """The mask for ``value``; the value itself if it identifies nobody."""
+        """Return the mask for ``value``, or ``value`` if it identifies nobody."""
         match kind:
             case "number":
                 digits = "".join(filter(str.isalnum, value))
-                masked = iter(f"{self._number(kind, digits):x}".rjust(len(digits), "0"))
+                masked = iter(f"{self._number_of(kind, digits):x}".rjust(len(digits), "0"))
                 return "".join(next(masked) if char.isalnum() else char for char in value)
             case "user":
-                is_kept = compiled(_NO_USER, 0).fullmatch(value)
-                return value if is_kept else f"user-{self._number(kind, value)}"
+                is_kept = compile_cached(_NO_USER, 0).fullmatch(value)
+                return value if is_kept else f"user-{self._number_of(kind, value)}"
             case "serial":
-                is_kept = compiled(r"serial-\d+").fullmatch(value)
-                return value if is_kept else f"serial-{self._number(kind, value)}"
+                is_kept = compile_cached(r"serial-\d+").fullmatch(value)
+                return value if is_kept else f"serial-{self._number_of(kind, value)}"
             case "signer":
                 name = _common_name(value)
-                if compiled(_NO_SIGNER).fullmatch(name):
+                if compile_cached(_NO_SIGNER).fullmatch(name):
                     return value
-                return f"{'CN=' if '=' in value else ''}signer-{self._number(kind, name)}"
+                return f"{'CN=' if '=' in value else ''}signer-{self._number_of(kind, name)}"
             case "email":
-                is_kept = compiled(_PUBLIC).fullmatch(value.partition("@")[2])
-                return value if is_kept else f"email-{self._number(kind, value)}@example.com"
+                is_kept = compile_cached(_PUBLIC).fullmatch(value.partition("@")[2])
+                return value if is_kept else f"email-{self._number_of(kind, value)}@example.com"
             case "host":
-                is_kept = compiled(rf"host-\d+|{_DEFAULT_NAMES}").fullmatch(value)
-                return value if is_kept else f"host-{self._number(kind, value.partition('.')[0])}"
+                is_kept = compile_cached(rf"host-\d+|{_DEFAULT_NAMES}").fullmatch(value)
+                return value if is_kept else f"host-{self._number_of(kind, value.partition('.')[0])}"
             case "server":
-                return f"server-{self._number(kind, value)}.example.com"
+                return f"server-{self._number_of(kind, value)}.example.com"
             case "address" | "public address":
-                return self._address(value, is_public=kind == "public address")
+                return self._mask_address(value, is_public=kind == "public address")
 
-    def _address(self, value: str, *, is_public: bool) -> str:
+    def _mask_address(self, value: str, *, is_public: bool) -> str:
         try:
             address = ip_address(value)
         except ValueError:
@@ -341,12 +342,12 @@ class _Masks:
         if address.is_loopback or address.is_link_local or address in _MASK_IPV6 or address in _MASK_IPV4:
             return value
         if isinstance(address, IPv6Address):
-            return str(_MASK_IPV6[self._number("ipv6", str(address))])
+            return str(_MASK_IPV6[self._number_of("ipv6", str(address))])
         is_local = address.is_private or address in _CARRIERS
         if address.packed[0] in {0, 255} or not (is_local or is_public):
             return value
-        return str(_MASK_IPV4[self._number("ipv4", value)])
+        return str(_MASK_IPV4[self._number_of("ipv4", value)])
 
-    def _number(self, kind: str, value: str) -> int:
+    def _number_of(self, kind: str, value: str) -> int:
         given = self._given.setdefault(kind, {})
         return given.setdefault(value.lower(), len(given) + 1)

@@ -1,4 +1,4 @@
-"""Masks unknown values in configuration: JSON, TOML, YAML, INI and shell assignments, read by one lenient reader.
+"""Mask unknown values in configuration: JSON, TOML, YAML, INI and shell, read by one lenient reader.
 
 Keys, comments, punctuation and line ends stay: the rest parses as before, and line numbers hold. A value stays if its
 key is known or its form is harmless, and never below the name of a secret.
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.redaction import patterns, secrets
-from gpunode.redaction.named import PATHS, is_plain, strength
-from gpunode.redaction.patterns import Mask, compiled, settled, spliced
+from gpunode.redaction.named import PATHS, is_plain, name_strength
+from gpunode.redaction.patterns import Mask, apply_masks, compile_cached, mask_until_stable
 
 # Keys, in lower case, whose values say how GPUs, runtimes and the kubelet are set up. Of an environment only the
 # variables named here stay. A key called `value` may hold anything.
@@ -67,18 +67,18 @@ _TABLE: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?
 _COMMENTED: Final = r"[ \t]*(?:\#|;|//)[#; \t]*(?P<key>[\w.\"-]+)[ \t]*=[ \t]*(?P<value>\S[^\n]*)"
 
 
-def masked(text: str, *, strict: bool = True) -> str:
-    """``text`` without its secrets and, if ``strict``, without any unknown value."""
+def redact_config(text: str, *, strict: bool = True) -> str:
+    """Return ``text`` without secrets and, if ``strict``, without any unknown value."""
 
     def once(one: str) -> str:
-        one = secrets.once(one)
-        return spliced(one, _Reader(one, strict=strict).masks())
+        one = secrets.redact_once(one)
+        return apply_masks(one, _ConfigReader(one, strict=strict).masks())
 
-    return settled(once, text)
+    return mask_until_stable(once, text)
 
 
-class _Reader:
-    """Reads configuration and keeps track of the enclosing keys: by table, indentation and brackets."""
+class _ConfigReader:
+    """A reader that tracks the enclosing keys: by table, indentation and brackets."""
 
     def __init__(self, text: str, *, strict: bool) -> None:
         self._text, self._strict, self._at = text, strict, 0
@@ -88,22 +88,22 @@ class _Reader:
         self._key = ""
 
     def masks(self) -> Iterator[Mask]:
-        """What to mask, in order."""
+        """Yield the masks in order."""
         while self._at < len(self._text):
-            yield from self._token() if self._brackets else self._line()
+            yield from self._read_token() if self._brackets else self._read_line()
 
     def _match(self, pattern: str, flags: int = 0) -> re.Match[str] | None:
-        if match := compiled(pattern, flags).match(self._text, self._at):
+        if match := compile_cached(pattern, flags).match(self._text, self._at):
             self._at = match.end()
         return match
 
     # ---- lines
 
-    def _line(self) -> Iterator[Mask]:
+    def _read_line(self) -> Iterator[Mask]:
         if self._match(r"\s*\n|[ \t]*\Z"):
             return
         if commented := self._match(_COMMENTED):
-            yield from self._scalar(*commented.span("value"), commented["key"])
+            yield from self._mask_scalar(*commented.span("value"), commented["key"])
         elif self._match(r"[ \t]*(?:#|;|//)[^\n]*\n?"):
             return
         elif table := self._match(_TABLE):
@@ -115,80 +115,80 @@ class _Reader:
             if keyed["key"]:
                 self._indents.append((depth, keyed["key"].strip("\"'")))
             self._key = self._indents[-1][1] if self._indents else ""
-            yield from self._value(self._key, depth if keyed["key"] else 0)
+            yield from self._read_value(self._key, depth if keyed["key"] else 0)
 
-    def _value(self, key: str, depth: int) -> Iterator[Mask]:
-        """The rest of the line. Of a list or table in brackets, only the opening bracket."""
+    def _read_value(self, key: str, depth: int) -> Iterator[Mask]:
+        """Read the rest of the line; of a list or table in brackets, only the opening bracket."""
         if self._match(r"[\[{]"):
-            self._open(key)
+            self._open_bracket(key)
         elif string := self._match(_FOLDED, re.DOTALL) or self._match(_STRING, re.DOTALL):
-            yield from self._scalar(*string.span(), key)
+            yield from self._mask_scalar(*string.span(), key)
         elif self._match(r"[|>][\d+-]*[ \t]*(?:#[^\n]*)?\n"):
             while line := self._match(rf"[ \t]{{{depth + 1},}}[^\n]*\n?|[ \t]*\n"):
-                yield from self._scalar(*line.span(), key)
+                yield from self._mask_scalar(*line.span(), key)
         elif bare := self._match(r"(?:[^\n#]|(?<=\S)#)+"):
-            yield from self._scalar(*bare.span(), key) if key else self._of_shell(*bare.span())
+            yield from self._mask_scalar(*bare.span(), key) if key else self._read_shell_line(*bare.span())
         self._match(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 
-    def _of_shell(self, first: int, last: int) -> Iterator[Mask]:
-        """A line without a key. Only the words stay that decide whether a shell runs the next lines."""
-        if self._strict and not compiled(_HARMLESS).fullmatch(self._text[first:last].rstrip()):
-            for word in compiled(r"[^\s;()]+", 0).finditer(self._text, first, last):
-                if not compiled(_SHELL, 0).fullmatch(word[0]):
+    def _read_shell_line(self, first: int, last: int) -> Iterator[Mask]:
+        """Read a line without a key, keeping only shell keywords."""
+        if self._strict and not compile_cached(_HARMLESS).fullmatch(self._text[first:last].rstrip()):
+            for word in compile_cached(r"[^\s;()]+", 0).finditer(self._text, first, last):
+                if not compile_cached(_SHELL, 0).fullmatch(word[0]):
                     yield *word.span(), patterns.MASK
 
     # ---- brackets
 
-    def _token(self) -> Iterator[Mask]:
+    def _read_token(self) -> Iterator[Mask]:
         token = self._match(_TOKEN, re.DOTALL)
         assert token is not None  # every character starts one
         match token.lastgroup:
             case "opens":
-                self._open(self._key)
+                self._open_bracket(self._key)
             case "shuts":
                 self._key, _ = self._brackets.pop()
                 if not self._brackets:
-                    yield from self._value(self._key, 0)
+                    yield from self._read_value(self._key, 0)
             case "comma":
                 self._key, _ = self._brackets[-1]
             case "string" | "bare":
-                if compiled(r"\s*(?::|=(?!=)\s*[^\s,\]}])").match(self._text, self._at):
+                if compile_cached(r"\s*(?::|=(?!=)\s*[^\s,\]}])").match(self._text, self._at):
                     self._key = token[0].strip("\"'")
                 else:
-                    yield from self._scalar(*token.span(), self._key)
+                    yield from self._mask_scalar(*token.span(), self._key)
             case _:
                 pass
 
-    def _open(self, key: str) -> None:
+    def _open_bracket(self, key: str) -> None:
         self._brackets.append((key, self._is_hidden_place(key)))
 
     # ---- values
 
     def _is_hidden_place(self, key: str) -> bool:
-        """Whether any value below ``key`` is secret here, whatever its form."""
+        """Return whether any value below ``key`` is secret here, whatever its form."""
         if self._brackets and self._brackets[-1][1]:
             return True
         around = (key, *self._table, *(key for _, key in self._indents))
-        return strength(key) == "strong" or any(compiled(_PLACE).fullmatch(one) for one in around)
+        return name_strength(key) == "strong" or any(compile_cached(_PLACE).fullmatch(one) for one in around)
 
-    def _scalar(self, first: int, last: int, key: str) -> Iterator[Mask]:
-        """The mask of what is between ``first`` and ``last``, but for its quotes and blanks."""
+    def _mask_scalar(self, first: int, last: int, key: str) -> Iterator[Mask]:
+        """Yield the mask of the span without its quotes and blanks."""
         written = self._text[first:last].lstrip()
         start = last - len(written)
-        found = compiled(r"(\"{3}|'{3}|[\"']?)(.*?)\1?", re.DOTALL).fullmatch(
+        found = compile_cached(r"(\"{3}|'{3}|[\"']?)(.*?)\1?", re.DOTALL).fullmatch(
             self._text, start, start + len(written.rstrip())
         )
         assert found is not None
-        shown = self._shown(found[2], key)
+        shown = self._mask_value(found[2], key)
         if shown != found[2]:
             # A bare word in place of a number would not parse.
             yield *found.span(2), "0" if found[2].isdigit() and not found[1] else shown
 
-    def _shown(self, value: str, key: str) -> str:
+    def _mask_value(self, value: str, key: str) -> str:
         name = key.lower()
         if self._is_hidden_place(key):
-            return value if is_plain(name, value) else patterns.masked(value)
-        if not self._strict or compiled(_KEPT).fullmatch(name) or compiled(_HARMLESS).fullmatch(value):
+            return value if is_plain(name, value) else patterns.mask_secret(value)
+        if not self._strict or compile_cached(_KEPT).fullmatch(name) or compile_cached(_HARMLESS).fullmatch(value):
             return value
-        pair = compiled(r"((--?[a-z][\w-]*|[A-Z][A-Z\d_]+)=)([^=].*)", re.DOTALL).fullmatch(value)
-        return pair[1] + self._shown(pair[3], pair[2]) if pair else patterns.masked(value)
+        pair = compile_cached(r"((--?[a-z][\w-]*|[A-Z][A-Z\d_]+)=)([^=].*)", re.DOTALL).fullmatch(value)
+        return pair[1] + self._mask_value(pair[3], pair[2]) if pair else patterns.mask_secret(value)

@@ -1,4 +1,4 @@
-"""Redacts evidence by what each probe holds: tables stay, unknown configuration is masked, logs lose their secrets."""
+"""Redact evidence by content: keep tables, mask unknown configuration, remove secrets from logs."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ _KIND: Final = r"\bkind\"?:[ \t]*\"?Secret(?:List)?\b"
 
 
 def redact(evidence: Evidence) -> Evidence:
-    """``evidence`` without its secrets. Law: redacting twice is redacting once."""
+    """Return ``evidence`` without its secrets. Idempotent."""
     redacted: dict[str, Capture] = {}
     for key, capture in evidence.items():
         # The key of pasted text is its source, which may be a command with a password.
-        shown = secrets.text(key) if key.startswith(capture.source) else key
+        shown = secrets.redact_text(key) if key.startswith(capture.source) else key
         while shown in redacted:
             shown = next(name for number in count(2) if (name := f"{shown}#{number}") not in redacted)
-        redacted[shown] = _capture(capture)
+        redacted[shown] = _redact_capture(capture)
     return redacted
 
 
-def masked(before: Evidence, after: Evidence) -> Mapping[Holds, tuple[int, int]]:
-    """For each kind of content, the number of captures and of those in which something is masked."""
+def count_masked(before: Evidence, after: Evidence) -> Mapping[Holds, tuple[int, int]]:
+    """Return by kind of content the number of captures and of those with something masked."""
     pairs = [(before[key], after[key]) for key in before if key in after]
     changed = Counter(one.holds for one, other in pairs if one != other)
     return {holds: (number, changed[holds]) for holds, number in Counter(one.holds for one, _ in pairs).items()}
 
 
-def _capture(capture: Capture) -> Capture:
+def _redact_capture(capture: Capture) -> Capture:
     # A command's complaint may show an object of Kubernetes, as its output may.
-    return rewritten(capture, lambda data: content(data, capture.holds), _log)
+    return rewrite_capture(capture, lambda data: redact_content(data, capture.holds), _redact_log)
 
 
-def rewritten(
+def rewrite_capture(
     capture: Capture,
     contents: Callable[[bytes], bytes],
     words: Callable[[str], str],
     *,
     paths: Callable[[str], str] = str,
 ) -> Capture:
-    """``capture`` with its contents, its words and the paths of its files rewritten, each file of a glob by itself."""
+    """Return ``capture`` with contents, words and file paths rewritten, each file of a glob separately."""
 
     def file(found: Found) -> Found:
         link, data = found.link and paths(found.link), found.data and contents(found.data)
@@ -62,45 +62,47 @@ def rewritten(
     return replace(capture, source=words(capture.source), data=data, error=words(capture.error))
 
 
-def content(data: bytes, holds: Holds) -> bytes:
-    """``data`` without its secrets."""
+def redact_content(data: bytes, holds: Holds) -> bytes:
+    """Return ``data`` without its secrets."""
     match holds:
         case "table":
             return data
         case "log":
-            return recoded(data, _log)
+            return mask_bytes(data, _redact_log)
         case "config":
             # What has a zero in it is not text.
-            return patterns.MASK.encode() if b"\0" in data else recoded(data, config.masked)
+            return patterns.MASK.encode() if b"\0" in data else mask_bytes(data, config.redact_config)
 
 
-def recoded(data: bytes, mask: Callable[[str], str]) -> bytes:
-    """``data``, masked as text. Other bytes stay."""
+def mask_bytes(data: bytes, mask: Callable[[str], str]) -> bytes:
+    """Return ``data`` masked as text; bytes that are not UTF-8 stay."""
     return mask(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _log(text: str) -> str:
-    kept = secrets.text(text)
-    return config.masked(kept) if patterns.compiled(_KIND, 0).search(kept) else kept
+def _redact_log(text: str) -> str:
+    kept = secrets.redact_text(text)
+    return config.redact_config(kept) if patterns.compile_cached(_KIND, 0).search(kept) else kept
 
 
-def throughout(value: T) -> T:
-    """``value`` without the secrets in any of its strings."""
+def redact_recursively(value: T) -> T:
+    """Return ``value`` without the secrets in any of its strings."""
     if isinstance(value, str):
-        return cast("T", secrets.text(value))
+        return cast("T", secrets.redact_text(value))
     if isinstance(value, tuple):
-        return cast("T", tuple(map(throughout, value)))
+        return cast("T", tuple(map(redact_recursively, value)))
     if is_dataclass(value) and not isinstance(value, type):
-        return cast("T", replace(value, **{one.name: throughout(getattr(value, one.name)) for one in fields(value)}))
+        return cast(
+            "T", replace(value, **{one.name: redact_recursively(getattr(value, one.name)) for one in fields(value)})
+        )
     return value
 
 
-def without_secrets(change: FileChange) -> FileChange:
-    """``change`` for its diff. Its owner sees the settings, but no secrets."""
+def redact_change(change: FileChange) -> FileChange:
+    """Return ``change`` for its diff: its owner sees the settings, but no secrets."""
 
-    def shown(state: FileState) -> FileState:
-        return replace(state, content=recoded(state.content, lambda text: config.masked(text, strict=False)))
+    def redact_state(state: FileState) -> FileState:
+        return replace(state, content=mask_bytes(state.content, lambda text: config.redact_config(text, strict=False)))
 
     after = change.after
-    before = change.before and shown(change.before)
-    return replace(change, before=before, after=shown(after) if isinstance(after, FileState) else after)
+    before = change.before and redact_state(change.before)
+    return replace(change, before=before, after=redact_state(after) if isinstance(after, FileState) else after)

@@ -1,4 +1,4 @@
-"""Secrets by their names: NAME=value, NAME: value, "NAME": "value", --name value, and values on the lines below."""
+"""Find secrets by their names: NAME=value, NAME: value, "NAME": "value", --name value, values on lines below."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 
-from gpunode.redaction.patterns import compiled
+from gpunode.redaction.patterns import compile_cached
 
 # Of a "weak" name (a lock's token, the name of a Kubernetes Secret) the value must look like a secret, too.
 Strength: TypeAlias = Literal["", "weak", "strong"]
@@ -73,42 +73,42 @@ _VALUE: Final = (
 )
 
 
-def _is(pattern: str, value: str) -> bool:
-    return compiled(pattern).fullmatch(value) is not None
+def _matches(pattern: str, value: str) -> bool:
+    return compile_cached(pattern).fullmatch(value) is not None
 
 
-def strength(name: str) -> Strength:
-    """How likely ``name`` is the name of a secret."""
-    found = compiled(_NAME).fullmatch(name.strip("\"'-"))
+def name_strength(name: str) -> Strength:
+    """Return how likely ``name`` is the name of a secret."""
+    found = compile_cached(_NAME).fullmatch(name.strip("\"'-"))
     return "" if found is None else "strong" if found["strong"] else "weak"
 
 
 def is_plain(name: str, value: str) -> bool:
-    """Whether ``value`` is a word of configuration, part of an error message, or the path of a file."""
+    """Return whether ``value`` is a configuration keyword, part of an error message, or a file path."""
     if name in {"pwd", "oldpwd"} and value.startswith("/"):
         return True
-    is_file = name.endswith(("key", "file", "path")) and _is(PATHS, value.rstrip(";"))
-    return is_file or _is(_PLAIN, value) or _is(_COMPLAINT, value.rstrip(".,;:!"))
+    is_file = name.endswith(("key", "file", "path")) and _matches(PATHS, value.rstrip(";"))
+    return is_file or _matches(_PLAIN, value) or _matches(_COMPLAINT, value.rstrip(".,;:!"))
 
 
 def looks_secret(value: str) -> bool:
-    """Whether ``value`` is neither a word, nor a name made of words, nor a number."""
+    """Return whether ``value`` is neither a word, nor a name made of words, nor a number."""
     has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
-    if len(value) < 6 or _is(rf"{_PLAIN}|{_NUMBER}", value):
+    if len(value) < 6 or _matches(rf"{_PLAIN}|{_NUMBER}", value):
         return value.isdigit() and len(value) > 8
     if has_digit and has_letter:
-        return not compiled(r"[a-z]+(?:[-./][a-z\d]+)+:?", 0).fullmatch(value)
+        return not compile_cached(r"[a-z]+(?:[-./][a-z\d]+)+:?", 0).fullmatch(value)
     words = r"[A-Z]?[a-z]+(?:[A-Z][a-z]+)*|[\w-]*[-_./:][\w./:-]*|[A-Z]+"
-    return not compiled(words, 0).fullmatch(value.rstrip(".,;:"))
+    return not compile_cached(words, 0).fullmatch(value.rstrip(".,;:"))
 
 
-def hidden(name: str, value: str, sign: str) -> bool:
-    """Whether ``value`` is a secret, after ``name`` and ``sign`` (``=``, ``:``, ``"`` for JSON, a blank, ``is``)."""
-    how, last = strength(name), name.lower().strip("\"' -")
+def is_secret(name: str, value: str, sign: str) -> bool:
+    """Return whether ``value`` is secret after ``name`` and ``sign``: ``=``, ``:``, ``"`` for JSON, space or ``is``."""
+    how, last = name_strength(name), name.lower().strip("\"' -")
     # What only consists of = ends a word in base64; nothing is assigned there.
     if not how or is_plain(last, value) or not value.strip("="):
         return False
-    if (how == "weak" or last.endswith("tokens")) and _is(_NUMBER, value) and not _is(r"\d{9,}", value):
+    if (how == "weak" or last.endswith("tokens")) and _matches(_NUMBER, value) and not _matches(r"\d{9,}", value):
         return False  # a count
     if sign in {" ", "is"}:
         return name.startswith("-") or ((how == "strong" or sign == "is") and looks_secret(value))
@@ -118,51 +118,51 @@ def hidden(name: str, value: str, sign: str) -> bool:
     if name.startswith("-") and sign == "=":
         return True
     if sign in {"=", '"'} and last.endswith(("token", "secret", "pass")):
-        return not compiled(r"[a-z]+(?:-[a-z]+)+|[a-z]{1,5}", 0).fullmatch(value)
+        return not compile_cached(r"[a-z]+(?:-[a-z]+)+|[a-z]{1,5}", 0).fullmatch(value)
     return looks_secret(value) and (last != "key" or len(value) >= 16)
 
 
-def spans(text: str) -> Iterator[Span]:
-    """Where the values of secret names are in ``text``, in order and without overlaps."""
+def secret_spans(text: str) -> Iterator[Span]:
+    """Yield the spans of values with secret names, in order, without overlaps."""
     end = 0
     # Lower case makes the search several times as fast. In some alphabets it changes the length.
     small = text.lower() if len(text.lower()) == len(text) else text
-    for match in compiled(rf"(?:{_HEAD})|{_ENTRY}", 0 if small is not text else re.IGNORECASE).finditer(small):
+    for match in compile_cached(rf"(?:{_HEAD})|{_ENTRY}", 0 if small is not text else re.IGNORECASE).finditer(small):
         if match.start() >= end:
-            for span in _values(text, match):
+            for span in _value_spans(text, match):
                 if span[0] < span[1]:
                     yield span
                     end = span[1]
 
 
-def _values(text: str, match: re.Match[str]) -> Iterator[Span]:
-    """Where the secret values of the name in ``match`` are."""
+def _value_spans(text: str, match: re.Match[str]) -> Iterator[Span]:
+    """Yield the spans of secret values of the name in ``match``."""
     at, line = match.end(), text.rfind("\n", 0, match.start()) + 1
-    found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _head(text, match, line)
+    found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _parse_head(text, match, line)
     if found is None:
         return
     name, sign, before = found
-    is_block = compiled(_BLOCK).match(text, at) is not None
+    is_block = compile_cached(_BLOCK).match(text, at) is not None
     if is_block or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
-        how = strength(name)
-        for first, last in _below(text, line, at, is_block=is_block) if how else ():
+        how = name_strength(name)
+        for first, last in _spans_below(text, line, at, is_block=is_block) if how else ():
             if how == "strong" or is_block or looks_secret(text[first:last].strip("\"'")):
                 yield first, last
-    elif (inner := compiled(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
+    elif (inner := compile_cached(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
         return  # a table, whose values have names of their own
-    elif elements := compiled(_STRINGS).match(text, at):
-        for string in compiled(_STRING).finditer(text, *elements.span()):
+    elif elements := compile_cached(_STRINGS).match(text, at):
+        for string in compile_cached(_STRING).finditer(text, *elements.span()):
             first, last = string.start() + 1, string.end() - 1
-            if hidden(name, text[first:last], '"' if sign == ":" else sign):
+            if is_secret(name, text[first:last], '"' if sign == ":" else sign):
                 yield first, last
     else:
-        first, last = _value(text, at, before)
-        if hidden(name, text[first:last], '"' if first > at and sign == ":" else sign):
+        first, last = _value_span(text, at, before)
+        if is_secret(name, text[first:last], '"' if first > at and sign == ":" else sign):
             yield first, last
 
 
-def _head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | None:
-    """The whole name, its sign and the character before it; None if this cannot be the name of a value."""
+def _parse_head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | None:
+    """Return name, sign and preceding character; None if no value can follow."""
     start = match.start()
     while start > line and (text[start - 1].isalnum() or text[start - 1] in "_.-"):
         start -= 1
@@ -179,9 +179,9 @@ def _head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | 
     return name, '"' if sign == ":" and match["close"] else sign, before
 
 
-def _value(text: str, at: int, before: str) -> Span:
-    """Where the value at ``at`` is, without its quotes."""
-    found = compiled(_VALUE).match(text, at)
+def _value_span(text: str, at: int, before: str) -> Span:
+    """Return the span of the value at ``at`` without its quotes."""
+    found = compile_cached(_VALUE).match(text, at)
     assert found is not None  # an empty value, at least
     first, last = found.span(found.lastindex or 0)
     # The quote that ends a string of both name and value is not part of the value.
@@ -189,18 +189,18 @@ def _value(text: str, at: int, before: str) -> Span:
     return first, last - 1 if is_outer else last
 
 
-def _below(text: str, line: int, at: int, *, is_block: bool) -> Iterator[Span]:
-    """The lines below a YAML key. In JSON, the value on the next line."""
-    if not is_block and (found := compiled(r"\s*(?=[\"'\[])").match(text, at)) and found.end() < len(text):
-        yield _value(text, found.end(), "")
+def _spans_below(text: str, line: int, at: int, *, is_block: bool) -> Iterator[Span]:
+    """Yield the spans of the lines below a YAML key, or of a JSON value on the next line."""
+    if not is_block and (found := compile_cached(r"\s*(?=[\"'\[])").match(text, at)) and found.end() < len(text):
+        yield _value_span(text, found.end(), "")
         return
     depth = len(text[line:at]) - len(text[line:at].lstrip(" \t"))
     item = "" if is_block else rf"|[ \t]{{{depth},}}- +"
-    below = compiled(rf"\n(?:(?:[ \t]{{{depth + 1},}}(?:- +)?{item})(?P<value>\S[^\n]*)|[ \t]*(?=\n|\Z))")
+    below = compile_cached(rf"\n(?:(?:[ \t]{{{depth + 1},}}(?:- +)?{item})(?P<value>\S[^\n]*)|[ \t]*(?=\n|\Z))")
     at = text.find("\n", at)
     while at >= 0 and (found := below.match(text, at)):
         value, at = found["value"] or "", found.end()
-        if not is_block and compiled(r"[^\s:]+:(?:\s|\Z)[^\n]*").fullmatch(value):
+        if not is_block and compile_cached(r"[^\s:]+:(?:\s|\Z)[^\n]*").fullmatch(value):
             return
         if value and not value.startswith("#") and not (is_block and value.startswith("-----")):
             yield found.span("value")

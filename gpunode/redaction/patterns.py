@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled on first use, and masking by the group that they capture."""
+"""Compile regular expressions on first use, and mask the groups that they capture."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Mask: TypeAlias = tuple[int, int, str]
 
 
 @cache
-def compiled(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
-    """The pattern, compiled on first use."""
+def compile_cached(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
+    """Return the pattern, compiled on first use."""
     return re.compile(pattern, flags)
 
 
-def masked(secret: str) -> str:
-    """The mask for ``secret``, with as many lines and the same indentation."""
-    return compiled(r"\S[^\n]*").sub(MASK, secret)
+def mask_secret(secret: str) -> str:
+    """Return the mask for ``secret``, with as many lines and the same indentation."""
+    return compile_cached(r"\S[^\n]*").sub(MASK, secret)
 
 
-def replaced(pattern: str, text: str, mask: Callable[[str], str] = masked, flags: int = 0) -> str:
-    """``text`` with the capturing group of each match masked. Of several groups, the last that matched counts."""
+def mask_matches(pattern: str, text: str, mask: Callable[[str], str] = mask_secret, flags: int = 0) -> str:
+    """Return ``text`` with the last matched group of each match masked."""
 
     def replacement(match: re.Match[str]) -> str:
         start, end = match.span(match.lastindex or 0)
         return match.string[match.start() : start] + mask(match.string[start:end]) + match.string[end : match.end()]
 
-    return compiled(pattern, flags).sub(replacement, text)
+    return compile_cached(pattern, flags).sub(replacement, text)
 
 
-def spliced(text: str, masks: Iterable[Mask]) -> str:
-    """``text`` with ``masks`` in place, which are in order and do not overlap."""
+def apply_masks(text: str, masks: Iterable[Mask]) -> str:
+    """Return ``text`` with the ordered, disjoint ``masks`` applied."""
     parts, end = [], 0
     for first, last, mask in masks:
         parts += [text[end:first], mask]
@@ -42,13 +42,13 @@ def spliced(text: str, masks: Iterable[Mask]) -> str:
     return "".join(parts) + text[end:]
 
 
-def settled(mask: Callable[[str], str], text: str) -> str:
-    """``text`` masked until nothing changes: masking the result again returns it as it is.
+def mask_until_stable(mask: Callable[[str], str], text: str) -> str:
+    """Return ``text`` masked until nothing changes, so that masking is idempotent.
 
-    One replacement may complete another form. A text that never settles is masked line by line.
+    One replacement may complete another form. A text that never stabilizes is masked line by line.
     """
     for _ in range(12):
         before, text = text, mask(text)
         if text == before:
             return text
-    return masked(text)
+    return mask_secret(text)

@@ -1,7 +1,6 @@
-"""Removes secrets from logs, command lines and messages. The one list of what a secret looks like.
+"""Remove secrets from logs, command lines and messages; the one list of their forms.
 
-Each form has words without which it cannot match. A text with none of them is not searched, and no pattern is compiled
-for it.
+Each form has words without which it cannot match; a text without them is not searched, and no pattern is compiled.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from gpunode.redaction.named import NAMES, looks_secret, spans
-from gpunode.redaction.patterns import MASK, compiled, masked, replaced, settled, spliced
+from gpunode.redaction.named import NAMES, looks_secret, secret_spans
+from gpunode.redaction.patterns import MASK, apply_masks, compile_cached, mask_matches, mask_secret, mask_until_stable
 
 # Tokens with a known prefix. Source: gitleaks' public rules (config/gitleaks.toml, MIT).
 SHAPES: Final = {
@@ -85,23 +84,23 @@ READERS: Final = (
 Form: TypeAlias = tuple[Sequence[str], Callable[[str], str]]
 
 
-def text(value: str) -> str:
-    """``value`` without secrets. Law: redacting twice is redacting once."""
-    return settled(lambda one: once(one, (*EVIDENT, *CONTEXTUAL)), value)
+def redact_text(value: str) -> str:
+    """Return ``value`` without secrets. Idempotent."""
+    return mask_until_stable(lambda one: redact_once(one, (*CONTEXT_FREE, *CONTEXTUAL)), value)
 
 
-def evident(value: str) -> str:
-    """``value``, a message of gpunode's own, without what is a secret in any context."""
-    return settled(lambda one: once(one, EVIDENT), value)
+def redact_known_shapes(value: str) -> str:
+    """Return a message by gpunode without what is a secret in any context."""
+    return mask_until_stable(lambda one: redact_once(one, CONTEXT_FREE), value)
 
 
-def once(value: str, forms: Iterable[Form] | None = None) -> str:
-    """``value`` with each form masked once. Colours go, since they may split a name or its value; CRLF stays."""
-    plain = compiled(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]").sub("", value) if "\x1b" in value else value
-    is_dos = "\r\n" in plain and not compiled(r"(?<!\r)\n").search(plain)
-    after = plain = compiled(r"\r+(?=\n)").sub("", plain) if is_dos else plain
+def redact_once(value: str, forms: Iterable[Form] | None = None) -> str:
+    """Return ``value`` with each form masked once, without colours, which may split a name; CRLF stays."""
+    plain = compile_cached(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]").sub("", value) if "\x1b" in value else value
+    is_dos = "\r\n" in plain and not compile_cached(r"(?<!\r)\n").search(plain)
+    after = plain = compile_cached(r"\r+(?=\n)").sub("", plain) if is_dos else plain
     lowered = plain.lower()
-    for words, mask in (*EVIDENT, *CONTEXTUAL) if forms is None else forms:
+    for words, mask in (*CONTEXT_FREE, *CONTEXTUAL) if forms is None else forms:
         if any(word in lowered for word in words):
             after = mask(after)
     if after == plain:
@@ -109,22 +108,24 @@ def once(value: str, forms: Iterable[Form] | None = None) -> str:
     return after.replace("\n", "\r\n") if is_dos else after
 
 
-def _form(words: Iterable[str], pattern: str, flags: int = 0) -> Form:
-    """What masks the group of ``pattern``. ANY in it stands for the words, each with the rest that a table gives it."""
+def _make_form(words: Iterable[str], pattern: str, flags: int = 0) -> Form:
+    """Return the form that masks the group of ``pattern``; ANY stands for the words with their suffixes."""
     rests = words if isinstance(words, Mapping) else dict.fromkeys(words, "")
     whole = pattern.replace("ANY", f"(?:{'|'.join(re.escape(word) + rest for word, rest in rests.items())})")
-    return [word.lower() for word in rests], lambda value: replaced(whole, value, flags=flags)
+    return [word.lower() for word in rests], lambda value: mask_matches(whole, value, flags=flags)
 
 
-def _command(program: str, options: str) -> Form:
-    """What masks the secrets among the words that follow ``program``, up to the end of the command."""
+def _command_form(program: str, options: str) -> Form:
+    """Return the form that masks the secrets among the arguments of ``program``."""
     command = rf"(?<![\w/-]){re.escape(program)}[^\n|;]*|/{re.escape(program)}[^\n|;]*"
     secrets = rf"(?<!\S)(?:{options.replace('<>', f'(?:{_WORD})').replace('{}', f'({_WORD})')})"
-    return [program], lambda value: replaced(command, value, lambda words: replaced(secrets, words), re.IGNORECASE)
+    return [program], lambda value: mask_matches(
+        command, value, lambda words: mask_matches(secrets, words), re.IGNORECASE
+    )
 
 
-def _named(value: str) -> str:
-    return spliced(value, ((first, last, masked(value[first:last])) for first, last in spans(value)))
+def _mask_named(value: str) -> str:
+    return apply_masks(value, ((first, last, mask_secret(value[first:last])) for first, last in secret_spans(value)))
 
 
 # Names of random values that are not secret: digests, ids, what the kernel and containers are identified by.
@@ -144,30 +145,30 @@ _INTRODUCED: Final = (
 )
 
 
-def _random(value: str) -> str:
-    """``value`` without long random words that an unknown name or option introduces."""
+def _mask_random(value: str) -> str:
+    """Return ``value`` without long random words after an unknown name or option."""
 
     def mask(run: re.Match[str]) -> str:
         before = value[max(0, run.start() - 200) : run.start()]
-        if compiled(_CERTIFICATE).search(before):
+        if compile_cached(_CERTIFICATE).search(before):
             return run[0]
-        by = compiled(_INTRODUCED).search(before[-100:])
+        by = compile_cached(_INTRODUCED).search(before[-100:])
         name = by and (by["option"] or by["name"])
-        return MASK if name and not compiled(rf"[\w.-]*{_IDS}").fullmatch(name) else run[0]
+        return MASK if name and not compile_cached(rf"[\w.-]*{_IDS}").fullmatch(name) else run[0]
 
-    return compiled(_RUN, 0).sub(mask, value)
+    return compile_cached(_RUN, 0).sub(mask, value)
 
 
-def _cut_keys(value: str) -> str:
+def _mask_cut_keys(value: str) -> str:
     """``value`` without the lines of private keys whose beginning was cut off, as a journal's newest lines are.
 
     In a journal each line has words of its own before the key's.
     """
     lines = value.split("\n")
-    for end in [number for number, line in enumerate(lines) if compiled(_KEY_END, 0).search(line)]:
+    for end in [number for number, line in enumerate(lines) if compile_cached(_KEY_END, 0).search(line)]:
         for number in range(end - 1, -1, -1):
             # Of a key's lines only the last is shorter than the others.
-            if not (found := compiled(_KEY_LAST if number == end - 1 else _KEY_LINE, 0).search(lines[number])):
+            if not (found := compile_cached(_KEY_LAST if number == end - 1 else _KEY_LINE, 0).search(lines[number])):
                 break
             lines[number] = lines[number][: found.start(1)] + MASK + lines[number][found.end(1) :]
     return "\n".join(lines)
@@ -178,14 +179,14 @@ _KEY_LAST: Final = r"(?<!\S)([A-Za-z0-9+/]{2,128}={0,2})[ \t\r]*\Z"
 _KEY_LINE: Final = r"(?<!\S)([A-Za-z0-9+/]{48,128}={0,2}|redacted)[ \t\r]*\Z"
 
 
-def _started(value: str) -> str:
-    """``value`` without what a unit gives its program behind ``-p``, if it looks like a password and not a port."""
+def _mask_exec_passwords(value: str) -> str:
+    """Return ``value`` without passwords after ``-p`` in a unit's command."""
 
     def mask(option: re.Match[str]) -> str:
         return f"{option[1]}{MASK}" if looks_secret(option[2]) and not set(option[2]) & set(":/=.") else option[0]
 
-    line = compiled(r"^[ \t]*Exec\w+=[^\n]*", re.MULTILINE)
-    option = compiled(r"(?<=\s)(-p[ \t]+)(?!-)([^\s\"']+)(?!\S)", 0)
+    line = compile_cached(r"^[ \t]*Exec\w+=[^\n]*", re.MULTILINE)
+    option = compile_cached(r"(?<=\s)(-p[ \t]+)(?!-)([^\s\"']+)(?!\S)", 0)
     return line.sub(lambda found: option.sub(mask, found[0]), value)
 
 
@@ -193,62 +194,62 @@ _WORD: Final = r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'|;&<>-][^\s|;&<>]*"
 _USER: Final = r"[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}(?:[/?#\s\"'<>,;]|\Z))"
 
 
-def _userinfo(value: str) -> str:
-    """``value`` without user names and passwords in URLs, up to the last @ before the host."""
+def _mask_userinfo(value: str) -> str:
+    """Return ``value`` without user names and passwords in URLs."""
     if "@" not in value:
         return value
-    value = replaced(rf"://({_USER}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
+    value = mask_matches(rf"://({_USER}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
     # In quotes or a proxy's setting a password may hold any character.
     quoted = rf"(?:[\"']|(?i:proxy)[ \t]?[=:][ \t]?)\w[\w+.-]{{0,20}}://({_USER}[^\n\"'@]{{1,200}})(?=@[\w\[])"
-    return replaced(quoted, value)
+    return mask_matches(quoted, value)
 
 
 # Secrets in any context.
-EVIDENT: Final[tuple[Form, ...]] = (
-    (("private key",), _cut_keys),
-    _form(("Static key V1",), r"-----BEGIN OpenVPN ANY-----(.*?)(?=-----END|\Z)", re.DOTALL),
-    _form(("Private-Lines:",), r"ANY[ \t]*\d{1,3}\n((?:[A-Za-z0-9+/]{1,76}={0,2}(?:\n|\Z)){1,200})"),
-    _form(("PRIVATE KEY",), r"-----BEGIN [A-Z ]{0,40}ANY(?: BLOCK)?-----(.*?)(?=-----END|\Z)", re.DOTALL),
-    (("://",), _userinfo),
-    _form(
+CONTEXT_FREE: Final[tuple[Form, ...]] = (
+    (("private key",), _mask_cut_keys),
+    _make_form(("Static key V1",), r"-----BEGIN OpenVPN ANY-----(.*?)(?=-----END|\Z)", re.DOTALL),
+    _make_form(("Private-Lines:",), r"ANY[ \t]*\d{1,3}\n((?:[A-Za-z0-9+/]{1,76}={0,2}(?:\n|\Z)){1,200})"),
+    _make_form(("PRIVATE KEY",), r"-----BEGIN [A-Z ]{0,40}ANY(?: BLOCK)?-----(.*?)(?=-----END|\Z)", re.DOTALL),
+    (("://",), _mask_userinfo),
+    _make_form(
         ("proxy",),
         rf"(?i:ANY)(?:::[\w.-]{{1,80}})?[\"']?[ \t]*[=: ][ \t]*[\"']?(?!\w+://)({_USER}[^\s\"']{{1,200}})(?=@[\w\[])",
     ),
-    _form(("iscsi:",), r"root=[\"']?ANY(\S{1,400})(?=@)"),
-    _form(
+    _make_form(("iscsi:",), r"root=[\"']?ANY(\S{1,400})(?=@)"),
+    _make_form(
         ("token=", "key=", "signature=", "credential=", "sig=", "password=", "secret="),
         r"(?i:[?&](?:amp;)?[\w-]{0,40}ANY)([^&\s\"'#\\]+)",
     ),
-    _form(SHAPES, r"(?<![A-Za-z0-9])(ANY)"),
-    _form(HOOKS, r"ANY([^\s\"'<>/][^\s\"'<>]*)"),
-    _form(("password>", "secret>", "token>"), r"<(?:[\w:.-]{0,40})(?i:ANY)([^<>\s][^<>]{0,1000})(?=</)"),
-    _form(("bearer", "basic"), r"(?i:\bANY)[ \t]+((?=[a-z._~-]*[A-Z0-9=+/])[\w.~+/=-]{6,})"),
-    _form(("$1$", "$5$", "$6$", "$7$", "$y$", "$2a$", "$2b$", "$2y$", "pbkdf2."), r"(ANY[^\s:\"']{8,})"),
+    _make_form(SHAPES, r"(?<![A-Za-z0-9])(ANY)"),
+    _make_form(HOOKS, r"ANY([^\s\"'<>/][^\s\"'<>]*)"),
+    _make_form(("password>", "secret>", "token>"), r"<(?:[\w:.-]{0,40})(?i:ANY)([^<>\s][^<>]{0,1000})(?=</)"),
+    _make_form(("bearer", "basic"), r"(?i:\bANY)[ \t]+((?=[a-z._~-]*[A-Z0-9=+/])[\w.~+/=-]{6,})"),
+    _make_form(("$1$", "$5$", "$6$", "$7$", "$y$", "$2a$", "$2b$", "$2y$", "pbkdf2."), r"(ANY[^\s:\"']{8,})"),
 )
 _SAID: Final = r"((?:\"[^\"]{0,1000}\"|'[^']{0,1000}'|[^|\n\"']){1,200}?)"
 # Secrets by the name, the option or the program that precedes them.
 CONTEXTUAL: Final[tuple[Form, ...]] = (
-    (NAMES, _named),
-    _form(
+    (NAMES, _mask_named),
+    _make_form(
         ("authorization",),
         r"(?i:ANY)\\*[\"']?[ \t]*[=:][ \t]*\\*[\"']?(?i:basic|bearer|digest|token|negotiate)[ \t]+([^\n\"'\\]+)",
     ),
-    _form(("cookie",), r"(?i:\bANY):[ \t]*([^\s\"'=]+=[^\n\"']*)"),
-    *(_command(program, options) for program, options in COMMANDS.items()),
-    (("exec",), _started),
+    _make_form(("cookie",), r"(?i:\bANY):[ \t]*([^\s\"'=]+=[^\n\"']*)"),
+    *(_command_form(program, options) for program, options in COMMANDS.items()),
+    (("exec",), _mask_exec_passwords),
     # The other words of a passphrase whose first was masked as its value.
-    _form(("password", "passphrase"), r"(?i:ANY):[ \t]+redacted((?:[ \t]+[a-z]{2,12}){2,9})[ \t]*$", re.MULTILINE),
-    _form(READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_SAID}[ \t]*\|[^\n|]{{0,200}}ANY"),
-    _form(READERS, rf"ANY[^\n|]*<<<[ \t]*({_WORD})"),
-    _form(
+    _make_form(("password", "passphrase"), r"(?i:ANY):[ \t]+redacted((?:[ \t]+[a-z]{2,12}){2,9})[ \t]*$", re.MULTILINE),
+    _make_form(READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_SAID}[ \t]*\|[^\n|]{{0,200}}ANY"),
+    _make_form(READERS, rf"ANY[^\n|]*<<<[ \t]*({_WORD})"),
+    _make_form(
         READERS,
         r"^(?=[^\n]{0,400}?ANY)[^\n]{0,400}<<-?[ \t]*[\"']?(?P<end>\w{1,40})[\"']?[^\n]{0,80}\n"
         r"((?:(?!\t*(?P=end)\s)[^\n]*(?:\n|\Z)){1,50})",
         re.MULTILINE,
     ),
-    _form(("user=", "username=", "-u"), r"(?:(?<![\w-])(?i:ANY)[ \t]*[\"']?[\w.\\/-]{1,80})%([^\s,\"']+)"),
+    _make_form(("user=", "username=", "-u"), r"(?:(?<![\w-])(?i:ANY)[ \t]*[\"']?[\w.\\/-]{1,80})%([^\s,\"']+)"),
     # kubeadm's, which may stand on the next line.
-    _form(("token", "join", "bootstrap"), r"(?i:ANY)[^\n]{0,80}?\n?(?<![\w.])([a-z\d]{6}\.[a-z\d]{16})(?![\w.])"),
-    _form(("certificate key", "certificate-key"), r"(?i:ANY):?\s+([\da-f]{64})\b"),
-    (("=", ":", "-"), _random),
+    _make_form(("token", "join", "bootstrap"), r"(?i:ANY)[^\n]{0,80}?\n?(?<![\w.])([a-z\d]{6}\.[a-z\d]{16})(?![\w.])"),
+    _make_form(("certificate key", "certificate-key"), r"(?i:ANY):?\s+([\da-f]{64})\b"),
+    (("=", ":", "-"), _mask_random),
 )

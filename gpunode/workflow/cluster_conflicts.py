@@ -10,7 +10,7 @@ from gpunode.errors import Conflict
 from gpunode.host.cluster import Body, Cluster
 from gpunode.kubernetes.owned import conflict_lines
 from gpunode.kubernetes.reconcile import key
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 _MANAGER_NAME: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 

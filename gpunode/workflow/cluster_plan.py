@@ -26,7 +26,7 @@ from gpunode.kubernetes.reconcile import (
     refuse_other_handler,
 )
 from gpunode.kubernetes.workload_checks import Workload, counts
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 

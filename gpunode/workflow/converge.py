@@ -20,7 +20,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.complaints import find_unknown_error
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
+from gpunode.diagnoses.unknown_errors import find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.budget import within
@@ -21,7 +21,7 @@ from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import LSPCI, probes
 from gpunode.host import nvml
-from gpunode.redaction.evidence import throughout
+from gpunode.redaction.evidence import redact_recursively
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -143,4 +143,4 @@ def diagnosed(evidence: Evidence) -> Examined:
         rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
         diagnosis = replace(diagnosis, open_questions=(*diagnosis.open_questions, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
-    return Examined(seen, throughout(diagnosis), throughout(stack_layers(seen, diagnosis)), works, kept)
+    return Examined(seen, redact_recursively(diagnosis), redact_recursively(stack_layers(seen, diagnosis)), works, kept)

@@ -9,10 +9,10 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import rules_by_cause
-from gpunode.diagnoses.census import Census, FeatureKey, ModelGroup
 from gpunode.diagnoses.comparison import Difference, compare
+from gpunode.diagnoses.fleet_comparison import Census, FeatureKey, ModelGroup
 from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StackLayer
-from gpunode.diagnoses.portrait import Axis, NodeProfile, profile_node
+from gpunode.diagnoses.node_profile import Axis, NodeProfile, profile_node
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.errors import GpunodeError, Undetermined
@@ -23,7 +23,7 @@ from gpunode.host.bugs import keep_those_of_rules
 from gpunode.host.capture import CaptureHost
 from gpunode.outcome import Refusal, Waits
 from gpunode.recipe import Recipe
-from gpunode.redaction.evidence import redact, throughout
+from gpunode.redaction.evidence import redact, redact_recursively
 from gpunode.workflow import side_by_side
 from gpunode.workflow.doctor import Examined, diagnosed
 from gpunode.workflow.plan import plan
@@ -143,8 +143,8 @@ def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None)
         one.name, one.path, examined.verdict, _node(examined),
         unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
         stack={layer.id: layer.state for layer in examined.stack},
-        model=throughout(seen.model).title,
-        versions={axis: throughout(version) for axis, version in seen.versions.items()},
+        model=redact_recursively(seen.model).title,
+        versions={axis: redact_recursively(version) for axis, version in seen.versions.items()},
     )  # fmt: skip
     row = _with_drift(row, evidence, recipe) if recipe else row
     roots = [finding for finding in examined.diagnosis.roots if finding.severity != "info"]
@@ -169,12 +169,12 @@ def _node(examined: Examined) -> str:
 
 def _with_drift(row: Row, evidence: Evidence, recipe: Recipe) -> Row:
     try:
-        return replace(row, drift=throughout(drift(evidence, recipe)))
+        return replace(row, drift=redact_recursively(drift(evidence, recipe)))
     except Undetermined as error:
-        return replace(row, undrifted=throughout(f"{error.what}: {error.why}" if error.why else error.what))
+        return replace(row, undrifted=redact_recursively(f"{error.what}: {error.why}" if error.why else error.what))
     except GpunodeError as error:
         refused = Drift("", "recipe", "refusal", f"{error.what}: {error.why}" if error.why else error.what)
-        return replace(row, drift=throughout((refused,)))
+        return replace(row, drift=redact_recursively((refused,)))
 
 
 def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
@@ -214,7 +214,7 @@ def held_against_each_other(answers: Sequence[Row], groups: Sequence[ModelGroup]
     for pair, outcome in zip(pairs, side_by_side.each(pairs, _odds), strict=True):
         if isinstance(outcome, side_by_side.Done):
             found[pair.node] = outcome.answer
-    models = {node: throughout(group.model).title for group in groups for node in group.nodes}
+    models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
     return tuple(
         replace(row, differences=found[row.report], model=models.get(row.report, row.model)) for row in answers
     )
@@ -233,7 +233,7 @@ class _Pair:
 def _odds(pair: _Pair) -> tuple[Odd, ...]:
     differences = compare(_usual_node(pair.reference), _redacted(pair.path), Diagnosis((), ())).differences
     told = (_odd(one, pair) for one in differences if (one.trait, one.name) in pair.places)
-    return throughout(tuple(told)[:_MOST_DIFFERENCES])
+    return redact_recursively(tuple(told)[:_MOST_DIFFERENCES])
 
 
 def _odd(one: Difference, pair: _Pair) -> Odd:

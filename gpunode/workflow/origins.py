@@ -14,7 +14,7 @@ from gpunode.facts.model import EMBEDDED, Facts, PackageSource, known
 from gpunode.host.port import HostView
 from gpunode.packages import system
 from gpunode.packages.system import Archive
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.converge import StagePlan
 
 _KEYRING_LIMIT_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.diagnoses.model import STACK, Disruption, StackLayer
-from gpunode.diagnoses.portrait import AXES, Axis
+from gpunode.diagnoses.node_profile import AXES, Axis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.workflow.doctor import Verdict

@@ -32,7 +32,7 @@ from gpunode.journal.footprint import FileTrail, Footprint, Span
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.packages.simulation import is_removal
-from gpunode.redaction.evidence import without_secrets
+from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.workflow import mig_layouts, present
 from gpunode.workflow.converge import DEPENDENCIES
@@ -259,7 +259,7 @@ def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> 
         keep: the command that takes gpunode's step out of it and keeps the edits; empty where there is none.
     """
     edit, back = (
-        "\n".join(without_secrets(one).diff()) or "(only secrets differ)"
+        "\n".join(redact_change(one).diff()) or "(only secrets differ)"
         for one in (FileChange(change.path, change.before, now), change)
     )
     by_hand = "undo the second by hand and keep the first"

@@ -36,7 +36,7 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.facts.follow_ups import follow_ups
     from gpunode.facts.probes import PROBES
     from gpunode.host import capture, reports
-    from gpunode.redaction.anonymize import anonymized
+    from gpunode.redaction.anonymize import anonymize_evidence
     from gpunode.redaction.evidence import redact
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios/doctor"
@@ -134,7 +134,7 @@ def secrets(data: bytes) -> None:
     """Redacting twice is redacting once; masking does not fail, and keeps the number of lines."""
     once = redact({"x": Capture("journalctl -u kubelet", "ok", data), "y": Capture("/etc/x", "ok", data)})
     assert redact(once) == once
-    assert anonymized(once)["x"].data.count(b"\n") == once["x"].data.count(b"\n")
+    assert anonymize_evidence(once)["x"].data.count(b"\n") == once["x"].data.count(b"\n")
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def of_host() -> frozenset[Pattern]:
     from gpunode.redaction import anonymize, config, named, patterns, secrets
 
     asked: set[re.Pattern[str]] = set()
-    compiled = patterns.compiled
+    compiled = patterns.compile_cached
 
     def keep(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
         asked.add(one := compiled(pattern, flags))
@@ -87,10 +87,10 @@ def of_host() -> frozenset[Pattern]:
 
     for module in (anonymize, named, patterns, secrets, config):
         vars(module)["compiled"] = keep
-    text = "\n".join(f"{word}=x@" for words, _ in (*secrets.EVIDENT, *secrets.CONTEXTUAL) for word in words)
-    secrets.text(text)
-    config.masked('[a]\nb = "c" # d\ne: |\n  f\n{"g": ["h"]}\n')
-    anonymize.anonymized({"x": Capture("dmesg", "ok", b"Node: gpu-7\nhttps://a.acme.io Serial: 12345678\n")})
+    text = "\n".join(f"{word}=x@" for words, _ in (*secrets.CONTEXT_FREE, *secrets.CONTEXTUAL) for word in words)
+    secrets.redact_text(text)
+    config.redact_config('[a]\nb = "c" # d\ne: |\n  f\n{"g": ["h"]}\n')
+    anonymize.anonymize_evidence({"x": Capture("dmesg", "ok", b"Node: gpu-7\nhttps://a.acme.io Serial: 12345678\n")})
     return frozenset(Pattern(one.pattern, one.flags) for one in asked)
 
 

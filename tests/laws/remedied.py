@@ -28,8 +28,8 @@ from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import installed_driver
 from gpunode.diagnoses.views import driver as seen_driver
-from gpunode.diagnoses.views.cards import gpu_models
 from gpunode.diagnoses.views.engine import container_engine
+from gpunode.diagnoses.views.gpu_models import gpu_models
 from gpunode.diagnoses.views.guests import is_vgpu
 from gpunode.diagnoses.views.system import find_distro, running_kernel
 from gpunode.distros.family import TOOLKIT_PACKAGES

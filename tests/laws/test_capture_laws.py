@@ -13,7 +13,7 @@ from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, encode_f
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
 from gpunode.redaction.evidence import redact
-from gpunode.redaction.secrets import text
+from gpunode.redaction.secrets import redact_text
 from tests.fakes.examples import examples
 
 PIECES = st.sampled_from(
@@ -61,5 +61,5 @@ def test_redacting_twice_is_redacting_once(evidence: Evidence) -> None:
 @example("https://passwordhttps:///}u:p@h")
 @settings(max_examples=examples(500), deadline=None)
 def test_redacting_a_text_twice_is_redacting_it_once(value: str) -> None:
-    once = text(value)
-    assert text(once) == once
+    once = redact_text(value)
+    assert redact_text(once) == once

@@ -21,7 +21,7 @@ from gpunode.facts.items import items
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import recognise
 from gpunode.host.capture import load, save
-from gpunode.redaction.anonymize import anonymized
+from gpunode.redaction.anonymize import anonymize_evidence
 from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnosed
 from tests.fakes.examples import examples
@@ -99,14 +99,14 @@ def test_of_real_reports_neither_redaction_nor_masking_takes_the_cause(report: R
     evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
     plain = told(diagnosis(evidence))
     assert told(diagnosis(redact(evidence))) == plain
-    assert told(diagnosis(anonymized(redact(evidence)))) == plain
+    assert told(diagnosis(anonymize_evidence(redact(evidence)))) == plain
 
 
 @given(reports)
 @settings(max_examples=examples(30), deadline=None)
 def test_masking_twice_is_masking_once(evidence: Evidence) -> None:
-    once = anonymized(evidence)
-    assert anonymized(once) == once
+    once = anonymize_evidence(evidence)
+    assert anonymize_evidence(once) == once
 
 
 @given(WORDS, st.sampled_from(["sudo ", "$ ", "# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ sudo ", "  "]))

@@ -18,8 +18,8 @@ from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.facts import pasted
-from gpunode.page.frame import About
-from gpunode.page.report import page
+from gpunode.page.frame import PageOrigin
+from gpunode.page.report import node_page
 from gpunode.workflow.doctor import diagnosed
 from tests.laws.test_remedy_laws import HOSTILE, MARK, Rows, all_printed, faults, of_rows, printed, taken
 
@@ -191,6 +191,6 @@ def test_backticks_of_a_report_are_no_command() -> None:
         wrong += [
             span.text for span in spans if span.style == "command" and MARK in span.text and span.text not in typed
         ]
-        codes = re.findall(rf"<p\b[^>]*>[^<]*<code>[^<]*{MARK}", page(examined, About("x", "x", "x", "1")))
+        codes = re.findall(rf"<p\b[^>]*>[^<]*<code>[^<]*{MARK}", node_page(examined, PageOrigin("x", "x", "x", "1")))
         wrong += codes
     assert wrong == []

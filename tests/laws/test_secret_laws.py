@@ -19,8 +19,8 @@ from gpunode.facts.evidence import Capture, Found, Holds, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
-from gpunode.redaction.evidence import content, redact
-from gpunode.redaction.secrets import text
+from gpunode.redaction.evidence import redact, redact_content
+from gpunode.redaction.secrets import redact_text
 from tests.fakes.examples import examples
 from tests.laws.secrets import ADDRESSES, PLACES, SHAPES
 from tests.scenarios.reports import reports
@@ -114,11 +114,11 @@ WRITTEN = {
 @settings(max_examples=examples(250), deadline=None)
 def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: str, tree: dict[str, object]) -> None:
     whole = WRITTEN[how](tree)
-    kept = content(whole.encode(), "config").decode()
+    kept = redact_content(whole.encode(), "config").decode()
     # A part of a secret that its surroundings hold as well is no leak.
     around = WRITTEN[how](dict.fromkeys(tree, ""))
     assert not [leaf for leaf in _leaves(tree) if leaks(leaf, kept) and not leaks(leaf, around)]
-    assert content(kept.encode(), "config").decode() == kept
+    assert redact_content(kept.encode(), "config").decode() == kept
     assert kept.count("\n") == whole.count("\n")
     if how.startswith("json"):
         assert list(json.loads(kept)) == list(tree)
@@ -127,17 +127,17 @@ def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: st
 @pytest.mark.parametrize("sign", [*"<>,;:#?/!$&*()[]{}|^~`+=%\\", " ", " -"])
 @pytest.mark.parametrize("place", ADDRESSES)
 def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
-    kept = text(ADDRESSES[place].format(f"q7Wk2nVx{sign}9Lr4Tz8P"))
+    kept = redact_text(ADDRESSES[place].format(f"q7Wk2nVx{sign}9Lr4Tz8P"))
     assert "q7Wk2nVx" not in kept
     assert "9Lr4Tz8P" not in kept
-    assert text(kept) == kept
+    assert redact_text(kept) == kept
 
 
 @given(shaped, st.sampled_from(["{}", "x={}", "said {} then", '"{}"', "https://h/{}/x", "[{}]"]))
 @settings(max_examples=examples(120), deadline=None)
 def test_nor_one_that_tells_by_its_form_what_it_is(secret: str, place: str) -> None:
     assume(secret[-1] not in "-_")
-    assert not leaks(secret, text(place.format(secret)))
+    assert not leaks(secret, redact_text(place.format(secret)))
 
 
 # Places cut anywhere and joined by the marks of every form: what one replacement leaves may be another form.
@@ -178,15 +178,15 @@ texts = st.lists(pieces | fragments, max_size=25).map("".join)
 )
 @settings(max_examples=examples(250), deadline=None)
 def test_redacting_any_text_twice_is_redacting_it_once(value: str, holds: Holds) -> None:
-    once = content(value.encode(), holds)
-    assert content(once, holds) == once
+    once = redact_content(value.encode(), holds)
+    assert redact_content(once, holds) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(["log", "config"]))
 @settings(max_examples=examples(100), deadline=None)
 def test_redacting_a_secret_twice_is_redacting_it_once(place: str, secret: str, holds: Holds) -> None:
-    once = content(PLACES[place].format(secret).encode(), holds)
-    assert content(once, holds) == once
+    once = redact_content(PLACES[place].format(secret).encode(), holds)
+    assert redact_content(once, holds) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets)

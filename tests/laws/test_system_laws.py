@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpunode.diagnoses import diagnose, rules_by_cause, systems
+from gpunode.diagnoses import diagnose, rules_by_cause, special_systems
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
@@ -47,7 +47,9 @@ def fixes(release: str) -> list[tuple[str, Fix]]:
     """What every cause has to be done on such a node."""
     found = node(release)
     return [
-        (cause, fix) for cause, rule in rules_by_cause().items() for fix in systems.fit_fixes(found, rule.remedy(found))
+        (cause, fix)
+        for cause, rule in rules_by_cause().items()
+        for fix in special_systems.fit_fixes(found, rule.remedy(found))
     ]
 
 
@@ -98,10 +100,10 @@ def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
 
 def test_looks_are_those_of_the_system() -> None:
     look = (Shell("dpkg -l nvidia-container-toolkit"), Shell("which docker"))
-    assert systems.fit_look_at(node(OTHERS["flatcar"]), look) == look[1:]
-    assert systems.fit_look_at(node("ID=ubuntu\n"), look) == look
+    assert special_systems.fit_look_at(node(OTHERS["flatcar"]), look) == look[1:]
+    assert special_systems.fit_look_at(node("ID=ubuntu\n"), look) == look
 
 
 def test_a_distribution_of_another_name_is_known_by_the_manager_that_was_used() -> None:
     rows = [("/etc/os-release", "ID=openEuler\n"), ("dnf list installed", "")]
-    assert systems.special_system(take_snapshot(pasted.evidence(rows))) is None
+    assert special_systems.special_system(take_snapshot(pasted.evidence(rows))) is None

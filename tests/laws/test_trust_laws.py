@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from gpunode.diagnoses.views import trust
+from gpunode.diagnoses.views import evidence_origin
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found, encode_found
 from gpunode.workflow.doctor import Examined, diagnosed
 from tests.fakes.examples import sample
@@ -52,7 +52,7 @@ def node(name: str) -> Evidence:
 def against_the_node(examined: Examined) -> Iterable[object]:
     """What speaks against the node, or is told for certain."""
     for one in examined.diagnosis.findings:
-        if one.severity != "info" and (one.layer in trust.NODE_LAYERS or one.confidence == "certain"):
+        if one.severity != "info" and (one.layer in evidence_origin.NODE_LAYERS or one.confidence == "certain"):
             yield one.cause, one.layer, one.confidence
         elif one.severity != "info":
             assert one.heard_from, one

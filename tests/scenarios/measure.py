@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gpunode.diagnoses import rule_families
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.resemblance import ReportWords
+from gpunode.diagnoses.report_similarity import ReportWords
 from tests.scenarios.reports import Report, diagnosis, reports
 from tests.scenarios.words import words_of
 

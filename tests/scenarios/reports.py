@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
-from gpunode.diagnoses.resemblance import ReportWords
+from gpunode.diagnoses.report_similarity import ReportWords
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from tests.fakes.examples import sample

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.diagnoses.census import Census
+from gpunode.diagnoses.fleet_comparison import Census
 from gpunode.host import reports
 from gpunode.workflow.fleet import held_against_each_other, rows
 from tests.fleets import make

@@ -10,7 +10,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Evidence
 from gpunode.host.capture import load, save
-from gpunode.redaction.anonymize import anonymized
+from gpunode.redaction.anonymize import anonymize_evidence
 from gpunode.workflow.doctor import Examined, diagnosed
 from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
@@ -43,7 +43,7 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     assert not [layer for layer in live.stack if layer.state in {"broken", "warned", "affected"}]
     save(seen, tmp_path / "capture.tar.gz")
     assert told(diagnosed(load(tmp_path / "capture.tar.gz"))) == told(live)
-    assert told(diagnosed(anonymized(seen))) == told(live)
+    assert told(diagnosed(anonymize_evidence(seen))) == told(live)
 
 
 _LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)]

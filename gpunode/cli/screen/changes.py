@@ -64,9 +64,9 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
         change: of the file.
         whole: whether a long file that is new, or goes, is shown to its end; one that stays always is.
     """
-    from gpunode.redaction.evidence import without_secrets
+    from gpunode.redaction.evidence import redact_change
 
-    lines = [_diff_line(number, text) for number, text in enumerate(without_secrets(change).diff())]
+    lines = [_diff_line(number, text) for number, text in enumerate(redact_change(change).diff())]
     if whole or None not in (change.before, change.after) or len(lines) <= _LINES_OF_NEW + 1:
         yield from lines
         return

@@ -13,7 +13,7 @@ from gpunode.cli.screen.words import count, listed
 from gpunode.command import gpunode
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views import kernel, pci
-from gpunode.page.words import DISRUPTIONS, STATES, condition
+from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
@@ -218,7 +218,7 @@ def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
 def _remedy(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield line("  ", span("fix", "bold"), span(f" ({disruption})", "dim"), hang=4)
     for number, fix in enumerate(fixes, 1):
-        yield line(f"  {number}. ", f"{fix.text}{condition(fix.when)}", hang=5)
+        yield line(f"  {number}. ", f"{fix.text}{condition_suffix(fix.when)}", hang=5)
         yield from indented([_typed(row) for command in fix.commands for row in command.split("\n")], 5)
 
 

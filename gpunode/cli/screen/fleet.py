@@ -1,4 +1,4 @@
-"""A fleet as a person reads it: how many nodes are how, and each cause with its nodes and what to do. Pure."""
+"""Render a fleet: nodes by condition, and each cause with its nodes and the first step. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Final
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, cells, line, padded, span
 from gpunode.cli.screen.words import listed
 from gpunode.command import gpunode
-from gpunode.page.words import CONDITIONS, DISRUPTIONS, called, condition_of, count, grouped, odd_words, ranges
+from gpunode.page.words import (
+    CONDITIONS,
+    DISRUPTIONS,
+    collapse_ranges,
+    condition_of,
+    count,
+    describe_outlier,
+    group_digits,
+    node_name,
+)
 
 if TYPE_CHECKING:
     from gpunode.page.words import Condition
@@ -30,14 +39,14 @@ _MOST = 12
 
 
 def row_line(row: Row, names: Sequence[str]) -> Line:
-    """``✗ node17.tar.gz  cause  title``."""
+    """Return ``✗ node17.tar.gz  cause  title``."""
     width = min(max(map(cells, names)), _WIDEST)
     mark, style = _MARKS[condition_of(row)]
     name = span(padded(row.report, width))
-    return line(span(f"{mark} ", style), name, "  ", *_said(row, style), hang=width + 4)
+    return line(span(f"{mark} ", style), name, "  ", *_row_summary(row, style), hang=width + 4)
 
 
-def _said(row: Row, style: Style) -> tuple[str | Span, ...]:
+def _row_summary(row: Row, style: Style) -> tuple[str | Span, ...]:
     if row.error:
         return (span("not read: ", style), row.error)
     if row.cause:
@@ -50,66 +59,66 @@ def _said(row: Row, style: Style) -> tuple[str | Span, ...]:
 
 
 def fleet_lines(seen: Picture, *, verbose: bool = False) -> Iterator[Line]:
-    """How many nodes are how, and why; the most frequent first, the first thing to do about it beneath."""
+    """Yield the nodes by condition and cause, the most frequent first, with the first step for each."""
     how = Counter(map(condition_of, seen.rows))
-    said = [f"{grouped(how[one])} {one}" for one in CONDITIONS if how[one]]
+    said = [f"{group_digits(how[one])} {one}" for one in CONDITIONS if how[one]]
     yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(said))
     kinds = (
-        *(_cause(one) for one in seen.causes),
-        *(_odd(one) for one in seen.odd),
-        *(_left("undetermined", one) for one in seen.unknown),
-        *(_left("unread", one) for one in seen.unread),
+        *(_cause_lines(one) for one in seen.causes),
+        *(_outlier_lines(one) for one in seen.odd),
+        *(_skipped_lines("undetermined", one) for one in seen.unknown),
+        *(_skipped_lines("unread", one) for one in seen.unread),
     )
-    yield from _block(kinds, verbose=verbose)
+    yield from _block_lines(kinds, verbose=verbose)
     if seen.drift or seen.undrifted:
         yield BLANK
         yield line(span("not as the recipe has it", "bold"))
-        drift = [_counted(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
-        left = [_left("not compared with the recipe", each) for each in seen.undrifted]
-        yield from _block((*drift, *left), verbose=verbose, blank=False)
-    yield from _next(seen)
+        drift = [_counted_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
+        left = [_skipped_lines("not compared with the recipe", each) for each in seen.undrifted]
+        yield from _block_lines((*drift, *left), verbose=verbose, blank=False)
+    yield from _next_lines(seen)
 
 
-_Counted = tuple[int, tuple[Line, ...]]
+_CountedLines = tuple[int, tuple[Line, ...]]
 
 
-def _counted(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _Counted:
-    where = listed(tuple(ranges(map(called, reports))), _NAMES)
+def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
+    where = listed(tuple(collapse_ranges(map(node_name, reports))), _NAMES)
     head = line(span(what, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
     return len(reports), (head,)
 
 
-def _cause(one: Tally) -> _Counted:
-    number, lines = _counted(one.reports, one.cause, one.title)
+def _cause_lines(one: Tally) -> _CountedLines:
+    number, lines = _counted_lines(one.reports, one.cause, one.title)
     what = span(one.command, "command") if one.command else span(one.advice)
     words = f" ({DISRUPTIONS[one.disruption]})" if one.disruption != "none" else ""
     return number, (*lines, line("next: ", what, span(words, "dim")))
 
 
-def _odd(one: OddOnes) -> _Counted:
+def _outlier_lines(one: OddOnes) -> _CountedLines:
     more = f", and {count(one.more, 'other difference')}" if one.more else ""
-    return _counted(one.reports, "differs from its group", odd_words(one.odd) + more, style="warn")
+    return _counted_lines(one.reports, "differs from its group", describe_outlier(one.odd) + more, style="warn")
 
 
-def _left(what: str, one: Left) -> _Counted:
-    return _counted(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
+def _skipped_lines(what: str, one: Left) -> _CountedLines:
+    return _counted_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
 
 
-def _block(kinds: Iterable[_Counted], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
+def _block_lines(kinds: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:
     found = list(kinds)
-    digits = max((len(grouped(number)) for number, _ in found), default=0)
+    digits = max((len(group_digits(number)) for number, _ in found), default=0)
     if found and blank:
         yield BLANK
     for number, (head, *rest) in found if verbose else found[:_MOST]:
-        yield Line((Span(f"  {grouped(number):>{digits}} × "), *head.spans), digits + 5)
+        yield Line((Span(f"  {group_digits(number):>{digits}} × "), *head.spans), digits + 5)
         for one in rest:
             yield Line((Span(" " * (digits + 5)), *one.spans), digits + 11)
     if len(found) > _MOST and not verbose:
         yield line(f"  and {count(len(found) - _MOST, 'other')}; -v, --html and --json have all")
 
 
-def _next(seen: Picture) -> Iterator[Line]:
-    """The likeliest next look: at a broken node, else at what makes an odd one odd."""
+def _next_lines(seen: Picture) -> Iterator[Line]:
+    """Yield the next command: for a broken node."""
     if seen.causes:
         first = next(row for row in seen.rows if row.report in seen.causes[0].reports)
         yield BLANK

@@ -20,7 +20,7 @@ from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, pa
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
 from gpunode.journal.history import run_label
-from gpunode.redaction.evidence import throughout
+from gpunode.redaction.evidence import redact_recursively
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
 _MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
@@ -81,7 +81,7 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
         zone: of the times; this machine's when None.
     """
     # A journal holds what others said, as it was said.
-    yield from map(throughout, _run_lines(run, logins, zone))
+    yield from map(redact_recursively, _run_lines(run, logins, zone))
 
 
 def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:

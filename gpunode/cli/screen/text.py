@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from gpunode.redaction.secrets import evident
+from gpunode.redaction.secrets import redact_known_shapes
 
 Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "add", "remove", "hunk", "command"]
 
@@ -63,7 +63,7 @@ def clean(text: str) -> str:
 
     Words from outside have lost their secrets where they came in; what is one wherever it stands, is taken out here.
     """
-    text = evident(text)
+    text = redact_known_shapes(text)
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
 

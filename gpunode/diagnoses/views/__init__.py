@@ -1,1 +1,1 @@
-"""What several rules ask of a snapshot: from facts where a probe gave them, else from what was pasted."""
+"""View a snapshot for several rules: by facts where a probe gave them, else by pasted text."""

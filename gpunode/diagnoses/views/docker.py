@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.errors import Refused

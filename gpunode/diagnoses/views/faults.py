@@ -44,7 +44,7 @@ _VAGUE: Final = frozenset({8, 11, 25, 32, 80})
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One error of a GPU or an NVSwitch.
+    """An error of a GPU or an NVSwitch.
 
     Attributes:
         gpu: PCI address; empty where the message names none. Of an SXid it is the switch.
@@ -112,7 +112,7 @@ class Incident:
 
     @property
     def citations(self) -> tuple[Citation, ...]:
-        """The line of the first fault, of the first of each kind that followed, and of what was asked for last."""
+        """The lines of the first fault, of the first of each later kind, and of the last requested action."""
         first = {fault.code: fault.citation for fault in reversed((self.root, *self.later_faults))}
         asked = [fault.citation for fault in self.later_faults if fault.code == 154]
         return tuple(dict.fromkeys((self.root.citation, *reversed(first.values()), *asked[-1:])))
@@ -184,7 +184,7 @@ def fault_timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
 def find_incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
     """Return the first fault of each GPU and switch, without consequences of another GPU's fault.
 
-    Faults of earlier boots, where they are told of, have incidents of their own: a boot begins every GPU's work anew.
+    Faults of earlier boots have their own incidents, since a boot resets every GPU.
     """
     found = snapshot.view(fault_timeline)
     return (
@@ -204,12 +204,12 @@ def incidents_with(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
 
 
 def serious_fault_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the first faults that a person has to act on, each of which may be the reason of whatever else is told."""
+    """Return the first faults that require action, any of which may explain other errors."""
     return tuple(one.root.citation for one in snapshot.view(find_incidents) if one.root.weight > PROGRAM_WEIGHT)
 
 
 def faults_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
-    """Return the Xids of this GPU; with an empty address all whose GPU nobody named."""
+    """Return the Xids of this GPU; with an empty address those without a GPU."""
     return tuple(fault for fault in snapshot.view(fault_timeline) if fault.source == "xid" and fault.gpu == gpu)
 
 

@@ -47,13 +47,13 @@ _RPM_DRIVER: Final = Pattern(
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """A version of one of the driver's packages that was brought in.
+    """A new version of a driver package.
 
     Attributes:
-        before: the version that it replaced; empty where there was none or the log does not tell.
-        after: the new version; empty where the log does not tell.
-        is_automatic: whether the system did it by itself.
-        by: the command, as it stands in the log.
+        before: the replaced version; empty if none or unknown.
+        after: the new version; empty if unknown.
+        is_automatic: the system did it by itself.
+        by: the command in the log.
     """
 
     name: str

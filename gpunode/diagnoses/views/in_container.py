@@ -7,7 +7,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.diagnoses.views import nested, system
+from gpunode.diagnoses.views import nested_cluster, system
 from gpunode.facts.model import Known
 
 # What an engine leaves in the container's root.
@@ -17,7 +17,7 @@ _ENGINES: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of a container; a node of kind, which is one itself, does not count."""
-    if snapshot.view(nested.NODE) or system.is_wsl(snapshot):
+    if snapshot.view(nested_cluster.NODE) or system.is_wsl(snapshot):
         return
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind == "container":

@@ -49,13 +49,13 @@ _FRESH: Final = Pattern(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the kernel.
+    """A message of the kernel.
 
     Attributes:
-        text: without what stands before it; continuation lines joined by single spaces.
-        at: seconds, on one clock within an item: since boot, or since the epoch; None where no time stands there.
-        clock: messages of the same clock may be compared by their times; empty without one.
-        is_nvrm: a message of NVIDIA's module; the text lacks its ``NVRM:``.
+        text: without its prefix; continuation lines joined by single spaces.
+        at: seconds since boot or since the epoch; None without a time.
+        clock: times compare within the same clock; empty without one.
+        is_nvrm: a message of NVIDIA's module, without its ``NVRM:``.
         lines: number of lines.
     """
 

@@ -67,7 +67,7 @@ RUNNING: Final = "(running)"
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleFile:
+class InstalledModule:
     """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
 
     Attributes:
@@ -208,48 +208,50 @@ def driver_builds(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
     return tuple(row for row in snapshot.view(dkms_rows) if row.is_driver)
 
 
-def modules_on_disk(snapshot: Snapshot) -> tuple[ModuleFile, ...]:
+def modules_on_disk(snapshot: Snapshot) -> tuple[InstalledModule, ...]:
     """Return the files of NVIDIA main module for any kernel, each once."""
-    found: dict[tuple[str, str], ModuleFile] = {}
+    found: dict[tuple[str, str], InstalledModule] = {}
     for one in _find_modules(snapshot):
         found.setdefault((one.kernel, one.place), one)
     return tuple(found.values())
 
 
-def _find_modules(snapshot: Snapshot) -> Iterator[ModuleFile]:
+def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     known = snapshot.facts.module_files
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield ModuleFile(one.kernel, place, one.version, cite_fact(one.path, "it is there", known.probe))
+            yield InstalledModule(one.kernel, place, one.version, cite_fact(one.path, "it is there", known.probe))
     running = kernel_of_search(snapshot)
     for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
             yield from _listed_files(item, running)
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
-            yield ModuleFile(row.kernel, "", row.version, row.citation)
+            yield InstalledModule(row.kernel, "", row.version, row.citation)
     yield from _packaged_modules(snapshot)
 
 
-def _packaged_modules(snapshot: Snapshot) -> Iterator[ModuleFile]:
+def _packaged_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     """Yield the kernels that an installed package names, whose module it brings."""
     for package in packages.matching_packages(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
-            yield ModuleFile(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)
+            yield InstalledModule(
+                match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation
+            )
 
 
-def _listed_files(item: Item, running: str) -> Iterator[ModuleFile]:
+def _listed_files(item: Item, running: str) -> Iterator[InstalledModule]:
     folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _KO.search(line):
-            yield ModuleFile(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+            yield InstalledModule(match["kernel"], match["place"].strip("/"), "", cite(item, number))
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
-            yield ModuleFile(folder["kernel"], place, "", cite(item, number))
+            yield InstalledModule(folder["kernel"], place, "", cite(item, number))
 
 
 def not_found_lines(snapshot: Snapshot) -> tuple[Citation, ...]:

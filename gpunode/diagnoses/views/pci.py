@@ -138,7 +138,7 @@ def is_nvidia(function: PciFunction) -> bool:
 
 
 def parse_lspci(item: Item) -> Iterator[PciFunction]:
-    """Yield every function in an answer of lspci, whoever made it."""
+    """Yield every function in an answer of lspci, of any vendor."""
     head: re.Match[str] | None = None
     start, detail = 0, list[str]()
     shows = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))

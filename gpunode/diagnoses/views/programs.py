@@ -19,7 +19,7 @@ _DENIED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Whether something is there, and what says so."""
+    """The presence or absence of something, and its evidence."""
 
     is_there: bool
     citation: Citation

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, resolved, smi_query
+from gpunode.diagnoses.views import faults, resolved_faults, smi_query
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
@@ -39,9 +39,9 @@ def action_by_name(value: str) -> Action:
 
 
 def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
-    """Return the action that each GPU waits for, by its address: the last Xid 154, else what nvidia-smi shows.
+    """Return the requested action by GPU address: the last Xid 154, else nvidia-smi's answer.
 
-    Where both ask for something, nobody knows which is the later: the graver holds.
+    If both request one, their order is unknown and the more disruptive one counts.
     """
     shown = _smi_actions(snapshot)
     found = dict(shown)
@@ -55,12 +55,14 @@ def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
 
 
 def recovered_gpus(snapshot: Snapshot) -> frozenset[str]:
-    """Return the GPUs, by their addresses, of which the driver wants nothing any more after all their grave faults.
+    """Return the addresses of GPUs for which the driver requests nothing after all serious faults.
 
-    It says so by another Xid 154, or in an answer of nvidia-smi that was asked for last.
+    Another Xid 154 or the last nvidia-smi query shows that.
     """
     rows = smi_query.find_rows(snapshot, "GPU Recovery Action")
-    quiet = {gpu.bus for gpu, row in rows if resolved.is_from_last_query(row.citation) and row.value.lower() == "none"}
+    quiet = {
+        gpu.bus for gpu, row in rows if resolved_faults.is_from_last_query(row.citation) and row.value.lower() == "none"
+    }
     ill: set[str] = set()
     over: set[str] = set()
     for fault in faults.sort_by_time(fault for fault in snapshot.view(faults.fault_timeline) if fault.source == "xid"):

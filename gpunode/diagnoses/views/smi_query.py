@@ -107,11 +107,11 @@ class SmiGpu:
         return self.bus or self.identifier
 
     def find(self, *names: str) -> SmiRow | None:
-        """Return the first row that is called by the last of ``names`` and has the others above it, in that order."""
+        """Return the first row called by the last of ``names`` below the others in that order."""
         return next(self.find_all(*names), None)
 
     def find_all(self, *names: str) -> Iterator[SmiRow]:
-        """Yield all such rows: a piece without the GPUs' own lines holds those of several."""
+        """Yield all such rows; a piece without GPU headings holds those of several."""
         wanted = tuple(normalize_name(name) for name in names)
         for row in self.rows:
             if row.name == wanted[-1] and _in_order(wanted[:-1], row.path[:-1]):
@@ -129,7 +129,7 @@ class SmiGpu:
 
 @lru_cache(maxsize=4096)
 def normalize_name(name: str) -> str:
-    """Return a name as all branches, the XML and the CSV have it."""
+    """Return the name that all branches, the XML and the CSV share."""
     words = " ".join(name.replace("_", " ").lower().split())
     return _SAME.get(words, words)
 
@@ -146,7 +146,7 @@ def smi_gpus(snapshot: Snapshot) -> tuple[SmiGpu, ...]:
 
 
 def find_rows(snapshot: Snapshot, *names: str) -> tuple[tuple[SmiGpu, SmiRow], ...]:
-    """Return the rows of these names of every GPU."""
+    """Return the rows of these names, of every GPU."""
     return tuple((gpu, row) for gpu in snapshot.view(smi_gpus) for row in gpu.find_all(*names))
 
 
@@ -242,7 +242,7 @@ def _indented_lines(item: Item) -> Iterator[tuple[int, int, str]]:
 
 
 def _parse_csv(item: Item) -> Iterator[SmiGpu]:
-    """Yield the rows below a line of column names, or with the names that the command asked for."""
+    """Yield the rows below a line of column names, or with the columns that the command requested."""
     names = _queried_columns(item)
     for number, line in enumerate(item.lines, 1):
         cells = [cell.strip() for cell in line.split(",")]
@@ -263,13 +263,13 @@ def _column_path(column: str) -> tuple[str, ...]:
 
 
 def _queried_columns(item: Item) -> list[str]:
-    """Return the columns that ``--query-…`` asked for."""
+    """Return the columns of ``--query-…``."""
     match = re.search(r"--query-[\w-]+[= ]['\"]?(?P<names>[\w.,]+)", item.written)
     return match["names"].strip(",").split(",") if match else []
 
 
 def _requested_gpu(item: Item) -> str:
-    """Return the single GPU that the command asked for; empty if several or all."""
+    """Return the single GPU that the command named; empty if several or all."""
     words = item.source.words
     found = [after for word, after in pairwise(words) if word in {"-i", "--id"}]
     found += [word.partition("=")[2] for word in words if word.startswith("--id=")]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, links, pci
+from gpunode.diagnoses.views import boards, pci, pcie_links
 from gpunode.diagnoses.views.inventory import nvml_inventory
-from gpunode.diagnoses.views.links import PcieLink
 from gpunode.diagnoses.views.nvlinks import gpu_nvlinks
+from gpunode.diagnoses.views.pcie_links import PcieLink
 from gpunode.facts.patterns import Pattern
 
 Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
@@ -117,12 +117,12 @@ def _make_device(
     index = answered[at][0] if at in answered else None
     numa = _numa_node(snapshot, at, "\n".join(function.detail))
     return Device(
-        at, sort, _device_name(function), index, numa, _pcie_link(snapshot, at), links.bridges_above(snapshot, at)
+        at, sort, _device_name(function), index, numa, _pcie_link(snapshot, at), pcie_links.bridges_above(snapshot, at)
     )
 
 
 def _pcie_link(snapshot: Snapshot, address: str) -> PcieLink:
-    return snapshot.view(links.link_table).get(address, PcieLink())
+    return snapshot.view(pcie_links.link_table).get(address, PcieLink())
 
 
 def _device_sort(function: pci.PciFunction) -> Sort | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.page.report import page
+from gpunode.page.report import node_page
 from tests.needs import lacking
 from tests.unit.page import nodes
 from tests.unit.page import test_fleet_page as fleet_page
@@ -25,7 +25,7 @@ BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), "")
 # What Chromium asks of its maker by itself, whatever page it shows.
 OWN = re.compile(r"(?:^|\.)(?:google|googleapis|gstatic|gvt1|chromium|chrome)\.(?:com|org)(?::|$)")
 PAGES = {
-    "sample": lambda: page(nodes.examined(), ABOUT),
+    "sample": lambda: node_page(nodes.examined(), ABOUT),
     "hostile": lambda: made(nodes.hostile()),
     "fleet": lambda: fleet_page.made(fleet_page.HEALTHY, fleet_page.BROKEN, fleet_page.UNREAD),
 }

@@ -203,20 +203,20 @@ def failure(screen: Screen) -> None:
 
 
 def doctor(screen: Screen) -> None:
-    screen.diagnosis(doctor_nodes.examined(), page="gpu-17.html")
+    screen.show_diagnosis(doctor_nodes.examined(), page="gpu-17.html")
 
 
 def doctor_verbose(screen: Screen) -> None:
     screen.verbose = True
-    screen.diagnosis(doctor_nodes.examined())
+    screen.show_diagnosis(doctor_nodes.examined())
 
 
 def doctor_healthy(screen: Screen) -> None:
-    screen.diagnosis(doctor_nodes.healthy())
+    screen.show_diagnosis(doctor_nodes.healthy())
 
 
 def doctor_unknown(screen: Screen) -> None:
-    screen.diagnosis(doctor_nodes.untold())
+    screen.show_diagnosis(doctor_nodes.untold())
 
 
 def story(screen: Screen) -> None:
@@ -233,7 +233,7 @@ def story(screen: Screen) -> None:
         remedy=lambda _: (),
         explains=frozenset({"sample-stopped", "sample-hung"}),
     )
-    screen.story(rule, doctor_nodes.examined().diagnosis.findings[0].remedy, ("sample-power",))
+    screen.show_story(rule, doctor_nodes.examined().diagnosis.findings[0].remedy, ("sample-power",))
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (

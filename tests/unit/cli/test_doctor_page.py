@@ -87,7 +87,7 @@ def test_two_answers_on_standard_output_are_refused(report: str) -> None:
 def test_a_place_where_no_page_can_be_is_named_before_anything_is_looked_at(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere" / "page.html"):
         with pytest.raises(UsageError, match="the page cannot be written"):
-            doctor_page.check(str(place), OutputOptions())
+            doctor_page.check_page_file(str(place), OutputOptions())
 
 
 def test_a_cause_has_no_page() -> None:
@@ -112,7 +112,7 @@ def test_what_is_no_file_is_not_replaced_by_a_page(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for place in (str(pipe), "/dev/null", "/dev/stdout"):
         with pytest.raises(UsageError, match="the page cannot be written"):
-            doctor_page.check(place, OutputOptions())
+            doctor_page.check_page_file(place, OutputOptions())
 
 
 def test_the_working_folder_may_be_gone(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Finding
 from gpunode.diagnoses.remedies import is_supported
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views import cards, guests
+from gpunode.diagnoses.views import gpu_models, guests
 from gpunode.facts import pasted
 
 UBUNTU = ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n')
@@ -48,7 +48,7 @@ def commands(finding: Finding) -> list[str]:
 def test_a_guest_is_known(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.evidence([UBUNTU, seen]))
     assert guests.is_vgpu(node)
-    assert not cards.gpu_cards(node)
+    assert not gpu_models.gpu_cards(node)
     assert not is_supported(node)
 
 

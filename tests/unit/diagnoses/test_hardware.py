@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.diagnoses import diagnose, rule_families
-from gpunode.diagnoses.judging import evaluate_rule
+from gpunode.diagnoses.evaluation import evaluate_rule
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted

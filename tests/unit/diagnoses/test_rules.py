@@ -8,14 +8,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gpunode.diagnoses import chains, rule_families, rules_by_cause
+from gpunode.diagnoses import consequences, rule_families, rules_by_cause
 from gpunode.diagnoses.model import Rule
 
 ALL = [rule for family in rule_families() for rule in family.rules]
 KNOWN = [
     line for line in (Path(__file__).parent / "known_causes.txt").read_text().splitlines() if not line.startswith("#")
 ]
-GROUPS = {name: group for name, group in vars(chains).items() if isinstance(group, frozenset)}
+GROUPS = {name: group for name, group in vars(consequences).items() if isinstance(group, frozenset)}
 
 
 def by_cause(rule: Rule) -> str:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views import kube
+from gpunode.diagnoses.views import kubernetes_nodes
 from gpunode.errors import UsageError
 from gpunode.facts import pasted
 from gpunode.facts.items import items
@@ -193,5 +193,5 @@ def test_of_a_clusters_answer_that_was_cut_off_the_rest_is_read() -> None:
     node = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"nvidia.com/gpu": "8"}, "more": {}}}
     whole = json.dumps(node, indent=4)
     evidence = pasted.evidence([("kubectl get node n -o json", whole[: whole.index("more") + 3])])
-    (found,) = kube.kube_nodes(take_snapshot(evidence))
+    (found,) = kubernetes_nodes.kube_nodes(take_snapshot(evidence))
     assert found.capacity["nvidia.com/gpu"].value == 8

@@ -20,7 +20,7 @@ from gpunode.errors import UsageError
 from gpunode.host import process
 from gpunode.host.command_log import CommandLog
 from gpunode.host.process import Finished, Runner
-from gpunode.redaction.secrets import text as redact
+from gpunode.redaction.secrets import redact_text as redact
 
 pytestmark = [
     pytest.mark.usefixtures("allow_subprocess"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.page.report import page
+from gpunode.page.report import node_page
 from tests.unit.page import nodes
 from tests.unit.page.test_page import ABOUT, Seen
 
@@ -28,7 +28,7 @@ words = st.sampled_from(WORDS)
 
 def drawn(*pieces: tuple[str, str]) -> str:
     """The page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
-    return page(
+    return node_page(
         replace(nodes.healthy(), snapshot=take_snapshot(nodes.evidence(*pieces)), diagnosis=Diagnosis((), ())), ABOUT
     )
 

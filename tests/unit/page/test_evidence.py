@@ -4,7 +4,7 @@ import re
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, take_snapshot
-from gpunode.page.evidence import AROUND, shown
+from gpunode.page.evidence import CONTEXT_LINES, render_citations
 from tests.unit.page.nodes import evidence
 
 ROW = re.compile(
@@ -15,7 +15,7 @@ ROW = re.compile(
 
 def figure(seen: Snapshot, *citations: Citation) -> tuple[list[str], list[str]]:
     """The rows of the one piece, and those that are folded: a gap by how many lines it has, a line by its number."""
-    (found,) = shown(citations, seen)
+    (found,) = render_citations(citations, seen)
     parts = found.partition("<details>")
     rows, folded = ([match[4] or f"{match[1]}{match[2]}" for match in ROW.finditer(part)] for part in parts[::2])
     return rows, folded
@@ -35,7 +35,7 @@ def test_a_line_stands_in_its_context_and_what_is_left_out_is_counted() -> None:
 
 
 def test_a_gap_of_one_line_is_that_line_and_none_is_shown_twice() -> None:
-    assert pieces(10, 10 + 2 * AROUND + 2)[1:-1] == [
+    assert pieces(10, 10 + 2 * CONTEXT_LINES + 2)[1:-1] == [
         f"▸{number}" if number in {10, 18} else str(number) for number in range(7, 22)
     ]
     assert pieces(5)[0] == "1"
@@ -58,7 +58,7 @@ def test_of_a_long_piece_a_bounded_part_around_the_proof_is_folded() -> None:
 def test_a_line_that_stands_nowhere_is_said_as_it_is() -> None:
     seen = take_snapshot(evidence(("dmesg", "a\nb")))
     gone = Citation("dmesg", "not that line", 2, seen.items[0].key)
-    (found,) = shown([gone], seen)
+    (found,) = render_citations([gone], seen)
     assert [match[3] for match in ROW.finditer(found)] == ["not that line"]
 
 
@@ -66,7 +66,7 @@ def test_a_line_without_end_is_cut_and_its_secrets_are_gone() -> None:
     seen = take_snapshot(
         evidence(("systemctl cat docker", f"Environment=HTTP_PROXY=http://bob:hunter2@proxy {'x' * 9999}"))
     )
-    (found,) = shown([cite(seen.items[0], 1)], seen)
+    (found,) = render_citations([cite(seen.items[0], 1)], seen)
     assert "hunter2" not in found
     assert len(found) < 1200
 

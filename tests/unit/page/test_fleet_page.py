@@ -8,15 +8,15 @@ import pytest
 
 from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import State
-from gpunode.page.fleet import page
-from gpunode.page.frame import About
-from gpunode.page.words import ranges
+from gpunode.page.fleet import fleet_page
+from gpunode.page.frame import PageOrigin
+from gpunode.page.words import collapse_ranges
 from gpunode.workflow.fleet import Drift, Odd, Row
 from gpunode.workflow.picture import picture
 from tests.unit.page.nodes import HOSTILE
 from tests.unit.page.test_page import Seen
 
-ABOUT = About("", "reports in rack7", "2026-11-21 20:00 UTC", "0.1.0")
+ABOUT = PageOrigin("", "reports in rack7", "2026-11-21 20:00 UTC", "0.1.0")
 STATES = get_args(State)
 LAYERS = {layer: STATES[number % len(STATES)] for number, layer in enumerate(STACK)}
 ODD = Odd("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
@@ -41,7 +41,7 @@ def named(*rows: Row) -> tuple[Row, ...]:
 
 
 def made(*rows: Row, recipe: str = "") -> str:
-    return page(picture(named(*rows)), ABOUT, recipe)
+    return fleet_page(picture(named(*rows)), ABOUT, recipe)
 
 
 def test_the_page_has_each_node_and_why_it_needs_a_look() -> None:
@@ -89,7 +89,7 @@ def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
         differences=(replace(ODD, name=HOSTILE, here=HOSTILE),), error=HOSTILE,
         drift=(Drift("x", HOSTILE, "change", HOSTILE),),
     )  # fmt: skip
-    text = page(picture([row, replace(HEALTHY, report="y", model="<style>")]), ABOUT, HOSTILE)
+    text = fleet_page(picture([row, replace(HEALTHY, report="y", model="<style>")]), ABOUT, HOSTILE)
     seen = Seen(text)
     assert {"script", "img", "svg", "a"} & {name for name, _ in seen.tags} <= {"a"}
     assert seen.links == ["#nodes"]
@@ -107,4 +107,4 @@ def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
     ],
 )
 def test_names_that_count_up_are_one(names: list[str], said: list[str]) -> None:
-    assert list(ranges(names)) == said
+    assert list(collapse_ranges(names)) == said

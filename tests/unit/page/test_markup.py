@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.page.markup import joined, tag, text, visible
+from gpunode.page.markup import escape_invisible, escape_text, join_markup, tag
 
 anything = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -19,7 +19,7 @@ def test_no_text_becomes_markup(said: str) -> None:
 
 @given(anything)
 def test_what_is_shown_neither_hides_nor_steers_and_can_be_written(said: str) -> None:
-    shown = visible(said)
+    shown = escape_invisible(said)
     assert all(char.isprintable() or char in "\n\t" for char in shown)
     shown.encode()
 
@@ -36,15 +36,15 @@ def test_what_is_shown_neither_hides_nor_steers_and_can_be_written(said: str) ->
     ],
 )
 def test_colours_go_and_the_rest_stands_there_as_it_is(said: str, shown: str) -> None:
-    assert visible(said) == shown
+    assert escape_invisible(said) == shown
 
 
 def test_markup_stays_and_text_beside_it_is_escaped() -> None:
-    assert joined("<", tag("b", "&"), None, ["x", tag("br")]) == "&lt;<b>&amp;</b>x<br>"
+    assert join_markup("<", tag("b", "&"), None, ["x", tag("br")]) == "&lt;<b>&amp;</b>x<br>"
 
 
 def test_what_is_markup_is_not_escaped_twice() -> None:
-    assert text(text("<")) == "&lt;"
+    assert escape_text(escape_text("<")) == "&lt;"
 
 
 def test_an_attribute_that_is_not_wanted_is_left_out() -> None:

@@ -10,14 +10,14 @@ import pytest
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import cite, take_snapshot
 from gpunode.facts.evidence import Evidence
-from gpunode.page.frame import About
-from gpunode.page.report import page
+from gpunode.page.frame import PageOrigin
+from gpunode.page.report import node_page
 from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnosed
 from tests.unit.page import nodes
 
 GOLDEN = Path(__file__).parent / "golden"
-ABOUT = About("gpu-17", "this machine", "2026-11-21 20:00 UTC", "0.1.0")
+ABOUT = PageOrigin("gpu-17", "this machine", "2026-11-21 20:00 UTC", "0.1.0")
 NOUVEAU = nodes.evidence(
     (
         "lspci -nnk",
@@ -28,8 +28,8 @@ NOUVEAU = nodes.evidence(
 )
 
 
-def made(evidence: Evidence, about: About = ABOUT) -> str:
-    return page(diagnosed(redact(evidence)), about)
+def made(evidence: Evidence, about: PageOrigin = ABOUT) -> str:
+    return node_page(diagnosed(redact(evidence)), about)
 
 
 class Seen(html.parser.HTMLParser):
@@ -101,7 +101,7 @@ def test_links_out_are_gpunodes_own_sources() -> None:
 
 
 def test_hostile_evidence_is_shown_and_obeyed_nowhere() -> None:
-    text = made(nodes.hostile(), About(nodes.HOSTILE, nodes.HOSTILE, nodes.HOSTILE, "0.1.0"))
+    text = made(nodes.hostile(), PageOrigin(nodes.HOSTILE, nodes.HOSTILE, nodes.HOSTILE, "0.1.0"))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", text)
@@ -139,7 +139,7 @@ def test_evidence_without_end_makes_no_page_without_end() -> None:
     citations = tuple(cite(seen.items[0], number) for number in range(1, 20_000, 20))
     lost = replace(nodes.examined().diagnosis.findings[0], citations=citations)
     examined = replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis((lost,), ()))
-    text = page(examined, ABOUT)
+    text = node_page(examined, ABOUT)
     assert len(text) < 600_000
     assert "970 lines more of the same" in text
 
@@ -150,7 +150,7 @@ def test_a_page_of_many_findings_shows_less_of_each_piece() -> None:
     )
     lost = replace(nodes.examined().diagnosis.findings[0], citations=tuple(cite(item, 500) for item in seen.items))
     many = tuple(replace(lost, cause=f"cause-{number}") for number in range(20))
-    assert len(page(replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis(many, ())), ABOUT)) < 2_000_000
+    assert len(node_page(replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis(many, ())), ABOUT)) < 2_000_000
 
 
 def test_a_page_is_as_it_was_looked_at() -> None:
@@ -160,7 +160,7 @@ def test_a_page_is_as_it_was_looked_at() -> None:
 
 def sample() -> str:
     """A page with every part, an element a line."""
-    return page(nodes.examined(), ABOUT).replace("><", ">\n<")
+    return node_page(nodes.examined(), ABOUT).replace("><", ">\n<")
 
 
 def _luminance(colour: str) -> float:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.page.timeline import moment, over_time
+from gpunode.page.timeline import format_time, render_timeline
 from tests.unit.page import nodes
 
 FAULT = "NVRM: Xid (PCI:0000:01:00): 48, pid=1, DBE (double bit error)"
 
 
 def of(log: str) -> str:
-    return over_time(take_snapshot(nodes.evidence(("dmesg", log)))) or ""
+    return render_timeline(take_snapshot(nodes.evidence(("dmesg", log)))) or ""
 
 
 def test_a_fault_has_its_time_its_gpu_its_code_and_what_that_means() -> None:
@@ -20,7 +20,7 @@ def test_a_fault_has_its_time_its_gpu_its_code_and_what_that_means() -> None:
 
 
 def test_what_began_a_failure_is_bold_and_its_echoes_are_not() -> None:
-    found = over_time(take_snapshot(nodes.large())) or ""
+    found = render_timeline(take_snapshot(nodes.large())) or ""
     assert "<b>Xid 79</b>" in found
     assert "<td>Xid 154</td>" in found
 
@@ -37,6 +37,6 @@ def test_a_log_without_end_makes_a_table_with_one() -> None:
 
 
 def test_moments_are_told_as_their_clock_tells_them() -> None:
-    assert moment(12.5) == "12.500 s after boot"
-    assert moment(974_729_002.0) == "Nov 20 14:03:22"
-    assert moment(1_763_647_402.0) == "2025-11-20 14:03:22 UTC"
+    assert format_time(12.5) == "12.500 s after boot"
+    assert format_time(974_729_002.0) == "Nov 20 14:03:22"
+    assert format_time(1_763_647_402.0) == "2025-11-20 14:03:22 UTC"

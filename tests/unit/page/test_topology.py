@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views.topology import Topology, find_topology
-from gpunode.page.topology import drawing, matrix
+from gpunode.page.topology import connection_matrix, draw_topology
 from tests.unit.page import nodes
 
 LIST = """\
@@ -70,32 +70,32 @@ def test_every_form_of_the_matrix_is_read(text: str) -> None:
 
 
 def test_where_nothing_was_seen_nothing_is_drawn() -> None:
-    assert drawing(of(("uname -r", "6.1.0-31-amd64"))) is None
-    assert matrix(of(("uname -r", "6.1.0-31-amd64"))) is None
+    assert draw_topology(of(("uname -r", "6.1.0-31-amd64"))) is None
+    assert connection_matrix(of(("uname -r", "6.1.0-31-amd64"))) is None
 
 
 def test_gpus_that_answered_are_drawn_though_nobody_listed_the_bus() -> None:
-    drawn = drawing(of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")))
+    drawn = draw_topology(of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")))
     assert drawn is not None
     assert "GPU 1" in drawn
     assert "GPU 0 and GPU 1: NV4" in drawn
 
 
 def test_a_gpu_that_a_fault_concerns_is_marked_without_colour_too() -> None:
-    drawn = drawing(find_topology(take_snapshot(nodes.large())), {"0000:9d:00.0"})
+    drawn = draw_topology(find_topology(take_snapshot(nodes.large())), {"0000:9d:00.0"})
     assert drawn is not None
     assert drawn.count("✗ GPU") == 1
 
 
 def test_a_drawing_tells_what_it_shows_to_who_cannot_see_it() -> None:
-    drawn = drawing(find_topology(take_snapshot(nodes.large())))
+    drawn = draw_topology(find_topology(take_snapshot(nodes.large())))
     assert drawn is not None
     assert "8 GPU devices, 4 NVSwitch devices, 8 network devices; on 2 NUMA nodes; NVLink between 28 pairs" in drawn
 
 
 def test_more_devices_than_a_drawing_holds_are_left_out() -> None:
     many = "\n".join(f"{n:02x}:00.0 Ethernet controller [0200]: Intel X [8086:1563]" for n in range(250))
-    drawn = drawing(of(("lspci -nn", many)))
+    drawn = draw_topology(of(("lspci -nn", many)))
     assert drawn is not None
     assert drawn.count("<rect") <= 64
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
-from gpunode.redaction.anonymize import anonymized
+from gpunode.redaction.anonymize import anonymize_evidence
 from tests.fakes.examples import examples
 
 HOST = "dgx-a17"
@@ -24,7 +24,7 @@ Nov 21 20:02:04 {HOST}.corp.example.com kernel: mlx5_core 0000:65:00.1: MAC {MAC
 
 
 def masked(text: str, **more: Capture) -> str:
-    return anonymized({"log": Capture("journalctl -k", "ok", text.encode()), **more})["log"].text
+    return anonymize_evidence({"log": Capture("journalctl -k", "ok", text.encode()), **more})["log"].text
 
 
 def test_nothing_is_left_that_names_the_machine_or_its_parts() -> None:
@@ -45,7 +45,7 @@ def test_what_was_equal_is_equal_and_what_differed_differs() -> None:
 
 def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
     pieces = {"a": Capture("dmesg", "ok", LOG.encode()), "b": Capture("x", "ok", f"{UUID} {MAC}".encode())}
-    assert anonymized(pieces) == anonymized(dict(reversed(pieces.items())))
+    assert anonymize_evidence(pieces) == anonymize_evidence(dict(reversed(pieces.items())))
 
 
 IDENTITIES = [
@@ -255,7 +255,7 @@ def test_the_hosts_own_name_is_gone_from_every_place() -> None:
             "/var/log/pods/*", "ok", encode_found(iter([Found(f"/var/log/pods/x_{UUID}/0.log", data=HOST.encode())]))
         ),
     }
-    after = anonymized(evidence)
+    after = anonymize_evidence(evidence)
     assert not [key for key, one in after.items() if HOST in f"{one.source}{one.error}{one.text}".lower()]
     assert after["kubelet-command"].data == b"kubelet\0--hostname-override=host-1\0"
     (log,) = decode_found(after["pod-logs"].data)
@@ -270,7 +270,7 @@ def test_json_stays_json() -> None:
 
 
 def test_bytes_that_are_no_text_stay() -> None:
-    assert anonymized({"x": Capture("/x", "ok", b"\xff\x00\xfe")})["x"].data == b"\xff\x00\xfe"
+    assert anonymize_evidence({"x": Capture("/x", "ok", b"\xff\x00\xfe")})["x"].data == b"\xff\x00\xfe"
 
 
 def test_addresses_and_servers_that_are_equal_stay_equal_and_keep_their_form() -> None:
@@ -292,13 +292,13 @@ def test_a_name_that_its_owner_gave_to_a_tool_is_hidden(name: str) -> None:
         "node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode()),
         "journal": Capture("journalctl -k", "ok", f"Nov 21 10:00:00 {name} kernel: hi\n".encode()),
     }
-    assert not any(name in capture.text for capture in anonymized(seen).values())
+    assert not any(name in capture.text for capture in anonymize_evidence(seen).values())
 
 
 @pytest.mark.parametrize("name", ["kind-control-plane", "kind-worker2", "minikube-m02", "docker-desktop", "colima"])
 def test_a_name_that_a_tool_gives_by_itself_stays(name: str) -> None:
     seen = {"node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode())}
-    assert anonymized(seen)["node-name"].text.strip() == name
+    assert anonymize_evidence(seen)["node-name"].text.strip() == name
 
 
 def test_one_address_is_one_however_it_is_written() -> None:
@@ -317,7 +317,7 @@ LEARNED = [
 
 @pytest.mark.parametrize(("place", "name", "elsewhere"), LEARNED)
 def test_what_is_learnt_in_one_place_is_masked_everywhere(place: str, name: str, elsewhere: str) -> None:
-    after = anonymized({"a": Capture("x", "ok", place.encode()), "b": Capture("y", "ok", elsewhere.encode())})
+    after = anonymize_evidence({"a": Capture("x", "ok", place.encode()), "b": Capture("y", "ok", elsewhere.encode())})
     assert not any(name.lower() in one.text.lower() for one in after.values())
 
 

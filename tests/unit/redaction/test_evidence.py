@@ -10,7 +10,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Found, Holds, decode_found, encode_found
 from gpunode.facts.examination import EXAMINATION
 from gpunode.facts.probes import PROBES
-from gpunode.redaction.evidence import content, masked, redact, without_secrets
+from gpunode.redaction.evidence import count_masked, redact, redact_change, redact_content
 
 CONTAINERD = '''version = 2
 root = "/var/lib/containerd"
@@ -71,8 +71,8 @@ ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --token c4n4ry 
 
 
 def shown(text: str, holds: Holds = "config") -> str:
-    kept = content(text.encode(), holds).decode()
-    assert content(kept.encode(), holds).decode() == kept, "redacting twice is redacting once"
+    kept = redact_content(text.encode(), holds).decode()
+    assert redact_content(kept.encode(), holds).decode() == kept, "redacting twice is redacting once"
     assert kept.count("\n") == text.count("\n"), "citations name lines"
     return kept
 
@@ -142,14 +142,14 @@ def test_base64_is_no_key_for_its_padding(written: str) -> None:
 def test_lists_of_secrets_leave_json_json(value: object, holds: Holds) -> None:
     """Else what parses a daemon.json of a capture would call it broken."""
     for indent in (None, 1):
-        kept = content(json.dumps(value, indent=indent).encode(), holds).decode()
+        kept = redact_content(json.dumps(value, indent=indent).encode(), holds).decode()
         assert type(json.loads(kept)) is type(value)
         assert "hunter2" not in kept
 
 
 def test_a_pull_secret_is_called_by_its_name_in_a_log() -> None:
     line = b"imagePullSecrets: [{name: ngc-secret}]"
-    assert content(line, "log") == line
+    assert redact_content(line, "log") == line
 
 
 def test_a_table_stays_as_it_is() -> None:
@@ -203,7 +203,7 @@ def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
         '[x.headers]\nX-Team = [\n  "c4n4ry",\n]\n[y.auth]\nidentitytoken = """\nc4n4ry\n"""\nmine = "some words"\n'
     )
     change = FileChange("/etc/x", FileState(before.encode()), FileState((before + "[z]\na = 1\n").encode()))
-    lines = "\n".join(without_secrets(change).diff())
+    lines = "\n".join(redact_change(change).diff())
     assert "c4n4ry" not in lines
     assert "+[z]" in lines
     assert ' mine = "some words"' in lines
@@ -224,4 +224,4 @@ def test_it_is_counted_what_is_masked() -> None:
         "b": Capture("/etc/b", "ok", b"x = c4n4ry\n"),
         "c": Capture("dmesg", "ok", b"x\n", holds="log"),
     }
-    assert masked(evidence, redact(evidence)) == {"table": (1, 0), "config": (1, 1), "log": (1, 0)}
+    assert count_masked(evidence, redact(evidence)) == {"table": (1, 0), "config": (1, 1), "log": (1, 0)}

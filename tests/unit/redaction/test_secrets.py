@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-from gpunode.redaction.secrets import COMMANDS, CONTEXTUAL, EVIDENT, HOOKS, SHAPES, evident, text
+from gpunode.redaction.secrets import (
+    COMMANDS,
+    CONTEXT_FREE,
+    CONTEXTUAL,
+    HOOKS,
+    SHAPES,
+    redact_known_shapes,
+    redact_text,
+)
 
 HEX = "0123456789abcdef0123456789abcdef"
 TOKENS = ("gsk_", "xai-", "r8_", "rpa_", "pplx-")
@@ -131,15 +139,15 @@ STAYS = [
 @pytest.mark.parametrize("frame", ["{}", "before\n{}\nafter\n", "\r\n{}\r\n"])
 def test_what_leaked_is_gone(number: str, frame: str) -> None:
     written, gone = LEAKS[number]
-    kept = text(frame.format(written))
+    kept = redact_text(frame.format(written))
     assert gone not in kept
-    assert text(kept) == kept
+    assert redact_text(kept) == kept
     assert kept.count("\n") == frame.format(written).count("\n")
 
 
 @pytest.mark.parametrize("line", STAYS)
 def test_what_a_colleague_needs_stays(line: str) -> None:
-    assert text(line) == line
+    assert redact_text(line) == line
 
 
 @pytest.mark.parametrize("prefix", SHAPES)
@@ -148,18 +156,18 @@ def test_a_token_is_known_by_its_beginning(prefix: str) -> None:
             "K10": "q7Wk2nVx::server:9Lr4Tz8P", "AGE-SECRET-KEY-": "Q7WK2NVX9LR4TZ8P"}.get(
         prefix, "q7Wk2nVx9Lr4Tz8Pq7Wk2nVx9Lr4Tz8P"
     )  # fmt: skip
-    assert evident(f"said {prefix}{rest} then") == "said redacted then"
+    assert redact_known_shapes(f"said {prefix}{rest} then") == "said redacted then"
 
 
 @pytest.mark.parametrize("place", HOOKS)
 def test_the_path_of_a_hook_is_its_key(place: str) -> None:
     between = {"hooks.slack.com/": "services/", "hooks.zapier.com/hooks/": "catch/1/", "/api/webhooks/": "123/"}
-    assert "q7Wk2nVx" not in evident(f"POST https://h{place}{between.get(place, '')}q7Wk2nVx9Lr4")
+    assert "q7Wk2nVx" not in redact_known_shapes(f"POST https://h{place}{between.get(place, '')}q7Wk2nVx9Lr4")
 
 
 def test_every_form_can_match_what_its_words_let_through() -> None:
     """No second list decides what is searched."""
-    assert all(words and all(word == word.lower() for word in words) for words, _ in (*EVIDENT, *CONTEXTUAL))
+    assert all(words and all(word == word.lower() for word in words) for words, _ in (*CONTEXT_FREE, *CONTEXTUAL))
     for program, options in COMMANDS.items():
         assert "{}" in options, program
 
@@ -168,12 +176,12 @@ def test_every_form_can_match_what_its_words_let_through() -> None:
     "line", ["my-token.toml:3: expected ']' at the end", "passwd: 2 keys", "secret: no such recipe"]
 )
 def test_gpunodes_own_words_are_no_secrets(line: str) -> None:
-    assert evident(line) == line
+    assert redact_known_shapes(line) == line
 
 
 def test_a_private_key_keeps_its_lines() -> None:
     key = "-----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----\n"
-    assert text(key) == key.replace("hunter2", "redacted")
+    assert redact_text(key) == key.replace("hunter2", "redacted")
 
 
 @pytest.mark.usefixtures("allow_subprocess")
@@ -181,8 +189,8 @@ def test_no_pattern_is_compiled_before_something_is_redacted() -> None:
     """A screen of gpunode's own words compiles none either."""
     script = (
         "from gpunode.redaction import config, evidence, patterns, secrets\n"
-        "secrets.evident('containerd 1.7.28 restarts; see https://docs.nvidia.com')\n"
-        "print(patterns.compiled.cache_info().currsize)"
+        "secrets.redact_known_shapes('containerd 1.7.28 restarts; see https://docs.nvidia.com')\n"
+        "print(patterns.compile_cached.cache_info().currsize)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0"

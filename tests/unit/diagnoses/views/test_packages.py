@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.views import archives, history, loader, packages
+from gpunode.diagnoses.views import apt_sources, history, loader, packages
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
@@ -92,14 +92,14 @@ def test_every_log_of_packages_is_read(source: str, text: str, name: str, driver
 def test_two_entries_of_one_archive_with_different_keys_conflict() -> None:
     url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
-    (found,) = archives.conflicting_entries(
+    (found,) = apt_sources.conflicting_entries(
         seen(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
     )
     assert [entry.source.file for entry in found] == [
         "/etc/apt/sources.list.d/new.list",
         "/etc/apt/sources.list.d/old.list",
     ]
-    assert not archives.conflicting_entries(seen(("grep -r nvidia /etc/apt", grepped * 2)))
+    assert not apt_sources.conflicting_entries(seen(("grep -r nvidia /etc/apt", grepped * 2)))
 
 
 @pytest.mark.parametrize(

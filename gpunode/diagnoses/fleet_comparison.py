@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar, cast
 
-from gpunode.diagnoses.portrait import Feature, NodeModel, NodeProfile
+from gpunode.diagnoses.node_profile import Feature, NodeModel, NodeProfile
 
 # Of two nodes that differ, either may be the outlier.
 _MIN_NODES: Final = 3

@@ -1,7 +1,8 @@
-"""What follows from what: groups of causes that are consequences of many others, for ``Rule.explains``.
+"""Group the consequences of many causes, for ``Rule.explains``.
 
-Each group names what may be found *besides* a cause of that sort and is then its consequence. They build on one
-another, so a group never holds what lies before it: the graph over all rules stays without circles.
+Each group names findings that are consequences when such a cause is found as well. Groups build on one another and
+never
+contain earlier causes, so the graph over all rules has no cycles.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Final
 
 from gpunode.diagnoses.model import Citation, Finding, Proof, Rule, Suspect
-from gpunode.diagnoses.resemblance import ReportWords, extract_words, score_causes, shipped_words
+from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, pci
 from gpunode.facts.model import Known

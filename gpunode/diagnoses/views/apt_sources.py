@@ -29,7 +29,7 @@ def owner_of(text: str) -> Owner:
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """An entry of APT's source lists, with the line that it stands in."""
+    """An entry of APT's source lists and its line."""
 
     source: PackageSource
     citation: Citation

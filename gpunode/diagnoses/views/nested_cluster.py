@@ -20,9 +20,9 @@ _NOT_NESTED: Final = (
 )
 
 
-def _shown(pattern: str) -> Sign:
+def _any_mention(pattern: str) -> Sign:
     return any_of(command_run(pattern), any_line(pattern))
 
 
-NODE: Final = unless(_shown(_MADE), _shown(_NOT_NESTED))
+NODE: Final = unless(_any_mention(_MADE), _any_mention(_NOT_NESTED))
 """That the cluster's node is a container on this host, and nothing was done to give it the GPUs."""

@@ -11,7 +11,7 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.diagnoses.views import trust
+from gpunode.diagnoses.views import evidence_origin
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence, Found, encode_found
 from tests.laws.test_trust_laws import with_pods
@@ -100,5 +100,7 @@ def test_only_where_no_driver_is_loaded_the_pod_that_loads_it_is_heard(is_loaded
     path = "/var/log/pods/gpu-operator_nvidia-driver-daemonset-x7k2p_6f1c/nvidia-driver-ctr/0.log"
     found = (Found(path, data=HEADERS.encode()), Found(path.replace("nvidia-driver", "app"), data=HEADERS.encode()))
     node["pod-logs"] = replace(node["pod-logs"], data=encode_found(iter(found)))
-    heard = [item.written for item in trust.node_evidence_only(take_snapshot(node)).items if item.key == "pod-logs"]
+    heard = [
+        item.written for item in evidence_origin.node_evidence_only(take_snapshot(node)).items if item.key == "pod-logs"
+    ]
     assert heard == ([] if is_loaded else [path])

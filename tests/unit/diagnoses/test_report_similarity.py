@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gpunode.diagnoses.resemblance import MIN_REPORTS, count_words, dump_words, extract_words, load_words, score_causes
+from gpunode.diagnoses.report_similarity import (
+    MIN_REPORTS,
+    count_words,
+    dump_words,
+    extract_words,
+    load_words,
+    score_causes,
+)
 from tests.scenarios.reports import diagnosis, reports
 from tests.scenarios.words import FILE, words_of
 

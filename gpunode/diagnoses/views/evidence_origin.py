@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.evaluation import is_examined
 from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules

@@ -160,7 +160,7 @@ def _add_amount(node: KubeNode, section: str, match: re.Match[str], place: Citat
 
 
 def _read_field(item: Item, node: KubeNode) -> None:
-    """Add the field that the command asked for, or zero if its grep would have shown a resource."""
+    """Add the only field that the command printed, or zero if its grep would have shown a resource."""
     source, match = item.source, _FIELD.search(item.written)
     if match and ((count := whole(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
         node.shown.add(match["section"])

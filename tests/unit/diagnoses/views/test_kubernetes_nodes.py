@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.views import kube
+from gpunode.diagnoses.views import kubernetes_nodes
 from gpunode.facts import pasted
 
 
@@ -16,7 +16,7 @@ def seen(*pieces: tuple[str, str]) -> Snapshot:
     return take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
 
 
-def counts(node: kube.KubeNode) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+def counts(node: kubernetes_nodes.KubeNode) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Capacity, allocatable and allocated, each as bare numbers."""
     capacity, allocatable, allocated = (
         {name: amount.value for name, amount in one.items()}
@@ -84,7 +84,7 @@ status:
 
 
 def test_a_described_node_is_read_whole() -> None:
-    (node,) = seen(("kubectl describe node gpu-1", DESCRIBED)).view(kube.kube_nodes)
+    (node,) = seen(("kubectl describe node gpu-1", DESCRIBED)).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {GPU: 2})
     assert not node.has_no_gpu
@@ -92,7 +92,7 @@ def test_a_described_node_is_read_whole() -> None:
 
 
 def test_yaml_says_the_same() -> None:
-    (node,) = seen(("kubectl get node gpu-1 -o yaml", YAML)).view(kube.kube_nodes)
+    (node,) = seen(("kubectl get node gpu-1 -o yaml", YAML)).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {})
 
@@ -100,7 +100,9 @@ def test_yaml_says_the_same() -> None:
 @pytest.mark.parametrize("indent", [2, 4, None])
 def test_json_says_the_same_on_many_lines_and_on_one(indent: int | None) -> None:
     status = {"status": {"allocatable": {"cpu": "47", GPU: "3"}, "capacity": {"cpu": "48", GPU: "4"}}}
-    (node,) = seen(("kubectl get node gpu-1 -o json", json.dumps(status, indent=indent))).view(kube.kube_nodes)
+    (node,) = seen(("kubectl get node gpu-1 -o json", json.dumps(status, indent=indent))).view(
+        kubernetes_nodes.kube_nodes
+    )
     assert counts(node)[:2] == ({GPU: 4}, {GPU: 3})
 
 
@@ -114,7 +116,7 @@ def test_json_says_the_same_on_many_lines_and_on_one(indent: int | None) -> None
     ],
 )
 def test_what_was_cut_out_keeps_its_meaning(source: str, text: str) -> None:
-    (node,) = seen((source, text)).view(kube.kube_nodes)
+    (node,) = seen((source, text)).view(kubernetes_nodes.kube_nodes)
     assert counts(node)[:2] == ({GPU: 4}, {GPU: 3})
 
 
@@ -122,14 +124,14 @@ def test_pieces_without_a_name_belong_to_the_only_node_with_one() -> None:
     (node,) = seen(
         ("kubectl get node gpu-1 -o jsonpath='{.status.allocatable.nvidia\\.com/gpu}'", "2"),
         ("kubectl describe node (Allocated resources)", "  nvidia.com/gpu     1           1"),
-    ).view(kube.kube_nodes)
+    ).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({}, {GPU: 2}, {GPU: 1})
 
 
 def test_a_number_at_the_end_of_a_label_is_no_resource() -> None:
     text = "nvidia.com/gpu.count=8\nnvidia.com/gpu.replicas=1\nCapacity:\n cpu: 4\n nvidia.com/mig-1g.5gb: 7"
-    (node,) = seen(("kubectl describe node", text)).view(kube.kube_nodes)
+    (node,) = seen(("kubectl describe node", text)).view(kubernetes_nodes.kube_nodes)
     assert counts(node)[0] == {"nvidia.com/mig-1g.5gb": 7}
 
 
@@ -144,17 +146,17 @@ def test_a_number_at_the_end_of_a_label_is_no_resource() -> None:
     ],
 )
 def test_that_there_is_no_gpu_is_known_only_where_one_would_be_seen(source: str, text: str, *, known: bool) -> None:
-    (node,) = seen((source, text)).view(kube.kube_nodes)
+    (node,) = seen((source, text)).view(kubernetes_nodes.kube_nodes)
     assert node.has_no_gpu is known
 
 
 def test_a_pod_is_no_node() -> None:
     pod = "Name: train-0\nNamespace: ml\nNode: gpu-1\nContainers:\n  main:\n    Limits:\n      nvidia.com/gpu:  2\n"
-    assert seen(("kubectl describe pod train-0", pod)).view(kube.kube_nodes) == ()
+    assert seen(("kubectl describe pod train-0", pod)).view(kubernetes_nodes.kube_nodes) == ()
 
 
 @pytest.mark.parametrize("cut", range(0, len(DESCRIBED), 37))
 def test_every_part_of_a_node_can_be_read(cut: int) -> None:
     for text in (DESCRIBED[:cut], DESCRIBED[cut:], YAML[cut:]):
         report = seen(("kubectl describe node", text))
-        report.view(kube.kube_nodes)
+        report.view(kubernetes_nodes.kube_nodes)

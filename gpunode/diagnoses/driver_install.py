@@ -11,11 +11,11 @@ from typing import Final
 from gpunode.catalog.driver import Impossible, choose
 from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.catalog.releases import release
-from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, driver
+from gpunode.diagnoses.source_urls import DRIVER_GUIDE
+from gpunode.diagnoses.views import driver, gpu_models
 from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.recipe import Driver
 
@@ -29,7 +29,7 @@ _MAINTAINED: Final = 580
 
 def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
     """Return the step that installs a driver for the GPUs, of ``oldest_branch`` or newer."""
-    models = snapshot.view(cards.known_gpu_models)
+    models = snapshot.view(gpu_models.known_gpu_models)
     seen = snapshot.view(driver.loaded_version)
     is_driven_by_open = driver.works(snapshot) and seen is not None and seen.is_open is True
     last = min((model.last_branch for model in models if model.last_branch), default=None)

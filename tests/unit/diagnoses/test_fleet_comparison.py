@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.diagnoses.census import Census
-from gpunode.diagnoses.portrait import NodeModel, NodeProfile
+from gpunode.diagnoses.fleet_comparison import Census
+from gpunode.diagnoses.node_profile import NodeModel, NodeProfile
 
 H100 = NodeModel("Dell XE9680", ("GH100",))
 
