@@ -26,6 +26,7 @@ from gpunode.package_id import PackageId
 _THROUGH = frozenset({"done", "waiting"})
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
 
+FoundT = TypeVar("FoundT")
 StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigChange)
 
 
@@ -231,16 +232,27 @@ def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[Span[Sta
     for made in changes:
         if not isinstance(change := made.change, kind) or not change.is_settled:
             continue
-        former = found.pop(change.subject, None)
-        # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
-        if made.is_removal:
-            continue
+        former = found.get(change.subject)
         span = _begin_span(made, change)
         if former is not None:
             span = former if span is None else _join(former, span, is_run_alone=made.is_run_alone)
-        if span is not None:
-            found[change.subject] = span
+        # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
+        if made.is_removal:
+            span = None
+        _put(found, change.subject, span, is_new=span is not None and span.change.before is None)
     return tuple(found.values())
+
+
+def _put(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
+    """Put what is ``found`` of a thing in the order in which it is undone backwards; or nothing, for None.
+
+    A file that was made goes after all that named it since, so it stands where it was made. One that was edited stands
+    where it was edited last: that may name what was made shortly before.
+    """
+    if value is None or not is_new:
+        found.pop(subject, None)
+    if value is not None:
+        found[subject] = value
 
 
 def _begin_span(made: _Made, change: StatefulT) -> Span[StatefulT] | None:
@@ -276,8 +288,8 @@ def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
         if not made.is_withdrawal or (spans and spans[-1].change.after == change.before):
             span = _begin_span(made, change)
             spans = spans if span is None else _append(spans, span)
-        found[change.path] = spans
-    return {path: _trail(spans) for path, spans in found.items() if spans}
+        _put(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
+    return {path: _trail(spans) for path, spans in found.items()}
 
 
 def _trail(spans: tuple[Span[FileChange], ...]) -> FileTrail:

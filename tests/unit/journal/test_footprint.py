@@ -230,6 +230,20 @@ def _one(profile: str) -> tuple[MigInstance, ...]:
     return (MigInstance(profile, 0, 1, ("1",)),)
 
 
+def test_file_that_was_made_comes_before_what_came_to_name_it() -> None:
+    """Undone from the last to the first, nothing names a file that is gone."""
+    drop_in, named, updated = wrote(None, "1", "/drop-in"), wrote("0", "1", "/config"), wrote("1", "2", "/drop-in")
+    at_once = run(1, drop_in, named, updated)
+    for found in (footprint_of_run(at_once), footprint_of_node(at_once)):
+        assert list(found.files) == ["/drop-in", "/config"]
+    edited, naming = wrote("0", "1", "/config"), wrote("1", "2", "/config")
+    for found in (
+        footprint_of_node([*run(1, edited), *run(2, drop_in, naming)]),
+        footprint_of_run(run(1, edited, drop_in, naming)),
+    ):
+        assert list(found.files) == ["/drop-in", "/config"]
+
+
 def test_what_was_forgotten_is_known_to_be() -> None:
     bare = footprint_of_node(run(1, wrote("name of 0", "name of 1")))
     assert bare.objects == {"name of 0", "name of 1"}
