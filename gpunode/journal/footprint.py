@@ -19,6 +19,7 @@ from gpunode.change import (
     MigChange,
     PackageChange,
     ServiceChange,
+    Unsettled,
 )
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent
 from gpunode.package_id import PackageId
@@ -115,8 +116,8 @@ def footprint_of_node(entries: Iterable[Entry]) -> Footprint:
     was to take back is still gpunode's: whoever reads the footprint compares it with the node.
     """
     runs = _split_runs(entries)
-    removals, withdrawals = _standing_removals(runs), _withdrawals(runs)
-    changes = [made for run in runs for made in _made_changes(run, removals, withdrawals)]
+    undos, withdrawals = _standing_undos(runs), _withdrawals(runs)
+    changes = [made for run in runs for made in _made_changes(run, undos, withdrawals)]
     return Footprint(
         _trails(changes),
         {span.change.id: span for span in _join_all(changes, PackageChange)},
@@ -161,12 +162,14 @@ class _Made:
     """A change that was made, or may have been.
 
     Attributes:
-        is_removal: whether a removal made it; likewise ``is_withdrawal`` for a run that took a handler out of a file.
+        is_undo: whether an undo made it that was done and not undone; ``is_removal`` if that took back all runs.
+        is_withdrawal: whether a run made it that took a handler out of a file.
         is_known: False if the run ended before it was recorded that the change was made.
         is_run_alone: whether the footprint is of its run alone, in which nobody asks who else was at work.
     """
 
     intent: Intent
+    is_undo: bool = False
     is_removal: bool = False
     is_withdrawal: bool = False
     is_known: bool = True
@@ -193,17 +196,17 @@ def _begin(run: Sequence[Entry]) -> Begin:
     return begin
 
 
-def _standing_removals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
-    """Return the removals that were done and not undone."""
+def _standing_undos(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
+    """Return the rollbacks and removals that were done and not undone."""
     undone: set[str] = set()
-    removals: set[str] = set()
+    undos: set[str] = set()
     for run in reversed(runs):
         begin = _begin(run)
         if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in run):
             continue
         undone.add(begin.of)
-        removals |= {begin.run} if begin.verb == "remove" else set()
-    return frozenset(removals)
+        undos |= {begin.run} if begin.of or begin.verb == "remove" else set()
+    return frozenset(undos)
 
 
 def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
@@ -216,14 +219,15 @@ def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _made_changes(run: Sequence[Entry], removals: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
+def _made_changes(run: Sequence[Entry], undos: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
     name = _begin(run).run
+    is_undo, is_removal = name in undos, name in undos and _begin(run).verb == "remove"
     done = {entry.seq for entry in run if isinstance(entry, Done)}
     failed = {entry.seq for entry in run if isinstance(entry, Failed)}
     for intent in (entry for entry in run if isinstance(entry, Intent) and entry.seq not in failed):
         # A package's own configuration files go and come with it.
         if intent.step not in _OF_PACKAGES:
-            yield _Made(intent, name in removals, name in withdrawals, intent.seq in done)
+            yield _Made(intent, is_undo, is_removal, name in withdrawals, intent.seq in done)
 
 
 def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[Span[StatefulT], ...]:
@@ -284,8 +288,11 @@ def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
             found.pop(change.path, None)
             continue
         spans = _confirm_last(found.get(change.path, ()), change)
+        if made.is_undo and made.is_known and not made.is_withdrawal and _passed_through(spans, change.after):
+            # With --force somebody's edit of gpunode's version went, too: that does not come back.
+            spans = _cut_back(spans, change.after)
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
-        if not made.is_withdrawal or (spans and spans[-1].change.after == change.before):
+        elif not made.is_withdrawal or (spans and spans[-1].change.after == change.before):
             span = _begin_span(made, change)
             spans = spans if span is None else _append(spans, span)
         _put(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
@@ -306,6 +313,19 @@ def _confirm_last(spans: tuple[Span[FileChange], ...], later: FileChange) -> tup
         return _append(spans[:-1], replace(last, is_known=True))
     # One that made folders may have left them, although its file is not there.
     return spans[:-1] if last.change.before == later.before and not last.folders else spans
+
+
+def _passed_through(spans: tuple[Span[FileChange], ...], state: object) -> bool:
+    """Return whether the last of ``spans`` begins with ``state`` or came through it, as far as it is known."""
+    return bool(spans) and (state is None or state == spans[-1].change.before or state in spans[-1].passed)
+
+
+def _cut_back(spans: tuple[Span[FileChange], ...], state: FileState | Unsettled | None) -> tuple[Span[FileChange], ...]:
+    """Return ``spans`` as they are once the file is back in ``state``, whatever somebody had made of it by then."""
+    last = spans[-1]
+    if state == last.change.before:
+        return spans[:-1]
+    return (*spans[:-1], replace(last, change=replace(last.change, after=state)))
 
 
 def _append(spans: tuple[Span[FileChange], ...], later: Span[FileChange]) -> tuple[Span[FileChange], ...]:

@@ -185,6 +185,27 @@ def test_a_removal_that_was_cut_short_or_undone_ends_nothing() -> None:
     assert spans(first, removed, back, undone_again) == []
 
 
+class TestForcedRollback:
+    """It takes an edit away together with what gpunode had written before; undone, it brings the edit back."""
+
+    def test_edit_does_not_come_back(self) -> None:
+        first, forced = run(1, wrote("0", "1")), run(2, wrote("1 edited", "0"), verb="rollback", of=1)
+        assert spans(first, forced) == []
+        back = run(3, wrote("0", "1 edited"), verb="rollback", of=2)
+        assert spans(first, forced, back) == [("0", "1")]
+        assert spans(first, forced, back, run(4, wrote("1 edited", "0"), verb="rollback", of=3)) == []
+
+    def test_former_run_stays(self) -> None:
+        first, second = run(1, wrote("0", "1")), run(2, wrote("1", "2"))
+        assert spans(first, second, run(3, wrote("2 edited", "1"), verb="rollback", of=2)) == [("0", "1")]
+        gone = run(2, wrote("1", None))
+        assert spans(first, gone, run(3, wrote("theirs", "1"), verb="rollback", of=2)) == [("0", "1")]
+
+    def test_of_one_that_was_cut_short_nobody_knows(self) -> None:
+        forced = run(2, wrote("1 edited", "0"), verb="rollback", of=1, result=None)
+        assert spans(run(1, wrote("0", "1")), forced) == [("0", "1"), ("1 edited", "0")]
+
+
 def test_configuration_files_of_packages_go_with_their_packages() -> None:
     assert spans(run(1, wrote("theirs", None), step=CONFFILES)) == []
 
