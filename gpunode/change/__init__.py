@@ -67,7 +67,7 @@ def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
 
 
 def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
-    """Return what ``changes`` owe, once each, in the order in which it is settled.
+    """Return the triggers of ``changes``, once each, in the order in which they are settled.
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
     """
@@ -76,7 +76,7 @@ def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeExpectation:
-    """What a runtime's own parser must find in a candidate configuration before it replaces the present one.
+    """The content that a runtime's own parser must find in a candidate configuration before it is written.
 
     Attributes:
         runtime: a row of ``runtimes.RUNTIMES``.

@@ -1,4 +1,4 @@
-"""What every kind of change says of itself, and the triggers that a change owes."""
+"""The interface of every kind of change, and the triggers that changes require."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OBSOLETE = "obsolete"
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a change owes, once.
+    """Follow-up work that a change requires, done once however many changes require it.
 
     Attributes:
         target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
@@ -88,26 +88,26 @@ class ChangeKind(ABC):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """What is changed, in one or two words: a path, a package, a unit."""
+        """The thing that is changed, in one or two words: a path, a package, a unit."""
 
     @property
     @abstractmethod
     def action(self) -> Action:
-        """What is done, in one word. A package's new version is an upgrade: only its package system can order it."""
+        """The action in one word. A package's new version is an upgrade: only its package system can order it."""
 
     @property
     @abstractmethod
     def participle(self) -> str:
-        """What was done to the subject, as a participle: ``created``."""
+        """The action as a participle: ``created``."""
 
     @property
     @abstractmethod
     def instruction(self) -> str:
-        """What is to be done, as a short sentence: ``enable containerd``."""
+        """The action as a short imperative sentence: ``enable containerd``."""
 
     @property
     def summary(self) -> str:
-        """What was done, with its subject: ``/etc/x.conf created``."""
+        """The subject and the participle: ``/etc/x.conf created``."""
         return f"{self.subject} {self.participle}"
 
     @property

@@ -13,7 +13,7 @@ _PARTICIPLES: Final[dict[Action, str]] = {"create": "created", "edit": "changed"
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange(ChangeKind):
-    """What gpunode's field manager owns of an object in a cluster changes.
+    """A change of the fields that gpunode's field manager owns of an object in a cluster.
 
     Attributes:
         cluster: the uid of its namespace kube-system, by which clusters are told apart.

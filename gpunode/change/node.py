@@ -12,7 +12,7 @@ from gpunode.change.base import Action, ChangeKind, Trigger, bare_unit
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What systemd is to do with a unit at boot, and whether it runs now."""
+    """The state of a unit: enabled at boot or not, running now or not."""
 
     enabled: bool
     active: bool
@@ -193,7 +193,7 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class MigLayout:
-    """How MIG divides a GPU; ``instances`` by their first slice, none where MIG is off."""
+    """A GPU's division by MIG; ``instances`` by their first slice, none where MIG is off."""
 
     enabled: bool
     instances: tuple[MigInstance, ...] = ()

@@ -1,4 +1,4 @@
-"""Everything that any run ever put on a node, whatever became of it: what `remove` looks for at its end. Pure."""
+"""Everything that any run ever added to a node, whatever became of it: `remove` looks for it at its end. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd's journal hears of a run: that it begins, each change made or failed, how it ends. No file contents."""
+"""Announce runs in systemd's journal: their beginning, each change made or failed, their end. No file contents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _redacted = lru_cache(maxsize=64)(redact)
 
 
 def announcer(send: Send) -> Announce:
-    """What announces an entry with ``send``, given the entries of its run so far."""
+    """Return a listener that announces each entry with ``send``."""
 
     def announce(entries: Sequence[Entry], entry: Entry) -> None:
         if found := message_fields(entries, entry):
@@ -38,7 +38,7 @@ def announcer(send: Send) -> Announce:
 
 
 def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
-    """The message that announces ``entry``, secrets redacted; empty when it is none of those that are announced.
+    """Return the log fields that announce ``entry``, secrets redacted; empty if it is not announced.
 
     Args:
         entries: of its run, as far as they are written; the first is its begin.

@@ -1,4 +1,4 @@
-"""What a run did, put together from its journal: each change with its end, each debt with its settlement. Pure."""
+"""Records of what a run did, from its journal: each change with its end, each trigger with its settlement. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriggerRecord:
-    """What a run owed, or carried out for an earlier one.
+    """A trigger that a run left pending, or settled for an earlier one.
 
     Attributes:
         owed_by: the numbers of the changes that owe it; none of this run for an earlier run's.
@@ -65,19 +65,19 @@ class RunRecord:
 
     @property
     def ending(self) -> Ending:
-        """How it ended, if it has."""
+        """The way in which the run ended, if it has."""
         if self.commit is None:
             return "going on" if self.going_on else "cut short"
         return self.commit.result
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What it changed, or may have changed."""
+        """The changes that were made, or may have been."""
         return tuple(deed.intent.change for deed in self.deeds if deed.outcome != "failed")
 
 
 def record_of_run(entries: Sequence[Entry], *, going_on: bool = False, undone_by: str = "") -> RunRecord | None:
-    """The run that ``entries`` tell of; None when it was cut short before its first entry."""
+    """Return the record of the run with ``entries``; None if it was interrupted before its first entry."""
     begin = next((entry for entry in entries if isinstance(entry, Begin)), None)
     if begin is None:
         return None
@@ -105,7 +105,7 @@ def _collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
 
 
 def _collect_triggers(entries: Iterable[Entry]) -> tuple[TriggerRecord, ...]:
-    """In the order in which they came up; one that is owed again after its settlement is another debt."""
+    """Return the triggers in order of appearance; one that is needed again after it was settled is listed again."""
     found: list[TriggerRecord] = []
     for entry in entries:
         match entry:
@@ -132,7 +132,7 @@ def _add_debt(found: list[TriggerRecord], trigger: Trigger, seq: int) -> None:
 
 
 def _without_change(debt: TriggerRecord, seq: int) -> TriggerRecord | None:
-    """``debt`` when the change ``seq`` has failed: its file is as it was, so it owes nothing."""
+    """Return ``debt`` without the change ``seq``, which failed: its file is as it was, so nothing is pending."""
     if debt.settled_at is not None or seq not in debt.owed_by:
         return debt
     left = tuple(one for one in debt.owed_by if one != seq)

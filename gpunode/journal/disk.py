@@ -11,7 +11,7 @@ from gpunode.errors import ChangeFailed
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """``folder`` exists, and so it will after a power cut; those above it are made for everybody, as packages do."""
+    """Create ``folder`` durably; its parents get the permissions that packages give them."""
     if not folder.is_dir():
         if not folder.parent.is_dir():
             make_folder(folder.parent, 0o755)
@@ -21,7 +21,7 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in ``folder`` are on the disk."""
+    """Sync the entries of ``folder`` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -30,7 +30,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """``path``, no link, holds ``content``, for its owner alone; its name may still be lost."""
+    """Write ``content`` to ``path``, which is no link, readable by its owner alone; the name is not yet synced."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         write_all(descriptor, content)
@@ -40,7 +40,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """All of ``data`` is written, which one call need not do; it may not be on the disk yet."""
+    """Write all of ``data``, which one call may not do; nothing is synced."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -48,7 +48,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def unwritable(what: str, place: Path) -> Iterator[None]:
-    """Turns an OSError into a ChangeFailed that says ``what``."""
+    """Turn an OSError into a ChangeFailed that says ``what``."""
     try:
         yield
     except OSError as error:

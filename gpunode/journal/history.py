@@ -1,4 +1,4 @@
-"""What the entries of a run mean: what it made, owes and can undo, and the run in short. Pure."""
+"""Summaries of journals: the changes that runs made, what is pending, and what can be undone. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THROUGH = frozenset({"done", "waiting"})
 
 
 def made_changes(entries: Iterable[Entry]) -> tuple[Change, ...]:
-    """The changes of a run that are known to have been made, in their order."""
+    """Return the changes of a run that are known to have been made, in their order."""
     known = tuple(entries)
     done = {entry.seq for entry in known if isinstance(entry, Done)}
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
@@ -27,12 +27,12 @@ def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 
 def steps_by_change(entries: Iterable[Entry]) -> dict[Change, str]:
-    """The id of the step that asked for each change of a run."""
+    """Return the id of the step that asked for each change of a run."""
     return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
+    """Return the intents of a run, newest first, each with its inverse change; those without one are left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
@@ -49,7 +49,7 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 
 def intents_to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
-    """``inverse_intents`` without files that were only read again; without ``whole`` the configuration files alone."""
+    """Return ``inverse_intents`` without files only read again; unless ``whole``, the configuration files alone."""
     return tuple(
         intent
         for intent in inverse_intents(entries)
@@ -58,7 +58,7 @@ def intents_to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, .
 
 
 def is_configuration(intent: Intent) -> bool:
-    """Whether a plain rollback puts it back."""
+    """Return whether a plain rollback restores the change."""
     return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange | MigChange)
 
 
@@ -67,7 +67,7 @@ def _changes_something(intent: Intent) -> bool:
 
 
 def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
-    """What is owed and not settled, in settle order, each with the time when it was last owed.
+    """Return the unsettled triggers in settle order, each with the time when it last became pending.
 
     An intended file change owes its triggers, since a crash may have come right after it. A failed one does not: the
     file is as it was. A restart settles a reload of the same unit.
@@ -99,7 +99,7 @@ def _triggers_of(entry: Intent | Owe) -> tuple[Trigger, ...]:
 
 
 def _end_debts(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
-    """The debts of a change date from when it was made; those of one that failed are void."""
+    """Date what a change left pending from when it was made, or drop it if the change failed."""
     for debtors in debts.values():
         if isinstance(end, Failed):
             debtors.pop(debtor, None)
@@ -108,12 +108,12 @@ def _end_debts(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple
 
 
 def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
-    """What is settled with ``trigger``: a restart does a reload's work, too."""
+    """Return the triggers that ``trigger`` settles: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
 def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """The file changes, newest first, that owe something which has not been settled since; as for ``pending_since``."""
+    """Return the file changes, newest first, with a trigger not settled since; as for ``pending_since``."""
     waiting: dict[tuple[int, int], tuple[FileChange, set[Trigger]]] = {}
     run = 0
     for entry in entries:
@@ -133,17 +133,17 @@ def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
 
 
 def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
-    """What is owed and not settled, in settle order; see ``pending_since``."""
+    """Return the unsettled triggers in settle order; see ``pending_since``."""
     return tuple(pending_since(entries))
 
 
 def run_number(run: str) -> str:
-    """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
+    """Return a run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
     return run.partition("-")[0].lstrip("0")
 
 
 def run_label(run: str, verb: Verb) -> str:
-    """As ``run_number``; with a ``k`` before it for a run in a cluster, since those are counted apart."""
+    """Return ``run_number``, after a ``k`` for a run in a cluster, since those are counted apart."""
     return f"k{run_number(run)}" if verb.startswith("k8s ") else run_number(run)
 
 
@@ -178,7 +178,7 @@ class RunSummary:
         return self.beyond if self.undone_by else frozenset(self.subjects)
 
     def is_undone(self, *, whole: bool) -> bool:
-        """Whether its configuration was undone, or all of it when ``whole``."""
+        """Return whether its configuration was undone, or all of it if ``whole``."""
         return self.undone_whole if whole else bool(self.undone_by)
 
     @property
@@ -193,12 +193,12 @@ class RunSummary:
 
     @property
     def verb(self) -> Verb:
-        """What the run was asked to do."""
+        """The command that started the run."""
         return self.begin.verb
 
 
 def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
-    """One run in short; None when it was cut short before its first entry."""
+    """Return a summary of one run; None if it was interrupted before its first entry."""
     known = tuple(entries)
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None:
@@ -231,7 +231,7 @@ class InterruptedRun:
 
 
 def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
-    """How far a run came that has no end; None when it has one, and when it was cut before its first entry."""
+    """Return how far a run without an end came; None if it has one, or has no entry at all."""
     known = tuple(entries)
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None or any(isinstance(entry, Commit) for entry in known):
@@ -244,7 +244,7 @@ def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
 
 
 def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
-    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
+    """Return ``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
 
     A removal undoes every run before it that made something.
     """

@@ -1,4 +1,4 @@
-"""Who started gpunode, for the journal."""
+"""The user who started gpunode, for the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOBODY_LOGGED_IN = 0xFFFFFFFF
 
 
 def invoking_user() -> str:
-    """Who started gpunode: the user behind sudo where there is one."""
+    """Return the user who started gpunode, behind sudo where there is one."""
     if sudo := os.environ.get("SUDO_USER"):
         return sudo
     try:
@@ -20,7 +20,7 @@ def invoking_user() -> str:
 
 
 def loginuid(proc: Path = Path("/proc")) -> int | None:
-    """Who logged in, whatever su and sudo came since; None for nobody. Source: proc(5), /proc/pid/loginuid."""
+    """Return the login uid, which su and sudo keep; None if nobody logged in. Source: proc(5), /proc/pid/loginuid."""
     try:
         number = int((proc / "self/loginuid").read_text())
     except (OSError, ValueError):

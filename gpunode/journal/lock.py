@@ -19,12 +19,12 @@ _POLL_S = 0.2
 
 @contextlib.contextmanager
 def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress) -> Iterator[None]:
-    """The lock at ``path`` is held meanwhile; it is freed even when its holder dies.
+    """Hold the lock at ``path`` for the duration; it is freed even if its holder dies.
 
     Args:
-        path: of the lock file; its folder is made.
-        timeout_s: how long it is waited for.
-        on_progress: hears meanwhile who holds it.
+        path: of the lock file; its folder is created.
+        timeout_s: how long to wait for it.
+        on_progress: called with who holds it.
 
     Raises:
         Busy: another process holds it after ``timeout_s``; its pid and command are named.
@@ -40,7 +40,7 @@ def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = igno
 
 
 def read_holder(path: Path) -> Holder | None:
-    """The living process that has signed the lock at ``path``; takes no lock, and sees none that it may not read."""
+    """Return the living process that holds the lock at ``path``, without locking; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -52,7 +52,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def _acquire(path: Path, deadline: float, on_progress: OnProgress) -> int:
-    """The lock file that is at ``path`` now, locked: one that was taken away meanwhile keeps nobody out."""
+    """Lock the file that is at ``path`` now and return its descriptor; a lock on a deleted file excludes nobody."""
     while True:
         descriptor = _open(path)
         try:
@@ -81,7 +81,7 @@ def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: On
 
 
 def _describe_wait(found: Holder) -> str:
-    """Who is at work; one that has just taken the lock may not have signed it yet."""
+    """Return who holds the lock; one that has just taken it may not have written its pid yet."""
     return "another gpunode is changing this node" + (f": {found}" if found.pid else "")
 
 
@@ -103,14 +103,14 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def _write_holder(descriptor: int, text: str) -> None:
-    """The lock file names its holder, as far as there is room; what a dead one left is overwritten."""
+    """Write the holder into the lock file, as far as there is room, over what a dead one left."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode("utf-8", "replace"), 0)
 
 
 def _parse_holder(descriptor: int, path: Path) -> Holder | None:
-    """The process that signed the lock, if it is that one still: its pid may be another's by now."""
+    """Return the process that the lock file names, if it still is that one: its pid may be another's by now."""
     with contextlib.suppress(OSError):
         pid, _, started = os.pread(descriptor, 4096, 0).partition(b"\n")[0].decode("ascii", "replace").partition(" ")
         if pid.isdecimal() and started and started == _process_start(pid):
@@ -119,7 +119,7 @@ def _parse_holder(descriptor: int, path: Path) -> Holder | None:
 
 
 def _process_start(pid: str) -> str:
-    """When the process was started, in ticks since the boot; empty when there is none. Source: proc_pid_stat(5)."""
+    """Return when the process started, in ticks since boot; empty if there is none. Source: proc_pid_stat(5)."""
     try:
         stat = Path("/proc", pid, "stat").read_text(errors="replace")
     except OSError:

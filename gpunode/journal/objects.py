@@ -23,7 +23,7 @@ class Objects:
         self.folder = folder
 
     def path(self, name: str) -> Path:
-        """Where the backup of that name is."""
+        """Return the path of the backup with that name."""
         return self.folder / name[:2] / name
 
     def path_of_content(self, content: bytes) -> str:
@@ -31,7 +31,7 @@ class Objects:
         return str(self.path(digest(content)))
 
     def save(self, content: bytes) -> str:
-        """The name of ``content``'s backup, which is on the disk. Raises OSError."""
+        """Save ``content`` durably and return the name of its backup. Raises OSError."""
         name = digest(content)
         path = self.path(name)
         make_folder(path.parent)
@@ -48,7 +48,7 @@ class Objects:
         return name
 
     def find(self, name: str, run: str = "some run") -> bytes | None:
-        """The bytes of a backup that ``run`` needs; None when it is gone.
+        """Return the bytes of a backup that ``run`` needs; None if it is gone.
 
         Raises:
             JournalDamaged: it cannot be read, or is not what was saved.
@@ -65,7 +65,7 @@ class Objects:
         return content
 
     def sweep(self) -> None:
-        """The half backups of a run that was killed are gone."""
+        """Delete the partial backups of a killed run."""
         for draft in self.folder.glob("??/.*"):
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -77,7 +77,7 @@ class Objects:
 
 
 def damaged_object(path: Path, run: str, how: str) -> JournalDamaged:
-    """That a backup is not as it was saved."""
+    """Return the error for a backup that is not as it was saved."""
     return JournalDamaged(
         f"a backup of run {run} {how}",
         why=str(path),
@@ -87,7 +87,7 @@ def damaged_object(path: Path, run: str, how: str) -> JournalDamaged:
 
 
 def _holds(path: Path, content: bytes) -> bool:
-    """Whether the object is there and whole; what cannot be read is replaced."""
+    """Return whether the object is there and whole; one that cannot be read is replaced."""
     try:
         return read(path, LARGEST) == content
     except OSError:

@@ -189,14 +189,14 @@ _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|
 
 
 def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
-    """The entries as the line of a journal that follows the line ``above``; empty for the first."""
+    """Return the entries as the line of a journal that follows the line ``above``; empty for the first."""
     body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % FORMAT
     return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
 
 
 def encode_lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
-    """``entries`` as the lines that follow the line ``above``, one for each."""
+    """Return ``entries`` as the lines that follow the line ``above``, one for each."""
     written: list[bytes] = []
     for entry in entries:
         written.append(encode(entry, above=written[-1] if written else above))
@@ -204,7 +204,7 @@ def encode_lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, .
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
-    """The entries of a journal; what a power cut left of a last line was never acted upon and is dropped.
+    """Return the entries of a journal; the torn last line of a power cut was never acted upon and is dropped.
 
     Args:
         data: the journal as it is on the disk.
@@ -224,7 +224,7 @@ def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Ent
 
 
 def without_torn_line(data: bytes) -> bytes:
-    """A journal without what a power cut may leave of its last line.
+    """Return a journal without the line that a power cut tore.
 
     That is a line without its end; or zeroes in it, which no line holds: the file was already as long, and of the bytes
     themselves some had not reached the disk.
@@ -237,7 +237,7 @@ def without_torn_line(data: bytes) -> bytes:
 
 
 def _sum(line: bytes) -> bytes:
-    """The sum that a line carries; empty for no line."""
+    """Return the sum that a line carries; empty for no line."""
     match = _LINE.fullmatch(line.rstrip(b"\n"))
     return match[2] if match else b""
 
@@ -247,7 +247,7 @@ def _checksum(version: bytes, above: bytes, body: bytes) -> bytes:
 
 
 def _encode_value(value: object) -> object:
-    """``value`` in JSON's types; a dataclass carries its name as ``is``."""
+    """Return ``value`` in JSON's types; a dataclass carries its name as ``is``."""
     if isinstance(value, bytes):
         return digest(value)
     if isinstance(value, tuple):
@@ -265,7 +265,7 @@ def _encode_value(value: object) -> object:
 
 
 def _encode_field(reading: str, value: object) -> object:
-    """The inverse of ``_decode_field``."""
+    """Return a field in JSON's types: the inverse of ``_decode_field``."""
     if reading == "attributes":
         assert isinstance(value, tuple)
         return {name: content.hex() for name, content in value}
@@ -274,7 +274,7 @@ def _encode_field(reading: str, value: object) -> object:
 
 @cache
 def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
-    """What is stored of a ``name``: for each key its field, and how it is read; empty for as it stands."""
+    """Return by JSON key the field of a ``name`` and how it is read; empty for as it stands."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
     # A package's id stands where the format has its name.
@@ -310,7 +310,7 @@ def _decode_line(line: bytes, above: bytes, load: Load, file: str, number: int) 
 
 
 def _decode_value(value: Any, load: Load) -> Any:
-    """The inverse of ``_encode_value``."""
+    """Return the value that ``_encode_value`` encoded."""
     if isinstance(value, list):
         return tuple(_decode_value(item, load) for item in value)
     if not isinstance(value, dict):
@@ -341,7 +341,7 @@ def _decode_field(reading: str, value: Any, load: Load) -> Any:
 
 
 def _check_scalar(annotation: str, value: Any) -> Any:
-    """``value``, which a field of that type can hold; no number is negative here, and no time is that far away."""
+    """Return ``value`` if a field of that type can hold it: no number is negative, no time that far away."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if type(value) not in _SCALARS[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
         raise ValueError(f"{str(value)[:40]!r} is no {annotation}")
@@ -349,7 +349,7 @@ def _check_scalar(annotation: str, value: Any) -> Any:
 
 
 def damaged_line(file: str, line: int, why: str) -> JournalDamaged:
-    """The error that stops everything that reads the journal ``file``."""
+    """Return the error that stops every reader of the journal ``file``."""
     return JournalDamaged(
         f"the journal {file} is damaged in line {line}",
         why=why,
@@ -359,10 +359,10 @@ def damaged_line(file: str, line: int, why: str) -> JournalDamaged:
 
 
 def decode_without_contents(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
-    """The entries of a journal without the bytes of files: each ``content`` is the name of its backup object.
+    """Return the entries of a journal without the bytes of files: each ``content`` names its backup object.
 
     Raises:
-        JournalDamaged: as ``decode``; or it is of another run than ``run``, where that is given.
+        JournalDamaged: as ``decode``; or if it is of another run than ``run``, unless that is empty.
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):

@@ -9,7 +9,7 @@ from gpunode.journal.record import Commit, Entry, Forget, Intent
 
 
 def needed_objects(journals: Mapping[str, Sequence[Entry]], kept: Collection[str]) -> frozenset[str]:
-    """The names of the backups that stay, of all ``journals``; ``kept`` are the runs that keep theirs."""
+    """Return the names of the backups to keep, of all ``journals``; ``kept`` are the runs that keep theirs."""
     names = {name for run, entries in journals.items() for name in _objects_of_run(entries, kept=run in kept)}
     # What `remove` takes the node back to, however old the run is that found it.
     given_up = {run for run, entries in journals.items() if find_forget(entries)}
@@ -20,12 +20,12 @@ def needed_objects(journals: Mapping[str, Sequence[Entry]], kept: Collection[str
 
 
 def find_forget(entries: Iterable[Entry]) -> Forget | None:
-    """Who gave up undoing the run; None where nobody did."""
+    """Return the entry by which somebody gave up undoing the run; None without one."""
     return next((entry for entry in entries if isinstance(entry, Forget)), None)
 
 
 def _objects_of_run(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
-    """The objects that a run needs to be undone: none once it is over and old, or forgotten."""
+    """Yield the objects needed to undo a run: none once it is over and old, or forgotten."""
     if find_forget(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
         return
     yield from _contents_of(entries)

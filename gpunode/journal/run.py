@@ -39,11 +39,11 @@ class Run:
         sync_folder(path.parent.parent)
 
     def entries(self) -> tuple[Entry, ...]:
-        """What has been written so far."""
+        """Return the entries written so far."""
         return tuple(self._entries)
 
     def intend(self, stage: str, step: str, change: Change, reason: str = "") -> int:
-        """The number of ``change``; its backups and its intent are on the disk, so it may be made now.
+        """Write the backups and the intent of ``change`` durably, and return its number: it may now be made.
 
         Raises:
             ChangeFailed: they could not be written; the change must not be made.
@@ -51,7 +51,7 @@ class Run:
         return self.intend_all(stage, step, (change,), reason)[0]
 
     def intend_all(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
-        """The numbers of ``changes``, such as those of one package transaction, written at once.
+        """Write the intents of ``changes`` at once, such as those of one package transaction; return their numbers.
 
         Raises:
             ChangeFailed: they could not be written; none of the changes must be made.
@@ -66,20 +66,20 @@ class Run:
         return tuple(intent.seq for intent in intents)
 
     def done(self, *seqs: int) -> None:
-        """The changes are known to have been made. Raises ChangeFailed when that cannot be written."""
+        """Record that the changes were made. Raises ChangeFailed if it cannot."""
         ends = (Done(seq, self._clock()) for seq in seqs)
         self._note("the change was made but could not be recorded; its backup is on the disk", *ends)
 
     def failed(self, seq: int, why: str) -> None:
-        """The change is known to have failed. Raises ChangeFailed when that cannot be written."""
+        """Record that the change failed. Raises ChangeFailed if it cannot."""
         self._note("the journal could not record that a change failed", Failed(seq, why, self._clock()))
 
     def settle(self, trigger: Trigger, note: str = "") -> None:
-        """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
+        """Record that ``trigger`` is settled, whichever run required it. Raises ChangeFailed if it cannot."""
         self._note(f"{trigger} is done, but that could not be recorded", Settle(trigger, note, self._clock()))
 
     def keep(self, path: str, content: bytes) -> str:
-        """Where ``content`` is kept, which a daemon rejected as its ``path``: beside the journal, for a person to read.
+        """Save ``content``, which a daemon rejected as its ``path``, beside the journal; return its path.
 
         Raises:
             ChangeFailed: it could not be written.
@@ -91,7 +91,7 @@ class Run:
         return str(kept)
 
     def keep_request(self, request: bytes) -> None:
-        """What was asked of this run can be read by ``Store.request``, and so be asked for again after a reboot.
+        """Save the request of this run, which ``Store.request`` returns to continue after a reboot.
 
         Raises:
             ChangeFailed: it could not be written.
@@ -102,12 +102,12 @@ class Run:
             sync_folder(path.parent)
 
     def commit(self, result: Result, why: str = "") -> None:
-        """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
+        """Record the end of the run and close the journal. Raises ChangeFailed if it cannot."""
         self._note("the journal could not record the end of this run", Commit(result, why, self._clock()))
         self.close()
 
     def close(self) -> None:
-        """The file is closed; without ``commit`` before it the run counts as cut short."""
+        """Close the file; a run without ``commit`` before that counts as interrupted."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -118,7 +118,7 @@ class Run:
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:
-        """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
+        """Write ``entries`` durably: all of them or, as far as the disk still obeys, none."""
         if not entries:
             return
         if self._broken:
@@ -137,7 +137,7 @@ class Run:
             self._announce(self._entries, entry)
 
     def _withdraw(self, size: int, error: OSError) -> None:
-        """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
+        """Remove a torn line; if that fails nothing may follow it, since it would be in the middle."""
         try:
             os.ftruncate(self._descriptor, size)
         except OSError:

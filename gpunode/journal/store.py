@@ -52,7 +52,7 @@ class Store:
         root: where the node's file system stands; ``/`` unless an image is built.
         keep: how many of the newest runs keep their backups, beside the first one.
         clock: seconds since the epoch.
-        announce: hears every entry once it is on the disk, with all of its run so far.
+        announce: called with each entry once it is on disk, after all of its run so far.
         folder: where the journals of something else than a node are, such as a user's of clusters.
     """
 
@@ -87,7 +87,7 @@ class Store:
         whole: bool = False,
         user: str | None = None,
     ) -> Run:
-        """A new run, on the disk; backups that nothing can need any more are removed. Call it under ``lock``.
+        """Begin a new run on disk, and delete the backups that nothing needs any more. Call it under ``lock``.
 
         Raises:
             ChangeFailed: it could not be written.
@@ -106,7 +106,7 @@ class Store:
         return begun
 
     def _boot_id(self) -> str:
-        """Of the running kernel; empty for an image, and where it cannot be read."""
+        """Return the boot id of the running kernel; empty for an image, and if it cannot be read."""
         if self.root != Path("/"):
             return ""
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class Store:
         return ""
 
     def ids(self) -> tuple[str, ...]:
-        """The ids of all runs, oldest first; by their number, since a clock may jump.
+        """Return the ids of all runs, oldest first; by their number, since a clock may jump.
 
         Raises:
             UsageError: only root may read them.
@@ -134,7 +134,7 @@ class Store:
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:
-        """Every run in short, newest last; reads no backups and takes no lock.
+        """Return the summaries of all runs, newest last; reads no backups and takes no lock.
 
         Raises:
             JournalDamaged: one of the journals is.
@@ -143,7 +143,7 @@ class Store:
         return history.mark_undone_runs([one for one in summaries if one is not None])
 
     def read(self, run: str) -> tuple[Entry, ...]:
-        """The entries of a run with the bytes of its files.
+        """Return the entries of a run with the bytes of its files.
 
         Raises:
             UsageError: there is no such run.
@@ -160,7 +160,7 @@ class Store:
         return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
 
     def entries(self, run: str) -> tuple[Entry, ...]:
-        """The entries of a run as they are recorded, each ``content`` the name of its backup object.
+        """Return the entries of a run as recorded, each ``content`` the name of its backup object.
 
         Raises:
             UsageError: there is no such run.
@@ -170,7 +170,7 @@ class Store:
         return self._unloaded(run)
 
     def request(self, run: str) -> bytes:
-        """What was asked of ``run``, as ``Run.keep_request`` kept it.
+        """Return the request of ``run`` that ``Run.keep_request`` saved.
 
         Raises:
             UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
@@ -199,7 +199,7 @@ class Store:
         """Return what one run has made of this node, with the bytes of files.
 
         Raises:
-            as ``read``.
+            UsageError, Refused, JournalDamaged: as ``read``.
         """
         self.read(run)
         return footprint.footprint_of_run(self._unloaded(run)).loaded(self.objects.find)
@@ -215,7 +215,7 @@ class Store:
         return collect_additions(entry for run in self.ids() for entry in self._unloaded(run))
 
     def owed(self) -> dict[Trigger, float]:
-        """What the runs so far owe and none has settled, each with the time when it was last owed.
+        """Return the pending triggers of all runs, each with the time when it last became pending.
 
         Raises:
             JournalDamaged: one of the journals is.
@@ -223,7 +223,7 @@ class Store:
         return history.pending_since(entry for run in self.ids() for entry in self._unloaded(run))
 
     def cut_short(self) -> InterruptedRun | None:
-        """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
+        """Return the newest run if it was interrupted, else None. Call it under ``lock``.
 
         Raises:
             JournalDamaged: its journal is.
@@ -237,7 +237,7 @@ class Store:
         return history.find_interrupted_run(next(began, ()))
 
     def conclude(self, run: str, why: str) -> None:
-        """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
+        """Record that the interrupted run is over; ``why`` says how that is known. Call it under ``lock``.
 
         Raises:
             ChangeFailed: it could not be written.
@@ -286,11 +286,11 @@ class Store:
             os.close(descriptor)
 
     def sweep(self) -> None:
-        """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
+        """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
         self.objects.sweep()
 
     def unsettled(self) -> tuple[FileChange, ...]:
-        """The file changes of the runs so far, newest first, that owe what none of them has settled.
+        """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
 
         Raises:
             JournalDamaged: one of the journals is, or a backup object of a run that is in debt.
@@ -304,7 +304,7 @@ class Store:
         return tuple(change for change in loaded if change is not None)
 
     def _with_bytes(self, change: FileChange) -> FileChange | None:
-        """``change`` with the bytes of its states; None when they were forgotten, so that nobody can put them back."""
+        """Return ``change`` with the bytes of its states; None if they were forgotten and cannot be restored."""
         states: list[FileState | None] = []
         for state in (change.before, change.after):
             content = self.objects.find(state.content.decode()) if isinstance(state, FileState) else b""
@@ -316,7 +316,7 @@ class Store:
     def lock(
         self, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress
     ) -> contextlib.AbstractContextManager[None]:
-        """Nobody else changes this node meanwhile; see ``lock.held``.
+        """Keep others from changing this node for the duration; see ``lock.hold_lock``.
 
         Raises:
             Refused: its folder is somebody else's, or a link out of an image.
@@ -325,14 +325,14 @@ class Store:
         return hold_lock(self._lock, timeout_s, on_progress)
 
     def at_work(self) -> Holder | None:
-        """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
+        """Return the gpunode that is changing this node, if the lock names it; takes no lock."""
         return read_holder(self._lock)
 
     def _path(self, run: str) -> Path:
         return self._runs / run / "journal.jsonl"
 
     def _bytes(self, run: str) -> bytes:
-        """The journal of ``run``; empty when the power went before its first line."""
+        """Return the journal of ``run``; empty if the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
         return self._journal(run)
@@ -377,7 +377,7 @@ class Store:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
     def _begin_collection(self) -> None:
-        """As ``_collect``, once there are more runs than keep their backups; what cannot be removed stays."""
+        """Call ``_collect`` once there are more runs than keep their backups; what cannot be deleted stays."""
         runs = self.ids()
         kept = self._kept(runs)
         if len(kept) < len(runs):
@@ -394,7 +394,7 @@ class Store:
 
 
 def _is_standalone(entries: Sequence[Entry]) -> bool:
-    """Whether the run is over and finished no other."""
+    """Return whether the run is over and finished no other."""
     ended = any(isinstance(entry, Commit) for entry in entries)
     return ended and isinstance(entries[0], Begin) and entries[0].verb in _STANDALONE_VERBS
 
