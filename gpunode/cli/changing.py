@@ -51,7 +51,7 @@ class Session:
 
     def swept(self) -> InterruptedRun | None:
         """Return the newest run if it was cut short, its half files gone; what earlier runs made is recorded."""
-        cut = self.store.cut_short()
+        cut = self.store.interrupted_run()
         if cut is not None:
             self.store.sweep()
             self.host.sweep(half_written(cut))

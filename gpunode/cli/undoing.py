@@ -106,7 +106,7 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
 
     def undoing(node: Session) -> UndoPlan:
         facts = survey(node.host, image=is_image(root))
-        owed = still_owed(node.store.owed(), facts)
+        owed = still_owed(node.store.pending_triggers(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
         return plan_removal(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
 

@@ -214,7 +214,7 @@ class Store:
 
         return collect_additions(entry for run in self.ids() for entry in self._unloaded(run))
 
-    def owed(self) -> dict[Trigger, float]:
+    def pending_triggers(self) -> dict[Trigger, float]:
         """Return the pending triggers of all runs, each with the time when it last became pending.
 
         Raises:
@@ -222,7 +222,7 @@ class Store:
         """
         return history.pending_since(entry for run in self.ids() for entry in self._unloaded(run))
 
-    def cut_short(self) -> InterruptedRun | None:
+    def interrupted_run(self) -> InterruptedRun | None:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
 
         Raises:
@@ -289,13 +289,13 @@ class Store:
         """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
         self.objects.sweep()
 
-    def unsettled(self) -> tuple[FileChange, ...]:
+    def unsettled_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
 
         Raises:
             JournalDamaged: one of the journals is, or a backup object of a run that is in debt.
         """
-        if not self.owed():
+        if not self.pending_triggers():
             return ()
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._unloaded(run)))

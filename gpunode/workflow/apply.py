@@ -43,9 +43,9 @@ class Applier:
 
     Attributes:
         pause: called between changes; raises Interrupted when a signal has asked for the end.
-        unsettled: changes of runs that were cut short, the newest first, whose daemons have not read them yet.
-        owed: what these runs owe.
-        checked: what a runtime's own parser said of a step's files before they were written, by the step's id.
+        unsettled: changes of interrupted runs, newest first, whose daemons have not read them yet.
+        owed: the pending triggers of these runs.
+        checked: the answer of a runtime's own parser to a step's files before they were written, by the step's id.
     """
 
     host: Host
@@ -58,7 +58,7 @@ class Applier:
     _meant: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
 
     def stage(self, plan: StagePlan) -> None:
-        """Makes the changes of a stage and settles those triggers that later stages need.
+        """Make the changes of a stage, and settle the triggers that later stages need.
 
         Raises:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.
@@ -68,7 +68,7 @@ class Applier:
         self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
 
     def settle(self, owed: Sequence[Trigger]) -> tuple[Settled, ...]:
-        """Carries out ``owed``; a daemon that does not come back gets its former configuration back first.
+        """Settle ``owed``; a daemon that does not come back first gets its former configuration back.
 
         Raises:
             ChangeFailed: one of them failed.
@@ -96,7 +96,7 @@ class Applier:
             yield one
 
     def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
-        """Restores what the failed daemon read and has it start with that; ``failure`` then says how it went."""
+        """Restore what the failed daemon read and start it with that; ``failure`` then says how it went."""
         units = ", ".join(trigger.target for trigger in failed)
         restored: list[str] = []
         try:
@@ -124,14 +124,14 @@ class Applier:
             failure.why += f"\ngpunode wrote none of its files, so none was put back; started again, {units} is running"
 
     def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
-        """The written changes, newest first, that owe one of the ``failed`` triggers."""
+        """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
         for change in (*self._written(), *self.unsettled):
             # A file that only had to be read again holds what somebody else wrote.
             if change.triggers & set(failed) and change.before != change.after:
                 yield change
 
     def _written(self) -> list[FileChange]:
-        """The files that this run has written, newest first; those that it has put back already left out."""
+        """Return the changes of files that this run wrote, newest first, without those that it restored."""
         entries = self.run.entries()
         failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
@@ -140,7 +140,7 @@ class Applier:
         return [change for change in files if change.before != change.after and change.inverse() not in back]
 
     def _restore(self, change: FileChange, failure: ChangeFailed) -> None:
-        """The file is as before ``change``; what was rejected is kept, and ``failure`` says where."""
+        """Undo ``change``; the rejected file is kept, and ``failure`` says where."""
         if isinstance(change.after, FileState):
             kept = self.run.keep(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
@@ -148,14 +148,14 @@ class Applier:
             self.one(_RECOVERY, "put-back", back, failure.what)
 
     def expect(self, expectation: RuntimeExpectation, *read_by: Trigger) -> None:
-        """A daemon that one of ``read_by`` has made read its files is asked whether it has what was meant."""
+        """Have a daemon checked against ``expectation`` after one of ``read_by`` made it read its files."""
         self._meant.update(dict.fromkeys(read_by, expectation))
 
     def take_back(self, failure: GpunodeError, paths: Collection[str] | None = None) -> bool:
-        """The files that this run has written, or those of ``paths``, are as they were; ``failure`` then says so.
+        """Restore the files that this run wrote, or those of ``paths``, and say so in ``failure``.
 
         Returns:
-            Whether all of them are.
+            True if all of them are restored.
         """
         left = False
         for change in self._written():
@@ -195,12 +195,12 @@ class Applier:
                 raise
 
     def _read_back(self, step: StepPlan) -> None:
-        """The runtime's parser reads the files of ``step`` as they are meant."""
+        """Have the runtime's own parser check the written files of ``step``."""
         if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
             self.host.read_back(step.outcome.expectation)
 
     def _take_back_half(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
-        """Of a runtime's files all are written or none: an import that leads nowhere is worse than nothing."""
+        """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
         if step.step.id != RUNTIME_CONFIG.id or not isinstance(change, FileChange):
             return
         files = FileChange.among(step.changes)
@@ -208,13 +208,13 @@ class Applier:
             self.waive(triggers(files), "put back before any daemon read it")
 
     def waive(self, owed: Iterable[Trigger], why: str) -> None:
-        """This run owes nothing of ``owed``; what an earlier one owes stays so."""
+        """Record that this run does not need ``owed``; what an earlier run left pending stays so."""
         for trigger in owed:
             if not set(triggers_settled_by(trigger)) & set(self.owed):
                 self.run.settle(trigger, why)
 
     def _checked(self, step: StepPlan) -> str:
-        """What the runtime's parser made of all files of ``step``, asked before the first of them is written."""
+        """Return what the runtime's parser said of all files of ``step``, before the first is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
         if expectation is None or step.step.id in self.checked:
             return ""
@@ -224,7 +224,7 @@ class Applier:
         return self.checked[step.step.id]
 
     def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:
-        """A daemon that could not be started gets its former configuration back, too; it did not run before."""
+        """Restore the former configuration, too, of a daemon that could not be started and did not run."""
         if not isinstance(change, ServiceChange) or not change.after.active:
             return
         for one in self._written():
@@ -233,7 +233,7 @@ class Applier:
                 failure.why += f"\nput back: {one.path}"
 
     def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
-        """Makes one change: realized, journaled with its backup, made, done."""
+        """Make one change: realized, journaled with its backup, made, recorded as done."""
         self.tell(Applying(stage, step, (change,)))
         started = time.monotonic()
         concrete = self.host.realize(change)
@@ -244,7 +244,7 @@ class Applier:
     def transaction(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
-        """Makes package changes in one transaction; what it purges has its configuration files backed up first."""
+        """Make package changes in one transaction, with a backup of the configuration files that it purges."""
         self.tell(Applying(stage, "packages", batch))
         started = time.monotonic()
         kept = tuple(self._conffiles(batch))
@@ -262,10 +262,9 @@ class Applier:
                 yield self.host.realize(FileChange(path, state, None))
 
     def _spared(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
-        """The packages of a transaction that failed which it never touched: what comes later is somebody else's.
+        """Return the packages that a failed transaction never touched; the user may change them later.
 
-        None where the package database does not tell: then all of them may have been touched, and are undone by what
-        is there.
+        None of them if the package database does not tell: then all may have been touched, and are undone as they are.
         """
         try:
             database = present.database(self.host)
@@ -299,7 +298,7 @@ class Applier:
 
 @contextmanager
 def failure_recorded(run: Run) -> Iterator[None]:
-    """What ends the work before it is through is the end of ``run``, too."""
+    """Record what ends the work early as the end of ``run``, too."""
     try:
         yield
     except GpunodeError as error:
@@ -326,12 +325,12 @@ def _last_file(step: StepPlan) -> FileChange | None:
 
 
 def _version(state: PackageState | None) -> str:
-    """Of an installed package; empty for none, also where only its configuration is left."""
+    """Return the installed version; empty for none, also if only the configuration is left."""
     return "" if state is None or state.config_files_only else state.version
 
 
 def _together(trigger: Trigger) -> Trigger | str:
-    """What settles in one go: units one by one, so that a daemon that fails has nobody else's files put back."""
+    """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
     return trigger if trigger.kind in _UNITS else trigger.kind
 
 
@@ -341,5 +340,5 @@ def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
 
 
 def at_the_end(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
-    """What is settled only once every stage is through."""
+    """Return the triggers that are settled after the last stage."""
     return tuple(t for t in triggers(change for plan in plans for change in plan.changes) if not t.ends_stage)

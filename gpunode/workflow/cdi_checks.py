@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
-    """Whether what the recipe's containers ask for is offered and kept so; none where it asks for no CDI devices."""
+    """Yield the checks that the CDI devices of the recipe's containers are offered, and regenerated when needed."""
     if not cdi.is_asked(recipe):
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
@@ -57,7 +57,7 @@ def _is_missing(path: str, host: HostView) -> bool:
 
 
 def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
-    """What podman itself is too old for, and what to do; None when it is not."""
+    """Return what podman is too old for and what to do; None if it is not."""
     told = host.look(Probe("podman-version", argv=("podman", "--version")))
     numbers = re.search(r"\d+(?:\.\d+)+", told.text)
     if told.outcome == "absent":
@@ -76,7 +76,7 @@ def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
 
 
 def _kept_fresh(facts: Facts) -> Iterator[Check]:
-    """The toolkit's units write the specification at boot and when the driver changes."""
+    """Yield the check of the units that write the specification at boot and when the driver changes."""
     title = "the CDI specification is written again when the driver changes"
     service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:

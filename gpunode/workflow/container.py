@@ -18,7 +18,7 @@ _TRY_A_POD = "start a pod that requests nvidia.com/gpu"
 
 
 def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory, Runtime], Check]:
-    """The check for ``verify.Extra``, made with ``runner``."""
+    """Return the check for ``verify.Extra``, made with ``runner``."""
 
     def check(inventory: Inventory, row: Runtime) -> Check:
         commands = _commands(row, effective)

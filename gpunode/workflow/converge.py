@@ -31,10 +31,10 @@ from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
-# More than there are commands, as a rule: one that hangs must not keep the others waiting.
+# Larger than the usual number of commands, so that one that hangs does not delay the others.
 _SIDE_BY_SIDE = 64
 _LONGEST_WORDS = 120
-# The step of packages that the package manager brings along, that no step asks for.
+# The step id of packages that the package manager adds as dependencies.
 DEPENDENCIES = "dependencies"
 
 
@@ -77,7 +77,7 @@ class StagePlan:
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        """What the changes owe."""
+        """The triggers of the changes."""
         return triggers(self.changes)
 
     @property
@@ -87,11 +87,11 @@ class StagePlan:
 
     @property
     def waits(self) -> tuple[Waits, ...]:
-        """What steps of this stage wait for."""
+        """The waits of this stage's steps."""
         return tuple(plan.outcome for plan in self.steps if isinstance(plan.outcome, Waits))
 
     def step_of(self, change: Change) -> StepPlan | None:
-        """The step that asked for ``change``; None for a dependency."""
+        """Return the step that asked for ``change``; None for a dependency."""
         return next((plan for plan in self.steps if change in plan.changes), None)
 
 
@@ -100,7 +100,7 @@ Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
 def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
-    """What the ``wanted`` probes return; commands run side by side, so the slowest one sets the time."""
+    """Return what the ``wanted`` probes find; commands run in parallel, so the slowest one sets the time."""
     with ThreadPoolExecutor(max_workers=_SIDE_BY_SIDE) as pool:
         running = {probe.key: pool.submit(_seen, host, probe) for probe in wanted if probe.argv}
         read = {probe.key: _seen(host, probe) for probe in wanted if not probe.argv}
@@ -112,16 +112,16 @@ def _seen(host: HostView, probe: Probe) -> Capture:
 
 
 def look_at_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
-    """What the ``wanted`` probes return, and with what words the kubelet was started that systemd says runs."""
+    """Return what the ``wanted`` probes find, and the command line of the kubelet that systemd runs."""
     evidence = look(host, wanted)
     command = kubelet_command(evidence.get("units"))
     return {**evidence, command.key: _seen(host, command)} if command else evidence
 
 
 def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
-    """What the ``wanted`` probes return, and the files that runtimes read beside their root file.
+    """Return what the ``wanted`` probes find, and the files that runtimes read beside their root file.
 
-    Where sysfs does not tell which PCI devices there are, lspci is asked.
+    lspci runs if sysfs does not show which PCI devices there are.
     """
     evidence = dict(look_at_kubelet(host, wanted))
 
@@ -139,7 +139,7 @@ def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False)
 
 
 def _rows(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
-    """The runtimes, and the containerd of a product that the kubelet uses."""
+    """Yield the runtimes, and the containerd of a product that the kubelet uses."""
     facts = about_kubelet(evidence, image=image)
     for row in RUNTIMES:
         yield row
@@ -148,13 +148,13 @@ def _rows(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
 
 
 def look_for(host: HostView, recipe: Recipe | None, *, image: bool = False) -> Evidence:
-    """The evidence for every fact, and for those that only ``recipe`` asks about."""
+    """Return the evidence for every fact, and for those that only ``recipe`` needs."""
     evidence = look_around(host, probes(image=image), image=image)
     return {**evidence, **look(host, tuple(_mig_probes(recipe, evidence)))} if recipe else evidence
 
 
 def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
-    """What a recipe that divides GPUs has looked at beside the usual."""
+    """Yield the additional probes of a recipe that divides GPUs."""
     if not mig.is_wanted(recipe):
         return
     if path := recipe.mig.file:
@@ -169,12 +169,12 @@ def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
 def survey(
     host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = (), recipe: Recipe | None = None
 ) -> Facts:
-    """The facts of the node as it is now.
+    """Return the facts of the node as it is now.
 
     Args:
         host: what is looked at.
         recipe: what may ask for more than the usual facts.
-        image: whether it is a root folder that no kernel of its own runs on.
+        image: whether it is a root folder without a running kernel of its own.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
     facts = derive(look_for(host, recipe, image=image), image=image, distribution=host.distribution())
@@ -182,7 +182,7 @@ def survey(
 
 
 def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
-    """The answers of a stage's steps, each seeing what the steps before it will have changed."""
+    """Return the plans of a stage's steps, each of which sees what the steps before it will have changed."""
     plans: list[StepPlan] = []
     recipe = scoped(recipe, only)
     steps = iter(_steps(recipe, stage, only))
@@ -209,14 +209,14 @@ def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
 
 
 def with_managers(planned: Planned) -> Planned:
-    """``planned`` with a note for every file that it changes and that another program calls its own."""
+    """Return ``planned`` with a note for every changed file that another program says it manages."""
     files = (change for change in FileChange.among(planned.changes) if change.before != change.after)
     notes = tuple(note for change in files if (note := _managed(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
 
 def _managed(change: FileChange) -> str:
-    """Which other program calls the file its own; empty when none does."""
+    """Return a note that names the program that manages the file; empty if none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
     place = f"{change.path}:{manager.line} says"
@@ -227,7 +227,7 @@ def _managed(change: FileChange) -> str:
 
 
 def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
-    """The steps of ``stage`` to take; detection always is, since every other step rests on it."""
+    """Yield the selected steps of ``stage``; detection always, since every other step rests on it."""
     for step in STEPS:
         asked = step.id not in recipe.skip and (not only or step.id in only)
         if step.stage == stage and (asked or step.id == DETECT.id):
@@ -235,7 +235,7 @@ def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step
 
 
 def scoped(recipe: Recipe, only: Collection[str]) -> Recipe:
-    """``recipe``, without its driver where no step that needs one is taken."""
+    """Return ``recipe``, without its driver if no selected step needs one."""
     # Asked for by name it is about the driver, too; else it may be all that a recipe leaves of the driver's steps.
     steps = DRIVER_STEPS | ({MISSING_DEPENDENCIES.id} & {*only})
     taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEPS)
@@ -245,7 +245,7 @@ def scoped(recipe: Recipe, only: Collection[str]) -> Recipe:
 def walk(
     recipe: Recipe, facts: Facts, exact: Exact, advance: Advance, only: Collection[str] = ()
 ) -> Iterator[StagePlan]:
-    """Every stage's plan, in order; a refusal ends it.
+    """Yield the plan of every stage, in order; a refusal ends it.
 
     Args:
         recipe: the wanted state.
@@ -263,14 +263,14 @@ def walk(
 
 
 def projected(facts: Facts, plan: StagePlan) -> Facts:
-    """The advance of plan and rehearse: what the facts will be, nothing being done."""
+    """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
     after = project(facts, plan.changes)
     unseen = {path: Unknown(f"known after {name} is installed", PLAN) for path, name in _files_to_come(after, plan)}
     return replace(after, files={**after.files, **unseen}) if unseen else after
 
 
 def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
-    """Configuration files that a runtime's or the toolkit's package will bring, each with the package."""
+    """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.after and not _is_present(change.before)}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from) if PackageId(name) in new]
     brought += [(CONFIG, str(CONFIG_FROM))] if CONFIG_FROM in new else []
@@ -284,19 +284,19 @@ def _is_present(state: PackageState | None) -> bool:
 
 
 def steps_of(plans: Sequence[StagePlan]) -> dict[Change, str]:
-    """The id of the step that asks for each change."""
+    """Return by change the id of the step that asks for it."""
     asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
     return {**{change: DEPENDENCIES for plan in plans for change in plan.dependencies}, **asked}
 
 
 def owed_by(plans: Sequence[StagePlan], *, image: bool, left: Sequence[Trigger] = ()) -> tuple[Trigger, ...]:
-    """The triggers that carrying out ``plans`` owes, and those ``left``; in an image no service runs."""
+    """Return the triggers of ``plans`` and those ``left``; in an image, without those that need services."""
     every = settle_order({*left, *(trigger for plan in plans for trigger in plan.triggers)})
     return tuple(trigger for trigger in every if not (image and trigger.needs_services))
 
 
 def partial(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
-    """The ids of the steps that were planned, where ``--only`` left some of the recipe's out; else none."""
+    """Return the ids of the planned steps if ``--only`` left out some of the recipe's; else none."""
     taken = {step.step.id for plan in plans for step in plan.steps}
     if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
         return ()
@@ -304,14 +304,14 @@ def partial(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
 
 
 def notes_of(plans: Sequence[StagePlan]) -> list[str]:
-    """Return what the user should know of the changes and of the node's state, each note once."""
+    """Return the notes on the changes and on the node's state, each once."""
     outcomes = (step.outcome for plan in plans for step in plan.steps)
     found = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
     return list(dict.fromkeys(found))
 
 
 def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[str, ...]:
-    """Return what the user should know of the node as it is, whether or not anything is to be done, each note once.
+    """Return the notes on the node as it is, whether or not anything is to be done, each once.
 
     These are hazards of the next boot, keys without effect, and what else no step changes. Plan, setup, verify and
     status show the same ones. A step that refuses has none, and neither has one that lacks evidence: plan says why.
@@ -331,7 +331,7 @@ def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tup
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:
-    """Raises what the first refusal among ``plans`` says, under its exit code; nothing when there is none."""
+    """Raise the first refusal among ``plans`` as its class of error; return if there is none."""
     kinds: dict[int, type[GpunodeError]] = {3: Refused, 11: DrainRequired, 13: Undetermined}
     for plan in plans:
         if refusal := plan.refusal:

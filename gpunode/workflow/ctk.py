@@ -29,12 +29,12 @@ _NOT_ASKED = "not restarted: --restart was not given"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How it was asked for.
+    """The options of an edit.
 
     Attributes:
         version: of gpunode, for the journal; likewise ``argv``.
-        restart: whether the daemon is made to read what was written.
-        pause: called before anything is written; raises Interrupted when the end was asked for.
+        restart: whether to restart the daemon, so that it reads the files.
+        pause: called before anything is written; raises Interrupted after a signal.
     """
 
     verb: CtkVerb
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done; ``run`` is the journal's name for it, ``checked`` what the runtime's own parser said before."""
+    """The result of an edit; ``run`` is its id, ``checked`` what the runtime's own parser said before."""
 
     run: str
     settled: tuple[Settled, ...] = ()
@@ -54,9 +54,9 @@ class Done:
 
 
 def asked_for(plan: CtkPlan, *, restart: bool) -> CtkPlan:
-    """``plan``; what only has a daemon read its files again is left out, or ``restart`` asks for it.
+    """Return ``plan`` with a restart if ``restart`` asks for one, and without changes that only cause one if not.
 
-    One that has failed, or may fail yet at its start, reads them again, too.
+    A daemon that has failed, or may still fail at its start, is restarted, too.
     """
     if not restart:
         return plan.only(plan.written)
@@ -68,7 +68,7 @@ def asked_for(plan: CtkPlan, *, restart: bool) -> CtkPlan:
 
 
 def has_failed(plan: CtkPlan) -> bool:
-    """Whether the daemon should run and could not."""
+    """Return whether the daemon should run and could not."""
     unit = _unit(plan)
     return unit is not None and _has_failed(unit)
 
@@ -78,17 +78,17 @@ def _has_failed(unit: Unit) -> bool:
 
 
 def _unit(plan: CtkPlan) -> Unit | None:
-    """What runs the daemon that reads the files; None where none need, or nobody can tell."""
+    """Return the unit of the daemon that reads the files; None if none need, or if it is unknown."""
     return plan.target.unit if plan.target and plan.target.trigger else None
 
 
 def has_systemd(host: HostView) -> bool:
-    """Whether systemd runs here (sd_booted(3))."""
+    """Return whether systemd runs here (sd_booted(3))."""
     return bool(host.look(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
 
 
 def was_skipped(host: HostView, plan: CtkPlan, done: Done) -> bool:
-    """Whether the daemon should have read its files and was not made to, though it may run: its socket is there."""
+    """Return whether the daemon was not made to read its files though it may run: its socket is there."""
     if not any(one.skipped for one in done.settled) or has_systemd(host):
         return False
     return has_socket(host, plan)
@@ -101,11 +101,11 @@ def has_socket(host: HostView, plan: CtkPlan) -> bool:
 
 
 def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
-    """Nothing, unless reading the files again would stop running containers.
+    """Refuse if reading the files again would stop running containers.
 
     Raises:
-        DrainRequired: it would; they are named.
-        Undetermined: the daemon does not say what runs.
+        DrainRequired: naming them.
+        Undetermined: if the daemon does not say what runs.
     """
     if plan.planned.disrupts and plan.target:
         unit = plan.target.facts.unit(plan.target.row.unit)
@@ -113,18 +113,18 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
 
 
 def carry_out(plan: CtkPlan, host: Host, store: Store, asked: Asked, tell: Observer) -> Done:
-    """The files are as planned, all of them or none; with ``asked.restart`` the daemon has read them.
+    """Write the planned files, all or none; with ``asked.restart`` restart the daemon and check that it read them.
 
     Raises:
-        Refused: the runtime's own parser does not take them; nothing was written.
-        ChangeFailed: one could not be written, or the daemon did not come back; what was put back is said.
-        Conflict: somebody edited one meanwhile; the others are as they were.
+        Refused: if the runtime's own parser rejects them; nothing was written.
+        ChangeFailed: if one could not be written, or the daemon did not come back; it names what was restored.
+        Conflict: if somebody edited one meanwhile; the others are as they were.
     """
     host.vet(plan.files)
     asked.pause()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
-    earlier = store.owed()
-    unsettled = tuple(change for change in store.unsettled() if change.triggers & set(stage.triggers))
+    earlier = store.pending_triggers()
+    unsettled = tuple(change for change in store.unsettled_changes() if change.triggers & set(stage.triggers))
     run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
     applier = Applier(host, run, tell, lambda: None, unsettled, earlier)
     with failure_recorded(run):
@@ -138,15 +138,15 @@ def carry_out(plan: CtkPlan, host: Host, store: Store, asked: Asked, tell: Obser
 
 
 def conclude(store: Store) -> None:
-    """An edit that was cut short, and of which nothing is left to do, is over."""
-    cut = store.cut_short()
+    """Record that an interrupted edit of which nothing is left to do is over."""
+    cut = store.interrupted_run()
     if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
         store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a runtime is configured as requested.
+    """The state of a runtime compared with the requested configuration.
 
     Attributes:
         pending: whether its files are not.
@@ -162,10 +162,10 @@ class Verdict:
 
 
 def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
-    """Whether the runtime finds in the specification what containers ask for.
+    """Compare the CDI specification with what containers request.
 
     Raises:
-        Undetermined: it cannot be told what there is.
+        Undetermined: if the evidence does not show what there is.
     """
     from gpunode.workflow.cdi_checks import cdi_checks
 
@@ -180,7 +180,7 @@ def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
 
 
 def verdict(plan: CtkPlan, effective: Effective, *, is_live: bool) -> Verdict:
-    """Whether files and daemon are as ``plan`` would leave them.
+    """Compare the files and the daemon with what ``plan`` would leave.
 
     Args:
         plan: of what was asked.
@@ -188,7 +188,7 @@ def verdict(plan: CtkPlan, effective: Effective, *, is_live: bool) -> Verdict:
         is_live: whether this is the system that runs, and not an image's.
 
     Raises:
-        Undetermined: the daemon answers root alone.
+        Undetermined: if the daemon answers root alone.
     """
     if plan.written:
         return Verdict(pending=True)
@@ -210,7 +210,7 @@ def verdict(plan: CtkPlan, effective: Effective, *, is_live: bool) -> Verdict:
 
 
 def asleep(plan: CtkPlan) -> str:
-    """Why no daemon has to read the files again; empty if one has to, or if that is unknown."""
+    """Return why no daemon has to read the files again; empty if one has to, or if that is unknown."""
     if plan.target is None:
         return f"{plan.about} has no daemon"
     if plan.target.trigger is None:

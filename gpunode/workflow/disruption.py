@@ -1,4 +1,4 @@
-"""Work that a change would stop: what runs on the node is named, and goes on unless --allow-disruption was given."""
+"""Refuse changes that would stop running workloads, unless --allow-disruption was given."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
     """Raise if docker runs containers that its restart would stop.
 
     Raises:
-        DrainRequired: it does; they are named.
-        Undetermined: docker runs and does not say.
+        DrainRequired: naming them.
+        Undetermined: if docker runs and does not say.
     """
     running = host.look(_RUNNING_CONTAINERS)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]

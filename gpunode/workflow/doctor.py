@@ -34,7 +34,7 @@ _NVML_S = 10.0
 
 
 def examine(host: HostView) -> Evidence:
-    """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
+    """Collect the evidence of ``host``: first the quick probes, then those that their results give reason for."""
     from gpunode.workflow.converge import look, look_around
 
     first = {probe.key: probe for probe in (*probes(UNITS), LSPCI, *EXAMINATION)}
@@ -49,7 +49,7 @@ def examine(host: HostView) -> Evidence:
 
 
 def cause_of_xid(code: int) -> str:
-    """The cause that a kernel log with this Xid and nothing else shows; empty where more is needed to tell."""
+    """Return the cause that this Xid alone in a kernel log shows; empty if more evidence is needed."""
     log = pasted.evidence([("dmesg", f"NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=program")])
     roots = diagnose(take_snapshot(log)).roots
     return roots[0].cause if roots else ""
@@ -94,7 +94,7 @@ _LEFT_OUT: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.comp
 
 
 def denied(capture: Capture) -> tuple[str, ...]:
-    """What of ``capture`` the system kept from us, as it would be written; empty where we saw all that there is."""
+    """Return the sources of ``capture`` that the system did not let us read; empty if we read all."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
             files = tuple(one.path for one in decode_found(capture.data) if one.denied)
@@ -115,7 +115,7 @@ def _is_denied(capture: Capture) -> bool:
 
 
 def _too_little(seen: Snapshot) -> OpenQuestion:
-    """What to look at where no fault shows and nothing shows that the driver works."""
+    """Return the question to ask if no fault shows and nothing shows that the driver works."""
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
         return OpenQuestion("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
@@ -129,7 +129,7 @@ _NAMED: Final = 5
 
 
 def diagnosed(evidence: Evidence) -> Examined:
-    """What is wrong with the node that ``evidence`` shows."""
+    """Diagnose the node that ``evidence`` shows."""
     read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
     seen = take_snapshot(read)
     works = driver_answers(seen)

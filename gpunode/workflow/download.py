@@ -1,4 +1,4 @@
-"""setup --download-only: what its packages would be, before anything of the node is changed."""
+"""setup --download-only: the packages of a setup, before anything of the node is changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpunode.workflow.transaction import resolve_stage
 
 
 def packages_ahead(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> list[PackageChange]:
-    """The package changes of the setup that is to come, in exact versions, the dependencies among them.
+    """Return the package changes that setup would make, in exact versions, dependencies included.
 
     Raises:
         Refused, DrainRequired, Undetermined: setup would refuse, or the packages cannot be had yet.

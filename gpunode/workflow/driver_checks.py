@@ -22,7 +22,7 @@ _LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 
 
 def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
-    """Whether the driver answers, is of one version in all its parts, and can be reached by programs."""
+    """Yield checks that the driver answers, has one version in all its parts, and is reachable by programs."""
     yield from _driver(facts, answer)
     yield from _versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
@@ -32,7 +32,7 @@ def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[
 
 
 def gpus(number: int) -> str:
-    """``1 GPU``, ``8 GPUs``."""
+    """Return ``1 GPU``, ``8 GPUs``."""
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
@@ -77,7 +77,7 @@ def _switch(name: str, value: bool | Unread) -> str:
 
 
 def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
-    """The loaded module, the library in use and the installed package are one driver."""
+    """Yield the check that the loaded module, the library in use and the installed package are one driver."""
     title = "module, library, package: one version"
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     module = loaded.version if loaded else None
@@ -118,7 +118,7 @@ def _reinstall(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> s
 
 
 def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:
-    """The driver that the node is to have; None where none is gpunode's, or nobody can tell which it should be."""
+    """Return the driver that the node should have; None if gpunode manages none, or if that is unknown."""
     try:
         driver = wanted_driver(recipe, facts)
     except Undetermined:
@@ -127,7 +127,7 @@ def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:
 
 
 def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
-    """The installed driver's, of its kernel modules, else of the first of its packages; None where there is none."""
+    """Return the version of the driver's kernel modules, else of its first installed package; None without one."""
     if driver is None:
         return None
     packages = known(facts.packages, {})
@@ -136,7 +136,7 @@ def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) 
 
 
 def _device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
-    """/dev/nvidiactl and one /dev/nvidiaN for every GPU, without which no process reaches the driver."""
+    """Yield the check of /dev/nvidiactl and a /dev/nvidiaN for every GPU, which every process needs."""
     if isinstance(facts.device_nodes, Unknown):
         return
     wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
@@ -149,7 +149,7 @@ def _device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
 
 
 def vector_addition(host: HostView) -> Check:
-    """Whether every GPU adds right."""
+    """Check that every GPU adds correctly."""
     from gpunode.facts.cuda import CudaRun, answer_of
     from gpunode.host import cuda
 

@@ -1,4 +1,4 @@
-"""What ctk would do, found by looking and planned as setup's step plans it; nothing is written."""
+"""Plan the edits of ctk as setup's step plans them; nothing is written."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _NOTHING: Recorded = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CtkPlan:
-    """What a command of ctk would do.
+    """The plan of a ctk command.
 
     Attributes:
         about: the runtime, or what else is written.
         main: the file that stands at the top, whether it changes or not.
         step: the one of setup's that plans so.
-        present: the files that it reads, as they are.
+        present: the present files that it reads.
         target: the runtime that is edited; None where the file is none of a runtime's.
         lacks: the program that the handler is to run, where it is not installed.
-        finds_itself: whether the runtime registers the handler at its start, and no file of its own says so.
+        finds_itself: whether the runtime registers the handler at its start, without a file that says so.
     """
 
     about: str
@@ -68,39 +68,39 @@ class CtkPlan:
 
     @property
     def written(self) -> tuple[FileChange, ...]:
-        """Of the changes those that change a file."""
+        """The changes that change a file."""
         return tuple(change for change in self.files if change.before != change.after)
 
     @property
     def trigger(self) -> Trigger | None:
-        """What has the daemon read its files again; None where none of a runtime's need."""
+        """The trigger that has the daemon read its files again; None if no daemon needs one."""
         if self.target is None:
             return None
         return next(iter(triggers(self.files)), self.target.trigger)
 
     def noting(self, *notes: str) -> CtkPlan:
-        """The same with more notes."""
+        """Return the plan with more notes."""
         return replace(self, planned=replace(self.planned, notes=(*self.planned.notes, *notes)))
 
     def only(self, changes: Sequence[FileChange]) -> CtkPlan:
-        """The same with these changes."""
+        """Return the plan with these changes."""
         return replace(self, planned=replace(self.planned, changes=tuple(changes)))
 
 
 def find(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
 ) -> Target:
-    """The runtime that is meant: of containerds the one that the kubelet uses, unless a file is named.
+    """Find the runtime to edit: of several containerds the one that the kubelet uses, unless a file is named.
 
     Args:
         host: the node.
         row: the runtime that was asked for.
         desired: of it.
-        dumps: commands of which the first that is there prints what options are copied from.
-        image: whether the node is a root folder that no kernel of its own runs on.
+        dumps: commands of which the first installed one prints the configuration to copy options from.
+        image: whether the node is a root folder without a running kernel of its own.
 
     Raises:
-        Refused: the kubelet uses a containerd of which nobody knows what it reads; or none of ``dumps`` is there.
+        Refused: if it is unknown what the kubelet's containerd reads, or none of ``dumps`` is installed.
         Undetermined: the files cannot be read.
     """
     facts, notes = about_runtime({}), tuple[str, ...]()
@@ -126,7 +126,7 @@ def looked_at(
     *,
     image: bool = False,
 ) -> Target:
-    """``row`` with its files, its unit, and when each was changed and started.
+    """Inspect ``row``: its files, its unit, and when each was changed and started.
 
     Raises:
         Refused, Undetermined: the files cannot be read.
@@ -150,7 +150,7 @@ def looked_at(
 def _version(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]], *, image: bool
 ) -> tuple[int, ...] | None:
-    """What the program says of itself; of an image, whose programs are not run to look at it, what its packages say."""
+    """Return the version that the program reports, or for an image, whose programs are not run, its packages."""
     if image:
         return packaged_version(row, known(survey(host, image=True).packages, {}))
     program = dumps[0][0] if dumps else row.program
@@ -176,7 +176,7 @@ def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
 
 
 def configuring(host: HostView, target: Target, recorded: Recorded = _NOTHING, root: str = "/") -> CtkPlan:
-    """What has the runtime run containers by NVIDIA's binary, as desired.
+    """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
     Args:
         host: the node.
@@ -209,10 +209,10 @@ def _is_missing(host: HostView, binary: str) -> bool:
 
 
 def specifying(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image: bool) -> CtkPlan:
-    """What gives containers the GPUs of a runtime that takes no handler: a CDI specification, present and fresh.
+    """Plan a CDI specification, kept up to date, for a runtime that takes no handler.
 
     Raises:
-        Undetermined: it cannot be told what there is.
+        Undetermined: if the evidence does not show what there is.
     """
     facts = survey(host, image=image)
     planned = cdi.plan(by_cdi(row), facts)
@@ -228,12 +228,12 @@ def specifying(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image
 
 
 def by_cdi(row: Runtime) -> Recipe:
-    """A recipe that asks for no more than that."""
+    """Return a recipe that asks for CDI devices alone."""
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
 def unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPlan:
-    """What takes out of the runtime's files what configure added.
+    """Plan the removal of what configure added to the runtime's files.
 
     Args:
         target: the runtime, and the handler that goes.
@@ -251,7 +251,7 @@ def unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPlan:
 
 
 def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileChange:
-    """A file that goes takes along the folders that were made for it, where they are empty then."""
+    """Have a file that is removed take along the folders that were made for it, if they are empty then."""
     if change.after is not None or change.path not in trails:
         return change
     made = (folder for span in trails[change.path].spans for folder in span.folders)
@@ -259,7 +259,7 @@ def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileCh
 
 
 def recorded(trails: Mapping[str, FileTrail]) -> Recorded:
-    """What gpunode did to each file, newest first; nothing of what is forgotten."""
+    """Return gpunode's edits of each file, newest first; none of forgotten ones."""
     return {
         path: tuple(
             RecordedEdit(_bytes(span.change.before), _bytes(span.change.after)) for span in reversed(trail.spans)
@@ -274,7 +274,7 @@ def _bytes(state: object) -> bytes | None:
 
 
 def shown(plan: CtkPlan) -> tuple[bytes, ...]:
-    """The files as they would be, those alone that change, and at the end the one at the top."""
+    """Return the files that would change as they would be, and last the main file."""
     changed = {change.path: _bytes(change.after) for change in plan.files}
     after = {**contents(plan.present), **changed}
     paths = dict.fromkeys((*(path for path in changed if path != plan.main), plan.main))

@@ -81,5 +81,5 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
-    """An observer that ignores every event."""
+    """Ignore the event."""
     del event

@@ -21,7 +21,7 @@ _RESEAT = "replace or reseat the hardware"
 
 
 def expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
-    """Yield a check for each thing that ``[expect]`` states, compared with what NVML tells."""
+    """Yield a check for each key of ``[expect]``, compared with NVML's answer."""
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")

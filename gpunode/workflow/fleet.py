@@ -1,4 +1,4 @@
-"""A fleet: many reports, each diagnosed by itself, then held against the others of its model."""
+"""A fleet: many reports, each diagnosed by itself, then compared with the others of its model."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ class Row:
 def rows(
     found: Sequence[reports.Found], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
 ) -> Iterator[Row]:
-    """A row for each report, in their order, as soon as it is known; without what holds it against the others.
+    """Yield a row for each report, in their order, as soon as it is known; not yet compared with the others.
 
     Args:
         found: the reports.
         census: counts those that could be read.
-        recipe: what the nodes should be like; None where nobody asked.
-        processes: how many work side by side; 0 takes one for each core.
+        recipe: the desired state of the nodes; None to report no drift.
+        processes: how many run in parallel; 0 for one per core.
     """
     rules_by_cause()  # loaded once, here, not by every process
     readable = [one for one in found if not one.problem]
@@ -135,7 +135,7 @@ def _looked_at(recipe: Recipe | None, one: reports.Found) -> tuple[Row, NodeProf
 
 
 def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[Row, NodeProfile]:
-    """What the report comes to, and what it shows of the node."""
+    """Return the row of a report, and its portrait of the node."""
     examined = diagnosed(evidence)
     keep_those_of_rules(examined.diagnosis.bugs)
     seen = profile_node(examined.snapshot, examined.stack)
@@ -157,7 +157,7 @@ def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None)
 
 
 def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
-    """The first fix that commands make, in words and as one line; where none do, the first in words alone."""
+    """Return the first fix that has commands, in words and as one line; without any, the first in words alone."""
     typed = ((fix.text, " && ".join(fix.commands)) for fix in remedy if fix.commands)
     return next(typed, (remedy[0].text if remedy else "", ""))
 
@@ -178,7 +178,7 @@ def _with_drift(row: Row, evidence: Evidence, recipe: Recipe) -> Row:
 
 
 def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
-    """The steps that ``gpunode plan`` would take on that node.
+    """Return the steps that ``gpunode plan`` would take on that node.
 
     Raises:
         Undetermined: evidence that a step needs is missing.
@@ -202,7 +202,7 @@ def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
 
 
 def held_against_each_other(answers: Sequence[Row], groups: Sequence[ModelGroup]) -> tuple[Row, ...]:
-    """``answers`` with the differences of the odd ones: each is compared with the node that is most like the others."""
+    """Return ``answers`` with the differences of outliers, each compared with the most typical node."""
     paths = {row.report: row.path for row in answers}
     pairs = [
         _Pair(node, paths[node], paths[group.reference], {place: group.common_counts[place] for place in places})

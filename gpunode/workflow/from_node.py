@@ -34,7 +34,7 @@ _SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
 
 
 def recipe_of(facts: Facts, host: HostView) -> Recipe:
-    """A recipe whose first plan on this node is empty.
+    """Return a recipe whose first plan on this node is empty.
 
     Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step.
 
@@ -65,7 +65,7 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
 
 
 def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
-    """The steps that would change something or refuse to; a refusal hides the steps after it."""
+    """Return the steps that would change something or refuse to; a refusal hides the steps after it."""
     plans = plan(recipe, facts, host)
     left = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
     if DETECT.id in left:
@@ -80,7 +80,7 @@ def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
 
 
 def _driver(facts: Facts) -> Driver:
-    """The installed branch, flavour and scope.
+    """Return the installed branch, flavour and scope.
 
     ``none`` where no set of driver packages that gpunode knows is whole.
     """
@@ -99,7 +99,7 @@ def _driver(facts: Facts) -> Driver:
 
 
 def _spoken(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> Flavour:
-    """``auto`` where that gives the same flavour, so that the recipe says no more than it must."""
+    """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
     auto = choose(present, replace(desired, flavour="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
     return "auto" if same else desired.flavour
@@ -116,7 +116,7 @@ def _toolkit(facts: Facts) -> Toolkit:
 
 
 def _runtime(facts: Facts) -> Runtime:
-    """The first runtime whose configuration registers NVIDIA's handler; else podman, where it finds CDI devices."""
+    """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
         if (found := _configured(placed(row, facts), facts)) is not None:
             return found

@@ -21,7 +21,7 @@ _OPEN_SOURCE_PARTS = "libnvidia-egl-"
 
 
 def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
-    """The versions that the node has once ``plans`` are carried out: what steps ask for, and the driver's dependencies.
+    """Return the versions after ``plans``: those of requested packages, and of the driver's dependencies.
 
     Kernel headers are not among them: they follow the kernel of each node.
 
@@ -50,13 +50,13 @@ def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str)
 
 
 def _unsettled(plan: StagePlan) -> str:
-    """Why some version is not known; empty when all are."""
+    """Return why some version is unknown; empty if all are known."""
     pending = [str(change.id) for change in plan.packages if isinstance(change.after, KnownAfter)]
     return f"{', '.join(pending)}: known after the package index is read" if pending else ""
 
 
 def _asked(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
-    """What steps ask for by name."""
+    """Yield the packages that steps request by name."""
     for step in STEPS:
         if step.packages and step.id not in recipe.skip:
             yield from step.packages.wanted(recipe, facts)
@@ -68,7 +68,7 @@ def _driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
 
 
 def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
-    """The installed parts of the driver: all of its version, and those with versions of their own that came along."""
+    """Yield the driver's packages: all of its version, and those with their own versions that came along."""
     driver = _driver(recipe, facts)
     parts = {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PARTS))}
     for package in parts if driver is not None else ():
@@ -79,7 +79,7 @@ def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, Pac
 
 
 def lacked(missing_versions: Iterable[tuple[PackageId, str]], problem: str, lock: VersionLock) -> Refused | None:
-    """The refusal of a lock some of whose versions no archive has; None where it has all."""
+    """Return the refusal of a lock some of whose versions no archive has; None if all are there."""
     missing = [f"{one} {version}" for one, version in missing_versions if lock.packages.get(one) == version]
     if not missing:
         return None

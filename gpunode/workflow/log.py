@@ -8,7 +8,7 @@ from gpunode.journal.store import Store
 
 
 def told(store: Store, run: str = "") -> tuple[RunRecord, ...]:
-    """Every recorded run, oldest first; or the one that is named, by its id or its number. Needs no backups.
+    """Return every recorded run, oldest first, or the one with that id or number. Needs no backups.
 
     Raises:
         UsageError: there is no such run.

@@ -1,4 +1,4 @@
-"""What says that gpunode made it, and no recorded run did: the record of the node was lost, all of it or a part."""
+"""Traces of gpunode that no recorded run left: the record of the node was lost, all of it or a part."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ _SHOWN = 20
 
 
 def _gpus(host: HostView) -> dict[str, MigGpu]:
-    """The GPUs as NVML shows them now, by UUID.
+    """Return the GPUs as NVML shows them now, by UUID.
 
     Raises:
-        ValueError: it does not say.
+        ValueError: if NVML does not say.
     """
     if host.look(_LOADED).outcome != "ok":
         raise ValueError("the driver is not loaded")
@@ -35,7 +35,7 @@ def _gpus(host: HostView) -> dict[str, MigGpu]:
 def plan_restore(
     host: HostView, spans: Mapping[str, Span[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return what gives GPUs, by UUID, their former layouts, and a note for each that cannot have it.
+    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot have it.
 
     Raises:
         Conflict: somebody has changed the layout of one since.
@@ -70,10 +70,10 @@ def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
 
 
 def refuse_clients(host: Host, changes: Collection[Change]) -> None:
-    """Nothing, unless a process works on a GPU whose layout changes, or a pod holds one.
+    """Refuse if a process uses a GPU whose layout changes, or a pod holds one.
 
     Raises:
-        DrainRequired: one does; they are named, with the container of each.
+        DrainRequired: naming them, with the container of each.
     """
     divided = [change.gpu for change in MigChange.among(changes)]
     if not divided:
@@ -103,7 +103,7 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
 
 
 def pending(host: HostView, changes: Collection[Change]) -> str:
-    """Why a reboot is needed after the ``changes``; empty when it is not."""
+    """Return why a reboot is needed after ``changes``; empty if it is not."""
     switched = {change.gpu: change.after.enabled for change in MigChange.among(changes)}
     if not switched:
         return ""

@@ -1,4 +1,4 @@
-"""Where each package of a transaction comes from, and whose key vouches for it: for the record, decides nothing."""
+"""The archive of each package of a transaction, and the key that signs it: for the record, decides nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
-    """``plan`` whose packages carry their origin, as far as it can be told; one question for all of them."""
+    """Return ``plan`` with the known origins of its packages, from one query for all of them."""
     brought = [change for change in plan.packages if isinstance(change.after, PackageState)]
     if not brought:
         return plan
@@ -74,7 +74,7 @@ def _listed_in(archive: Archive, facts: Facts) -> str:
 
 
 def _vouching(archive: Archive, facts: Facts, host: HostView) -> str:
-    """Whose signature on the archive is asked for, in words; the entries of one archive have to agree on it."""
+    """Return in words whose signature on the archive is required; all entries of one archive have to agree."""
     package_system = system(facts)
     found = [
         source
@@ -96,7 +96,7 @@ def _way(source: PackageSource, trusted_folder: str, host: HostView) -> str:
 
 
 def _keys(word: str, host: HostView) -> str:
-    """The fingerprints of a keyring, or the fingerprint that the entry itself names."""
+    """Return the fingerprints of a keyring, or the one that the entry itself names."""
     if named := _FINGERPRINT.fullmatch(word):
         return named[1].upper()
     capture = host.look(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))

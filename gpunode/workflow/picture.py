@@ -86,7 +86,7 @@ class Picture:
 
 
 def picture(rows: Sequence[Row]) -> Picture:
-    """The fleet that ``rows`` tell of."""
+    """Return the summary of the fleet with these ``rows``."""
     return Picture(
         rows=tuple(rows),
         causes=tallies(rows),
@@ -102,7 +102,7 @@ def picture(rows: Sequence[Row]) -> Picture:
 
 
 def tallies(rows: Iterable[Row]) -> tuple[Tally, ...]:
-    """The root causes across the fleet, the most frequent first."""
+    """Return the root causes across the fleet, most frequent first."""
     causes = [(cause, row) for row in rows for cause in ((row.cause, *row.others) if row.cause else ())]
     steps: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for cause, row in causes:
@@ -119,7 +119,7 @@ def _tally(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]
 
 
 def _odd_ones(rows: Sequence[Row]) -> Iterator[OddOnes]:
-    """By the difference that is the likeliest to explain a fault; broken nodes have their cause, and are left out."""
+    """Yield the outliers by their most telling difference; broken nodes have their cause, and are left out."""
     odd = [row for row in rows if row.differences and row.status != "problem"]
     more = {row.report: len(row.differences) - 1 for row in odd}
     for one, names in _by((row.differences[0], row) for row in odd):
@@ -131,7 +131,7 @@ def _left(reasons: Iterable[tuple[str, Row]]) -> tuple[Left, ...]:
 
 
 def _by(pairs: Iterable[tuple[K, Row]]) -> list[tuple[K, tuple[str, ...]]]:
-    """The names of the reports that have the same, what most have first."""
+    """Return the names of the reports with the same key, the largest group first."""
     found: dict[K, list[str]] = defaultdict(list)
     for key, row in pairs:
         found[key].append(row.report)
@@ -145,7 +145,7 @@ def _counted(values: Iterable[str]) -> Mapping[str, int]:
 
 
 def worst(answers: Iterable[Row]) -> Verdict:
-    """``problem`` where any node has one, else ``unknown`` where anything could not be told or read."""
+    """Return ``problem`` if any node has one, else ``unknown`` if anything is unknown or unreadable."""
     statuses = {row.status for row in answers}
     if "problem" in statuses:
         return "problem"

@@ -19,7 +19,7 @@ _NOT_NVIDIAS = frozenset({"headers", "gdrcopy"})
 
 
 def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
-    """Every stage's plan, with exact package versions when sources and pins already are as they will be.
+    """Return every stage's plan, with exact package versions if sources and pins need no change.
 
     Raises:
         Refused: the simulated transaction is not what was planned.
@@ -38,12 +38,12 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
 
 
 def _lacks(stage: StagePlan, host: HostView) -> str:
-    """Why no archive of now has the kernel headers, or GDRCopy: no source that this run adds has them."""
+    """Return why no present archive has the kernel headers, or GDRCopy: no source that this run adds has them."""
     sought = [one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NOT_NVIDIAS]
     found = host.simulate(sought) if sought else None
     return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
 
 
 def pending(plans: Sequence[StagePlan], left: Backlog = NOTHING_LEFT) -> bool:
-    """Whether anything is to be done, or waits to be, be it what earlier runs left undone."""
+    """Return whether anything is to be done or waits, including what earlier runs left undone."""
     return bool(left) or any(plan.changes or plan.waits for plan in plans)

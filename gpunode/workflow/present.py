@@ -15,7 +15,7 @@ _LIMIT = 64 << 20
 
 
 def state(host: HostView, path: str) -> FileState | None:
-    """The file as it is; None where there is none.
+    """Return the file as it is; None if there is none.
 
     Raises:
         Undetermined: it cannot be read.
@@ -53,7 +53,7 @@ def _names_in(host: HostView, folder: str) -> frozenset[str]:
 
 
 def database(host: HostView) -> Database:
-    """What the package database says; nothing where there is none.
+    """Return the package database; empty if there is none.
 
     Raises:
         Undetermined: it is there and cannot be read.

@@ -1,4 +1,4 @@
-"""Which recorded runs can be undone now, found by comparing each with the node; nothing is changed."""
+"""Preview rollbacks: compare recorded runs with the node, and change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpunode.workflow.rollback import plan_rollback
 
 
 def prospect(store: Store, host: Host, run: RunSummary) -> str:
-    """What a rollback of ``run`` would come to now, in a few words; packages are not compared."""
+    """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
     by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
     if run.forgotten:
         return "cannot be undone: its backups are forgotten"

@@ -1,4 +1,4 @@
-"""A reboot, once, and the unit that has gpunode go on after it and then removes itself."""
+"""The one reboot of a setup, and the unit that continues it afterwards and then removes itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = UNIT.rpartition("/")[2]
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """How setup continues after a reboot.
+    """The way in which setup continues after a reboot.
 
     Attributes:
         command: what the boot runs, for the id of the run that it continues.
@@ -28,7 +28,7 @@ class Resume:
 
 
 def resume_unit(argv: Sequence[str]) -> bytes:
-    """A unit that runs ``argv`` once, at the next boot; it goes even when gpunode fails, so nothing loops.
+    """Return a unit that runs ``argv`` once, at the next boot; it goes even if gpunode fails, so nothing loops.
 
     It waits for the whole boot: before that, daemons that are about to start would be found stopped.
     ``argv`` carries no --reboot: one run reboots at most once. The facts of the new boot say what is left to do.
@@ -56,7 +56,7 @@ WantedBy=multi-user.target
 
 
 def _quoted(word: str) -> str:
-    """``word`` as systemd.syntax(7) and systemd.service(5) want it: quoted, ``%`` and ``$`` not expanded."""
+    """Return ``word`` quoted, ``%`` and ``$`` escaped. Source: systemd.syntax(7), systemd.service(5)."""
     escaped = _plain(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
@@ -73,7 +73,7 @@ def _plain(word: str) -> str:
 
 
 def arrange(applier: Applier, resume: Resume, present: FileState | None) -> None:
-    """The next boot continues the run; journaled as every change is.
+    """Have the next boot continue the run; journaled as every change is.
 
     Args:
         applier: of the run.

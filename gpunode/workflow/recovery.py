@@ -28,7 +28,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What earlier runs left undone on a node, and the next setup does.
+    """The work that earlier runs left undone on a node, which the next setup does.
 
     Attributes:
         owed: triggers that no run has settled.
@@ -47,18 +47,18 @@ class Backlog:
     lost: LostRecord | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is anything to be done."""
+        """Return whether there is work left."""
         return bool(self.owed or self.marks)
 
     @property
     def left(self) -> tuple[str, ...]:
-        """What is left to do, a few words each."""
+        """The work that is left, a few words for each item."""
         marks = f"mark {_named(self.marks)} as before"
         return (*map(str, self.owed), *((marks,) if self.marks else ()))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know beside the work that is left, a sentence each."""
+        """The notes beside the work that is left, a sentence each."""
         return (str(self.lost),) if self.lost else ()
 
     def __str__(self) -> str:
@@ -71,13 +71,13 @@ _ENDED = {"failed": "failed", "interrupted": "was interrupted"}
 
 
 def backlog(store: Store, facts: Facts) -> Backlog:
-    """What the runs of ``store`` left undone on the node with these facts.
+    """Return the work that the runs of ``store`` left undone on the node with these facts.
 
     Raises:
         UsageError: only root may read them.
         JournalDamaged: one of the journals is.
     """
-    owed, cut = still_owed(store.owed(), facts), store.cut_short()
+    owed, cut = still_owed(store.pending_triggers(), facts), store.interrupted_run()
     marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
     newest = store.runs()[-1:] if owed or marks else ()
     ended = next((_ENDED.get(run.commit.result, "") for run in newest if run.commit), "")
@@ -85,7 +85,7 @@ def backlog(store: Store, facts: Facts) -> Backlog:
 
 
 def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
-    """Return what says that gpunode made it although no recorded run did; None without any.
+    """Return the traces of gpunode that no recorded run left; None if there are none.
 
     Raises:
         UsageError: only root may read the journals.
@@ -103,7 +103,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
 
 
 def visible_backlog(store: Store, facts: Facts) -> Backlog:
-    """As ``backlog``; for an ordinary user it says that it could not be read.
+    """Return the backlog; for an ordinary user one that says that it could not be read.
 
     Raises:
         JournalDamaged: one of the journals is.
@@ -162,7 +162,7 @@ def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[I
 
 
 def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
-    """What an earlier run left owed, without the units that were started since: they have read what it wrote."""
+    """Return the pending triggers without those of units started since, which have read what was written."""
     return tuple(trigger for trigger, since in owed.items() if not _is_younger(trigger, since, facts))
 
 
@@ -174,7 +174,7 @@ def _is_younger(trigger: Trigger, since: float, facts: Facts) -> bool:
 
 
 def told(cut: InterruptedRun, then: str) -> str:
-    """Which run was cut short, who began it and when, and how far it came; ``then`` says what comes of it."""
+    """Describe which run was interrupted, who began it and when, and how far it came; ``then`` says what follows."""
     begin = cut.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
     what = f"rollback of {begin.of}" if begin.of else f"{begin.verb} {begin.recipe}".strip()
@@ -200,7 +200,7 @@ def _named(changes: Sequence[Change]) -> str:
 
 
 def half_written(cut: InterruptedRun) -> tuple[str, ...]:
-    """The paths beside which the run may have left a temporary file.
+    """Return the paths beside which the run may have left a temporary file.
 
     A candidate that a runtime's parser was reading stands in no journal, so every runtime's files are among them.
     """

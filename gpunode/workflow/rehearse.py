@@ -22,7 +22,7 @@ from gpunode.workflow.verify import configuration
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What the rehearsal did.
+    """The results of a rehearsal.
 
     Attributes:
         checks: what verify could look at without a node, and what it could not.
@@ -38,7 +38,7 @@ class Rehearsal:
 def rehearse(
     recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, options: SetupOptions, tell: Observer
 ) -> Rehearsal:
-    """Setup, verify and rollback, rehearsed on the node that ``evidence`` was captured from.
+    """Rehearse setup, verify and rollback on the node that ``evidence`` was captured from.
 
     Args:
         recipe: the wanted state.
@@ -46,10 +46,10 @@ def rehearse(
         evidence: what was captured.
         store: a journal in a temporary folder.
         options: of setup.
-        tell: hears what would happen.
+        tell: called with each event.
 
     Raises:
-        GpunodeError: as setup raises it.
+        GpunodeError: as ``setup`` does.
     """
     files = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     host = RehearsalHost(evidence, files)

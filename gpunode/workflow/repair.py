@@ -1,4 +1,4 @@
-"""Package changes that were interrupted are finished before anybody asks which packages there are."""
+"""Finish interrupted package changes before the packages are listed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.workflow.events import Observer
 
 
 def unfinished(facts: Facts) -> CommandChange | None:
-    """What finishes a change of packages that was stopped in its middle; None when there is none.
+    """Return what finishes an interrupted change of packages; None if there is none.
 
     Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
     called installed nor be removed.
@@ -33,10 +33,10 @@ def finish(
     tell: Observer,
     pause: Callable[[], None],
 ) -> None:
-    """``work`` is done, as a run of its own.
+    """Carry out ``work`` as a run of its own.
 
     Raises:
-        ChangeFailed: it could not be; nothing else was touched.
+        ChangeFailed: if that failed; nothing else was touched.
     """
     run = store.begin("repair", version=version, argv=argv)
     applier = Applier(host, run, tell, pause)

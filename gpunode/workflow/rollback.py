@@ -77,10 +77,10 @@ def plan_rollback(
     request = UndoRequest(of, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
     if facts is None:
         standing.refuse_shared(store, of, runs[of].configuration)
-        undone = plan_configuration_undo(replace(request, owed=tuple(store.owed())), host)
+        undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
         return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].beyond)))
     standing.refuse_shared(store, of, footprint.subjects)
-    request = replace(request, owed=still_owed(store.owed(), facts), is_redo=not _goes_backward(runs, of))
+    request = replace(request, owed=still_owed(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of))
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     going = standing.going((step.step_id, step.change) for step in undone.steps)
     standing.refuse_needed(store, of, going, partial(_is_there, host, installed_packages(facts)))

@@ -1,7 +1,7 @@
-"""One job for each of many reports, side by side on the cores, each in a process with limits of its own.
+"""Parallel jobs, one for each of many reports, in processes with limits of their own.
 
-One that is damaged, or was made to do harm, costs its own answer and no other. What comes back is the answer, so a
-thousand take no more memory than one.
+A damaged or malicious report costs its own result and no other. Only results come back, so a thousand take no more
+memory than one.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Done(Generic[R]):
 
 
 def each(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[Done[R] | Failed]:
-    """What ``job`` answers for each of ``items``, in their order, as soon as it is known.
+    """Yield the result of ``job`` for each of ``items``, in their order, as soon as it is known.
 
     Args:
-        items: what the processes are told; they are pickled.
-        job: run in them; it is inherited and not pickled, so it may hold what it likes.
-        processes: how many work side by side; 0 takes one for each core.
+        items: the arguments of the jobs; they are pickled.
+        job: inherited by the processes and not pickled, so it may hold anything.
+        processes: how many run in parallel; 0 for one per core.
     """
     gc.freeze()
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
@@ -89,7 +89,7 @@ _job: Callable[[Any], object]
 
 
 def _begin(memory: int, job: Callable[[Any], object]) -> None:
-    """This process ends before it takes the machine's memory, and leaves Ctrl-C to the one that started it."""
+    """Limit the memory of this process, and leave Ctrl-C to the one that started it."""
     global _job
     _job = job
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -119,7 +119,7 @@ def _submitted(pool: ProcessPoolExecutor, item: object) -> Future[_Answer] | Non
 
 
 def _result(item: T, future: Future[_Answer] | None, memory: int, job: Callable[[T], R]) -> Done[R] | Failed:
-    """The answer for ``item``; where its process was killed, or its share of memory did not do, of a second try alone.
+    """Return the result for ``item``; from a second try alone if its process was killed or lacked memory.
 
     Another may have had the process killed.
     """
@@ -139,7 +139,7 @@ def _result(item: T, future: Future[_Answer] | None, memory: int, job: Callable[
 
 
 def _run(item: object) -> _Answer:
-    """The job's answer; None where the memory of this process did not do."""
+    """Return the job's result; None if the memory of this process did not suffice."""
     signal.setitimer(signal.ITIMER_VIRTUAL, _PROCESSOR_S)
     try:
         return Done(_job(item))
@@ -163,20 +163,20 @@ _AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """The free memory: the lowest of the values of the kernel and the cgroup."""
+    """Return the free memory: the lowest of the values of the kernel and the cgroup."""
     told = _AVAILABLE.search(_text(root / "proc/meminfo"))
     free = int(told[1]) << 10 if told else _UNKNOWN_BYTES
     return min([free, *_left_in_group(root / "sys/fs/cgroup")])
 
 
 def own_bytes(root: Path = Path("/")) -> int:
-    """The address space of this process; 0 where nobody says."""
+    """Return the address space of this process; 0 if unknown."""
     pages = _text(root / "proc/self/statm").partition(" ")[0]
     return int(pages) * os.sysconf("SC_PAGE_SIZE") if _is_number(pages) else 0
 
 
 def _left_in_group(folder: Path) -> list[int]:
-    """In a container its own cgroup is mounted as the root: of version 2 and of version 1; none on a host."""
+    """Return the free bytes of a container's own cgroup, version 2 or 1, mounted as the root; none on a host."""
     names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
     pairs = [tuple(_text(folder / name).strip() for name in pair) for pair in names]
     return [max(0, int(most) - int(used)) for most, used in pairs if _is_number(most) and _is_number(used)]

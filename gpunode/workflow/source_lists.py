@@ -1,4 +1,4 @@
-"""The lists of package sources that an undo puts back or leaves: what remains must be readable as a whole. Pure."""
+"""Keep the lists of package sources that remain after an undo readable as a whole. Pure."""
 
 from __future__ import annotations
 

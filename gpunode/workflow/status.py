@@ -70,7 +70,7 @@ class Status:
 
 
 def status(facts: Facts, host: HostView, left: Backlog) -> Status:
-    """The node as it is; what is unknown shows as absent or None."""
+    """Return the status of the node; what is unknown is shown as absent or None."""
     packages = known(facts.packages, {})
     found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
     drivers = found if has_driver(found) else {}
@@ -100,7 +100,7 @@ def _notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
-    """The version that most driver packages have."""
+    """Return the version that most driver packages have."""
     versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
     found = [version for version in versions if version]
     return max(found, key=found.count) if found else ""
@@ -123,7 +123,7 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
 
 
 def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
-    """The containerd that the kubelet's product brings."""
+    """Yield the containerd that the kubelet's product brings."""
     row = placed(runtime("containerd"), facts)
     if row.product:
         yield _runtime(row, f"of {row.product}", facts)

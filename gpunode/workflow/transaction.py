@@ -100,7 +100,7 @@ class _Resolver:
 
     @property
     def purges(self) -> list[PackageChange]:
-        """What the steps want removed."""
+        """The packages that the steps want removed."""
         return _removals(self.changes)
 
     @property

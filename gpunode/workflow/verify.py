@@ -49,12 +49,12 @@ OFFERED = "containers get the GPUs as CDI devices"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verify found.
+    """The results of verify.
 
     Attributes:
-        inventory: what NVML told, when it did.
-        untold: why checks could not be made for want of evidence, such as root's rights.
-        notes: what the user should know of the node's state beside the checks.
+        inventory: of NVML, if it answered.
+        untold: why checks lacked evidence, such as root's rights.
+        notes: on the node's state, beside the checks.
     """
 
     checks: tuple[Check, ...]
@@ -69,11 +69,11 @@ class Report:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Those that NVML told of."""
+        """The GPUs that NVML lists."""
         return self.inventory.gpus if self.inventory else ()
 
     def shortcoming(self, prefix: str = "") -> GpunodeError | None:
-        """The error that it amounts to: the first failed check, else what could not be told; None for neither."""
+        """Return the error of the first failed check, else for what is undetermined; None if there is neither."""
         if not self.failed:
             return next(iter(self.untold), None)
         first = self.failed[0]
@@ -109,7 +109,7 @@ def verify(
     only: Collection[str] = (),
     setup_command: str = _PLAN_SHOWS,
 ) -> Report:
-    """What the node answers, check by check; a check that cannot be made says so and is never passed.
+    """Check what the node answers; a check that cannot be made says so and is never passed.
 
     Args:
         recipe: the wanted state.
@@ -148,7 +148,7 @@ def _concerns(only: Collection[str], step: Step) -> bool:
 
 
 def _told(ask: Callable[[], Sequence[Check]], id: str, title: str, untold: list[Undetermined]) -> Sequence[Check]:  # noqa: A002 - the check's own word
-    """The checks that ``ask`` makes; where evidence is missing, one that was not run, and why in ``untold``."""
+    """Return the checks of ``ask``; without evidence one that was not run, with the reason added to ``untold``."""
     try:
         return ask()
     except Undetermined as error:
@@ -165,7 +165,7 @@ def configuration(
     only: Collection[str] = (),
     setup_command: str = _PLAN_SHOWS,
 ) -> Check:
-    """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
+    """Check that every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"matches recipe {recipe.name}"
     try:
         plans = plan(recipe, facts, host, only) if planned is None else planned
@@ -187,7 +187,7 @@ def configuration(
 
 
 def _mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
-    """Whether NVML shows the layout that the recipe asks for."""
+    """Yield the check that NVML shows the layout of the recipe."""
     if not mig_is_wanted(recipe):
         return
     match MIG.plan(recipe, facts):
@@ -209,7 +209,7 @@ def _because(what: str, why: str) -> str:
 
 
 def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
-    """The runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
+    """Yield the check that the runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
     row = placed(runtime(recipe.runtime.name), facts)

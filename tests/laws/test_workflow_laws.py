@@ -180,7 +180,7 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
             _setup(recipe, host, store, present)
         except GpunodeError as error:
             pytest.fail(f"the second run stopped: {error.what}: {error.why}")
-        assert set(store.owed()) == set()
+        assert set(store.pending_triggers()) == set()
     assert wanted <= set(host.settled)
 
 

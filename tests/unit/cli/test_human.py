@@ -178,7 +178,7 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
         setup(nodes.RECIPE, host, store, node, advance=projected, options=SetupOptions("test"), tell=lambda _: None)
     assert "put back: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
-    assert Trigger("restart", "containerd.service") not in store.owed()
+    assert Trigger("restart", "containerd.service") not in store.pending_triggers()
 
 
 def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_a_folder_that_is_no_run_is_passed_over(store: Store) -> None:
 def test_before_the_first_run_there_is_nothing(store: Store) -> None:
     assert store.runs() == ()
     assert newest(store) is None
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
     assert not store.folder.exists()
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_short_has_no_result_and_still_owes(store: Store, clo
     (summary,) = store.runs()
     assert summary.commit is None
     assert summary.subjects == (CONFIG.path,)
-    assert store.owed() == {RESTART: clock.now}
+    assert store.pending_triggers() == {RESTART: clock.now}
 
 
 def test_a_debt_dates_from_when_the_change_was_made_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
@@ -124,10 +124,10 @@ def test_a_debt_dates_from_when_the_change_was_made_and_a_later_run_settles_it(s
     clock.now += 60
     run.done(seq)
     run.close()
-    assert store.owed() == {RESTART: clock.now}
+    assert store.pending_triggers() == {RESTART: clock.now}
     later = store.begin("setup", version="0.1.0")
     later.settle(RESTART, "containerd started after the write")
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
 
 
 def test_the_power_cut_before_the_first_line_leaves_nothing_to_undo(store: Store) -> None:
@@ -146,7 +146,7 @@ def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
     data = bytearray(run.path.read_bytes())
     data[len(data) // 2] ^= 1
     run.path.write_bytes(data)
-    for look in (store.runs, store.owed, lambda: store.read(run.id)):
+    for look in (store.runs, store.pending_triggers, lambda: store.read(run.id)):
         with pytest.raises(JournalDamaged, match=rf"{run.path} is damaged in line \d"):
             look()
 
@@ -228,7 +228,7 @@ class TestRetention:
         runs = self.chain(store, 5)
         assert [self.kept(store, run) for run in runs] == [True, False, False, True, True]
         assert len(store.runs()) == 5, "what was changed stays readable"
-        assert store.owed() == {}, "what was settled stays settled"
+        assert store.pending_triggers() == {}, "what was settled stays settled"
 
     def test_what_the_node_was_before_gpunode_stays_however_old_it_is(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
@@ -424,13 +424,13 @@ def test_the_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.Monk
 class TestCutShort:
     def test_the_newest_run_without_an_end_is_found_behind_one_that_never_began(self, store: Store) -> None:
         setup_run(store)
-        assert store.cut_short() is None
+        assert store.interrupted_run() is None
         run = store.begin("setup", version="0.1.0")
         run.intend("runtime", "x", CONFIG)
         run.close()
         store.begin("setup", version="0.1.0").path.write_bytes(b'{"v":')
 
-        found = store.cut_short()
+        found = store.interrupted_run()
 
         assert found is not None
         assert (found.begin.run, [change.path for change in found.begun if isinstance(change, FileChange)]) == (
@@ -446,7 +446,7 @@ class TestCutShort:
 
         store.conclude(run.id, "found done")
 
-        assert store.cut_short() is None
+        assert store.interrupted_run() is None
         (summary,) = store.runs()
         assert summary.commit is not None
         assert (summary.commit.result, summary.commit.why) == ("interrupted", "found done")
@@ -486,7 +486,7 @@ class TestWhatStandsWhereGpunodeKeepsItsOwn:
         run = setup_run(store)
         run.path.unlink()
         planted(run.path)
-        for act in (store.runs, store.owed, store.unsettled, lambda: store.read(run.id)):
+        for act in (store.runs, store.pending_triggers, store.unsettled_changes, lambda: store.read(run.id)):
             with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):
                 act()
 
@@ -519,7 +519,7 @@ class TestAFolderThatAnotherUserCouldFill:
     """Who can write a journal has root put any file anywhere at the next rollback."""
 
     def refuse(self, store: Store, folder: Path, why: str) -> None:
-        for act in (store.runs, store.owed, store.footprint, lambda: store.begin("setup", version="0.1.0")):
+        for act in (store.runs, store.pending_triggers, store.footprint, lambda: store.begin("setup", version="0.1.0")):
             before = sorted(store.root.rglob("*"))
             with pytest.raises(Refused, match="another user's work") as stopped:
                 act()

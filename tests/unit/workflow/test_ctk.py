@@ -48,7 +48,7 @@ def test_a_run_of_its_own_verb_is_recorded_and_nothing_is_restarted_or_owed(stor
     assert run.commit is not None
     assert run.commit.result == "done"
     assert host.triggered == []
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
 
 
 def test_a_second_time_there_is_nothing_to_do(store: Store) -> None:
@@ -96,7 +96,7 @@ def test_a_write_that_fails_leaves_no_half(store: Store) -> None:
     (run,) = store.runs()
     assert run.commit is not None
     assert run.commit.result == "failed"
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
 
 
 def test_somebody_who_edits_meanwhile_is_not_overwritten_and_sees_no_half(store: Store) -> None:
@@ -168,8 +168,8 @@ def test_an_earlier_debt_is_not_paid_by_a_run_that_restarts_nothing(store: Store
     cut.done(cut.intend("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART}))))
     cut.close()
     configured(host, store)
-    assert set(store.owed()) == {RESTART}
-    still = store.cut_short()
+    assert set(store.pending_triggers()) == {RESTART}
+    still = store.interrupted_run()
     assert still is not None
     assert still.begin.verb == "setup"
 
@@ -177,11 +177,11 @@ def test_an_earlier_debt_is_not_paid_by_a_run_that_restarts_nothing(store: Store
 def test_an_edit_that_was_cut_short_is_over_when_nothing_is_left_to_do(store: Store) -> None:
     store.begin("configure", version="test").close()
     ctk.conclude(store)
-    assert store.cut_short() is None
+    assert store.interrupted_run() is None
     cut = store.begin("setup", version="test")
     cut.close()
     ctk.conclude(store)
-    assert store.cut_short() is not None
+    assert store.interrupted_run() is not None
 
 
 UNIT = " ".join(unit_probe("containerd.service").argv)

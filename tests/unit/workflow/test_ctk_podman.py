@@ -42,7 +42,7 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
     assert [settled.trigger for settled in done.settled] == [Trigger("cdi")]
     assert isinstance(done.settled[0], Settled)
     assert SPEC not in host.files
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
 
 
 def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:

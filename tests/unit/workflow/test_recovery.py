@@ -102,7 +102,7 @@ class TestRecordWhatWasMade:
         record_what_was_made(store, self.node())
         record_what_was_made(store, self.node("dkms", file=FileState(b"theirs")))
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
-        cut = store.cut_short()
+        cut = store.interrupted_run()
         assert cut is not None
         assert cut.begun == ()
 

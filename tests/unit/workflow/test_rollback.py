@@ -73,7 +73,7 @@ def test_bytes_mode_and_owner_come_back_and_the_daemon_reads_them(store: Store) 
     assert host.files[CONTAINERD] == former
     assert host.triggered == [RESTART]
     assert [one.trigger for one in done.settled] == [RESTART]
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
 
 
 def test_a_file_that_setup_made_is_removed_again(store: Store, host: Node) -> None:

@@ -209,7 +209,7 @@ def test_a_daemon_that_refuses_its_new_file_runs_with_the_former_one_again(store
     assert host.triggered == [RESTART, RESTART]
     assert "bad file" in caught.value.why
     assert f"put back: {CONTAINERD}" in caught.value.why
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
     assert journal(store) == ["failed"]
     (kept,) = store.folder.rglob("rejected-*")
     assert b"nvidia-container-runtime" in kept.read_bytes()
@@ -228,7 +228,7 @@ def test_a_daemon_that_never_comes_up_is_told_with_both_failures(store: Store) -
         run(containerd(), host, store, recipe("containerd"))
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert "does not start with that either" in caught.value.why
-    assert RESTART in store.owed()
+    assert RESTART in store.pending_triggers()
 
 
 def test_a_stopped_daemon_that_cannot_be_started_gets_its_file_back_too(store: Store) -> None:
@@ -250,8 +250,8 @@ def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> No
     with pytest.raises(ChangeFailed, match=r"docker\.service") as caught:
         run(node, host, store, recipe("containerd"), replace(ONLY_CONFIG, allow_disruption=True))
     assert host.bytes_of(CONTAINERD) != BEFORE
-    assert RESTART not in store.owed()
-    assert Trigger("restart", "docker.service") in store.owed()
+    assert RESTART not in store.pending_triggers()
+    assert Trigger("restart", "docker.service") in store.pending_triggers()
     assert "put back: nothing" in caught.value.why
 
 
@@ -271,7 +271,7 @@ def test_a_file_that_a_run_that_was_cut_short_wrote_goes_back_when_its_daemon_re
 
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert f"put back: {CONTAINERD}" in caught.value.why
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
 
 
 def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back(store: Store) -> None:
@@ -286,7 +286,7 @@ def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert f"put back: {CONTAINERD}" in caught.value.why
     assert journal(store) == ["failed"]
-    assert (host.triggered, store.owed()) == ([], {})
+    assert (host.triggered, store.pending_triggers()) == ([], {})
 
 
 def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> None:
@@ -306,7 +306,7 @@ def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> Non
     assert {path: state for path, state in host.files.items() if state is not None} == {CONTAINERD: FileState(BEFORE)}
     assert "put back: /etc/containerd/conf.d/99-nvidia.toml" in caught.value.why
     assert host.triggered == []
-    assert set(store.owed()) == {Trigger("restart", "docker.service")}, "an earlier run's debt stays"
+    assert set(store.pending_triggers()) == {Trigger("restart", "docker.service")}, "an earlier run's debt stays"
 
 
 def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_back(store: Store) -> None:
@@ -322,7 +322,7 @@ def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_ba
             run(node, host, store, recipe("docker"))
         assert host.bytes_of(DAEMON_JSON) == state.value.content
         assert "nothing was put back" in caught.value.why
-        assert set(store.owed()) == {Trigger("reload", "docker.service")}
+        assert set(store.pending_triggers()) == {Trigger("reload", "docker.service")}
         # systemd takes the signal for a reload that was done.
         node = replace(node, changed_at={DAEMON_JSON: 0.5})
 
@@ -370,7 +370,7 @@ def owing(store: Store, trigger: Trigger) -> float:
     cut = store.begin("setup", version="test")
     owe(cut, trigger, 1)
     cut.close()
-    return store.owed()[trigger]
+    return store.pending_triggers()[trigger]
 
 
 def converged(started_at: float | None, name: str = "containerd") -> Facts:
@@ -399,7 +399,7 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     told: list[Event] = []
     done = setup(recipe("containerd"), host, store, node, advance=projected, options=ONLY_CONFIG, tell=told.append)
     assert host.triggered == [RESTART]
-    assert store.owed() == {}
+    assert store.pending_triggers() == {}
     assert done.changed
     assert any(isinstance(event, Told) and "containerd.service" in event.text for event in told)
 
@@ -473,7 +473,7 @@ def test_a_signal_ends_the_run_between_two_changes(store: Store) -> None:
         run(machine(), host, store, recipe("containerd"), replace(ASKED, pause=stop))
     assert len(host.made) == 2
     assert journal(store) == ["interrupted"]
-    assert {trigger.kind for trigger in store.owed()} == {"index-refresh"}
+    assert {trigger.kind for trigger in store.pending_triggers()} == {"index-refresh"}
 
 
 def test_a_change_that_fails_leaves_the_ones_before_it_journaled(store: Store) -> None:

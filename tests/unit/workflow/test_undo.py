@@ -186,7 +186,7 @@ class TestWholeRollback:
         host.triggered.clear()
         undo(host, store, plan_rollback(store, host, newest(store), now()))
         assert host.triggered == [REFRESH, INITRAMFS, RESTART]
-        assert store.owed() == {}
+        assert store.pending_triggers() == {}
 
     def test_what_is_as_before_already_is_left_out(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
@@ -486,7 +486,7 @@ class TestWholeRollback:
         assert (back.steps, back.owed) == ((), (RESTART,))
         rollback(back, host, store, version="test", argv=(), on_event=silent)
         assert host.triggered == [RESTART]
-        assert store.owed() == {}
+        assert store.pending_triggers() == {}
 
     def test_a_setup_that_put_its_file_back_itself_has_nothing_left_to_undo(self, host: Machine, store: Store) -> None:
         rejected = FileState(b"rejected\n")
