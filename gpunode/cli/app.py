@@ -450,7 +450,7 @@ def rollback(
     if context or kubeconfig or (run.startswith("k") and not list_):
         from gpunode.cli import clusters
 
-        clusters.rollback(run, clusters.Where(context, kubeconfig), wanted, yes=yes)
+        clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), wanted, yes=yes)
         return
     if list_:
         from gpunode.cli.runs import runs

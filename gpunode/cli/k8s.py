@@ -94,7 +94,7 @@ def plan(
     """Show what apply would change in the cluster; change nothing."""
     from gpunode.cli import clusters
 
-    where = clusters.Where(context, kubeconfig)
+    where = clusters.ClusterRef(context, kubeconfig)
     clusters.plan(recipe, tuple(node), where, how(json, verbose), check=check)
 
 
@@ -115,7 +115,7 @@ def apply(
     """
     from gpunode.cli import clusters
 
-    where = clusters.Where(context, kubeconfig)
+    where = clusters.ClusterRef(context, kubeconfig)
     clusters.apply(recipe, tuple(node), where, how(json, verbose), yes=yes, timeout_s=timeout)
 
 
@@ -145,7 +145,7 @@ def verify(
     """
     from gpunode.cli import clusters
 
-    where = clusters.Where(context, kubeconfig)
+    where = clusters.ClusterRef(context, kubeconfig)
     clusters.verify(recipe, tuple(node), where, how(json, verbose), image=image, timeout_s=timeout)
 
 
@@ -160,5 +160,5 @@ def remove(
     """Take back what gpunode applied to the cluster, and nothing else."""
     from gpunode.cli import clusters
 
-    where = clusters.Where(context, kubeconfig)
+    where = clusters.ClusterRef(context, kubeconfig)
     clusters.remove(where, how(json, verbose), yes=yes)

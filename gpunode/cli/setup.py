@@ -92,7 +92,7 @@ def setup(wanted: Wanted, how: OutputOptions, options: Options) -> None:
         from gpunode.cli import clusters
 
         how = OutputOptions(verbose=how.verbose)
-        clusters.apply(wanted.recipe, (), clusters.Where(), how, yes=options.yes, timeout_s=300)
+        clusters.apply(wanted.recipe, (), clusters.ClusterRef(), how, yes=options.yes, timeout_s=300)
 
 
 def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:

@@ -1,4 +1,4 @@
-"""Shows that a cluster's GPU nodes work: what the cluster says of them, then a pod that computes on each."""
+"""Verify a cluster's GPU nodes: by its API server's view of them, then by a test pod on each."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.workflow.cluster_plan import refuse_other_cluster
 from gpunode.workflow.verify import Report
 
-_EACH_S: Final = 1.0
-# A controller, or a pod that just ended, may still make room; after that the scheduler's word stands.
-_UNSCHEDULED_S: Final = 20.0
-# The kubelet tries a failed sandbox again every 12 to 15 seconds: one that fails still is not going to work.
-_FAILING_S: Final = 40.0
-_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+_POLL_INTERVAL_S: Final = 1.0
+# A controller, or a pod that just ended, may still free a GPU; after that the scheduler's verdict is final.
+_UNSCHEDULED_TIMEOUT_S: Final = 20.0
+# The kubelet retries a failed sandbox every 12 to 15 seconds; one that still fails will not work.
+_FAILING_TIMEOUT_S: Final = 40.0
+_NAME_CHARACTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a verification is asked for.
+class VerifyRequest:
+    """The options of a verification.
 
     Attributes:
-        image: of the test pods; empty for the recipe's.
+        image: the image of the test pods; empty for the recipe's.
         timeout_s: how long they may take.
         apply: the command that applies the recipe, for hints.
-        on_node: what is known of a node's container runtime, where the node is this machine.
+        on_node: returns the check of a node's container runtime if the node is this machine.
     """
 
     recipe: Recipe
@@ -67,132 +67,140 @@ class Asked:
     on_node: node_checks.OnNode
 
 
-def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progress: OnProgress) -> Report:
-    """What the cluster shows, check by check; the pods of the test are deleted again.
+def verify(request: VerifyRequest, cluster: Cluster, *, pause: Callable[[], None], progress: OnProgress) -> Report:
+    """Check the cluster and run the test pods, which are deleted afterwards.
 
     Raises:
-        Refused: the recipe asks nothing of Kubernetes, or of a node what it cannot do.
-        UsageError, Undetermined: the cluster cannot be asked.
-        ChangeFailed: a pod of the test could not be deleted.
-        Interrupted: a signal came; the pods are deleted.
+        Refused: if the recipe has nothing for Kubernetes, or needs what a node cannot do.
+        UsageError, Undetermined: if the cluster cannot be reached.
+        ChangeFailed: if a test pod could not be deleted.
+        Interrupted: on a signal; the pods are deleted.
     """
-    wanted = rendered(asked.recipe, asked.nodes)
-    kubernetes = asked.recipe.kubernetes
+    desired = rendered(request.recipe, request.nodes)
+    kubernetes = request.recipe.kubernetes
     assert kubernetes is not None  # rendered
-    if wanted.kind:
-        refuse_other_cluster(wanted.kind, cluster.identify())
-        # Its workers are containers of this machine, whose own runtime tells nothing of theirs.
-        asked = replace(asked, nodes=members(kubernetes, asked.nodes), on_node=lambda _: None)
-    nodes = {node.name: node for node in asked.nodes if node.gpus}
-    live = {str(one["metadata"]["name"]): one for one in cluster.get([_node(edit) for edit in wanted.nodes])}
-    there = {name: body for name, body in live.items() if not node_checks.not_ready(body)}
-    checks = [node_checks.node_check(edit, live.get(edit.node), asked.apply) for edit in wanted.nodes]
-    checks += _handlers(kubernetes, there, asked, cluster)
-    checks += _workloads(wanted, asked, cluster)
-    checks += _offers(kubernetes, wanted, {name: nodes[name] for name in there}, there, asked, cluster)
-    for name in there:
+    if desired.kind:
+        refuse_other_cluster(desired.kind, cluster.identify())
+        # Its workers are containers of this machine with container runtimes of their own.
+        request = replace(request, nodes=members(kubernetes, request.nodes), on_node=lambda _: None)
+    nodes = {node.name: node for node in request.nodes if node.gpus}
+    live = {str(one["metadata"]["name"]): one for one in cluster.get([_node_ref(edit) for edit in desired.nodes])}
+    ready = {name: body for name, body in live.items() if not node_checks.not_ready(body)}
+    checks = [node_checks.node_check(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
+    checks += _check_handlers(kubernetes, ready, request, cluster)
+    checks += _check_workloads(desired, request, cluster)
+    checks += _check_offers(kubernetes, desired, {name: nodes[name] for name in ready}, ready, request, cluster)
+    for name in ready:
         pause()
-        checks.append(_kubelet(name, there[name], asked, cluster))
-    tried, idle = _trials(kubernetes, wanted, nodes, there, asked)
-    checks += _clear_leftovers(tried, cluster)
-    ended = _ended(tried, there, asked, cluster, pause, progress) if tried else ()
-    tested = [trial_check(ran, there[ran.trial.node], asked.apply) for ran in ended]
-    # What said something was started through the handler, whether or not it then found a GPU.
-    through = {ran.trial.node for ran in ended if ran.log and "runtimeClassName" in ran.trial.pod["spec"]}
+        checks.append(_check_kubelet(name, ready[name], request, cluster))
+    trials, skipped = _make_trials(kubernetes, desired, nodes, ready, request)
+    checks += _clear_leftovers(trials, cluster)
+    results = _run_trials(trials, ready, request, cluster, pause, progress) if trials else ()
+    pod_checks = [trial_check(ran, ready[ran.trial.node], request.apply) for ran in results]
+    # A pod with a log was started through the handler, whether or not it found a GPU.
+    through = {ran.trial.node for ran in results if ran.log and "runtimeClassName" in ran.trial.pod["spec"]}
     checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
-    return Report((*checks, *tested, *_sharing(ended), *idle))
+    return Report((*checks, *pod_checks, *_check_sharing(results), *skipped))
 
 
-def _node(edit: NodeEdit) -> Body:
+def _node_ref(edit: NodeEdit) -> Body:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node}}
 
 
-def _unless_refused(ask: Callable[[], Sequence[Check]], id: str, title: str) -> Sequence[Check]:  # noqa: A002
-    """The checks that ``ask`` makes; where the credential may not see what they need, one that was not run."""
+def _check_or_skip(check: Callable[[], Sequence[Check]], id: str, title: str) -> Sequence[Check]:  # noqa: A002
+    """Return the checks; one "not run" if the credential may not read what they need."""
     try:
-        return ask()
+        return check()
     except Undetermined:
         raise
     except GpunodeError as error:
         return [Check(id, title, "not run", f"{error.what}: {error.why}")]
 
 
-def _handlers(wanted: Kubernetes, nodes: Mapping[str, Body], asked: Asked, cluster: Cluster) -> Sequence[Check]:
-    name = "" if wanted.stack == "dra" else wanted.runtime_class
+def _check_handlers(
+    desired: Kubernetes, nodes: Mapping[str, Body], request: VerifyRequest, cluster: Cluster
+) -> Sequence[Check]:
+    name = "" if desired.stack == "dra" else desired.runtime_class
     if not name:
         return ()
     place = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
 
     def ask() -> Sequence[Check]:
         found = next(iter(cluster.get([place])), None)
-        return [*node_checks.handler_checks(name, found, nodes, asked.on_node, asked.apply)]
+        return [*node_checks.handler_checks(name, found, nodes, request.on_node, request.apply)]
 
-    return _unless_refused(ask, "runtime-class", f"RuntimeClass {name}")
+    return _check_or_skip(ask, "runtime-class", f"RuntimeClass {name}")
 
 
-def _workloads(wanted: Rendered, asked: Asked, cluster: Cluster) -> Sequence[Check]:
+def _check_workloads(desired: Rendered, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
     def ask() -> Sequence[Check]:
-        found = workloads(wanted, cluster.list("daemonsets.apps", "--all-namespaces"))
-        return [_workload(one, asked, cluster) for one in found]
+        found = workloads(desired, cluster.list("daemonsets.apps", "--all-namespaces"))
+        return [_check_workload(one, request, cluster) for one in found]
 
-    return _unless_refused(ask, "workloads", "DaemonSets")
+    return _check_or_skip(ask, "workloads", "DaemonSets")
 
 
-def _workload(one: Workload, asked: Asked, cluster: Cluster) -> Check:
-    first = workload_check(one, asked.apply)
-    if first.status != "failed" or one.live is None or not one.selector:
+def _check_workload(workload: Workload, request: VerifyRequest, cluster: Cluster) -> Check:
+    first = workload_check(workload, request.apply)
+    if first.status != "failed" or workload.live is None or not workload.selector:
         return first
-    place = ("--namespace", one.namespace)
-    pods = cluster.list("pods", *place, "--selector", one.selector)
+    place = ("--namespace", workload.namespace)
+    pods = cluster.list("pods", *place, "--selector", workload.selector)
     events = cluster.list("events", *place)
     pod = crashing(pods)
-    reading = _reading(pod, _log(cluster, one.namespace, str(pod["metadata"]["name"])) or "") if pod else ""
-    return workload_check(one, asked.apply, pods, events, reading)
+    diagnosis = (
+        _diagnose_log(pod, _read_log(cluster, workload.namespace, str(pod["metadata"]["name"])) or "") if pod else ""
+    )
+    return workload_check(workload, request.apply, pods, events, diagnosis)
 
 
-def _offers(
-    wanted: Kubernetes,
-    found: Rendered,
+def _check_offers(
+    desired: Kubernetes,
+    rendering: Rendered,
     nodes: Mapping[str, ClusterNode],
     live: Mapping[str, Body],
-    asked: Asked,
+    request: VerifyRequest,
     cluster: Cluster,
 ) -> Sequence[Check]:
-    if wanted.stack != "dra":
+    if desired.stack != "dra":
         return [
             check
             for name, node in nodes.items()
-            for check in node_checks.resource_checks(node, live[name], found.expected.get(name), asked.apply)
+            for check in node_checks.resource_checks(node, live[name], rendering.expected.get(name), request.apply)
         ]
 
     def ask() -> Sequence[Check]:
         slices = cluster.list("resourceslices.resource.k8s.io")
         return [node_checks.slices_check(node, slices) for node in nodes.values()]
 
-    return _unless_refused(ask, "resource-slices", "ResourceSlices")
+    return _check_or_skip(ask, "resource-slices", "ResourceSlices")
 
 
-def _kubelet(node: str, live: Body, asked: Asked, cluster: Cluster) -> Check:
+def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Cluster) -> Check:
     try:
         settings = cluster.read_kubelet_config(node)
     except GpunodeError as error:
-        said = (error.why or error.what).strip().splitlines()[-1]
-        return Check(f"kubelet/{node}", f"kubelet of {node}", "not run", f"its settings cannot be read: {said}")
-    assert asked.recipe.kubernetes is not None  # rendered
-    passes = any(one.static_cpus for one in asked.nodes)
+        reason = (error.why or error.what).strip().splitlines()[-1]
+        return Check(f"kubelet/{node}", f"kubelet of {node}", "not run", f"its settings cannot be read: {reason}")
+    assert request.recipe.kubernetes is not None  # rendered
+    passes = any(one.static_cpus for one in request.nodes)
     taints = live.get("spec", {}).get("taints") or ()
-    return node_checks.kubelet_check(node, settings, asked.recipe.kubernetes, taints, passes_devices=passes)
+    return node_checks.kubelet_check(node, settings, request.recipe.kubernetes, taints, passes_devices=passes)
 
 
-def _trials(
-    wanted: Kubernetes, found: Rendered, nodes: Mapping[str, ClusterNode], live: Mapping[str, Body], asked: Asked
+def _make_trials(
+    desired: Kubernetes,
+    rendering: Rendered,
+    nodes: Mapping[str, ClusterNode],
+    live: Mapping[str, Body],
+    request: VerifyRequest,
 ) -> tuple[list[Trial], list[Check]]:
-    """The pods to start, and for each node that gets none the reason."""
-    run = _random()
-    recipe = settle_cdi(asked.recipe, tuple(nodes.values()))
-    by_node = {} if wanted.stack == "hami" else configs(wanted, tuple(nodes.values()))
-    tried: list[Trial] = []
-    idle: list[Check] = []
+    """Return the trials to run, and a check with the reason for each node that gets none."""
+    run = _random_name()
+    recipe = settle_cdi(request.recipe, tuple(nodes.values()))
+    by_node = {} if desired.stack == "hami" else configs(desired, tuple(nodes.values()))
+    made: list[Trial] = []
+    skipped: list[Check] = []
     for name, node in nodes.items():
         why = ""
         if name not in live:
@@ -200,82 +208,82 @@ def _trials(
         elif not (pod := rendered(recipe, (node,)).test_pod):
             why = "the recipe does not tell which MIG resource a pod can ask for"
         else:
-            made = trials(
+            candidates = trials(
                 node,
                 live[name],
                 pod,
                 by_node.get(name, Config("whole")),
-                found.expected.get(name),
+                rendering.expected.get(name),
                 run=run,
-                new_name=lambda: f"{TEST_POD}-{_random()}",
-                image=asked.image,
-                timeout_s=asked.timeout_s,
+                new_name=lambda: f"{TEST_POD}-{_random_name()}",
+                image=request.image,
+                timeout_s=request.timeout_s,
             )
-            for one in made:
+            for one in candidates:
                 if one.resource and not node_checks.offered(live[name], one.resource)[1]:
                     why = f"the Node offers no {one.resource}"
                 else:
-                    tried.append(one)
+                    made.append(one)
         if why:
-            idle.append(Check(f"pod/{name}", f"pod on {name}", "not run", why))
-    return tried, idle
+            skipped.append(Check(f"pod/{name}", f"pod on {name}", "not run", why))
+    return made, skipped
 
 
-def _random() -> str:
-    """Five letters and digits that spell no word."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(5))
+def _random_name() -> str:
+    """Return five random letters and digits without vowels, which spell no word."""
+    return "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(5))
 
 
-def _ended(
-    tried: Sequence[Trial],
+def _run_trials(
+    trials: Sequence[Trial],
     nodes: Mapping[str, Body],
-    asked: Asked,
+    request: VerifyRequest,
     cluster: Cluster,
     pause: Callable[[], None],
     progress: OnProgress,
 ) -> tuple[Ran, ...]:
-    """What became of the pods, which are deleted."""
+    """Run the trials' pods to their end, delete them, and return the results."""
     pause()
-    with _created(tried, asked.timeout_s, cluster) as made:
-        names = {str(one["metadata"]["name"]) for one in made.objects if one["kind"] == "Pod"}
-        waiting = [one for one in tried if one.name in names]
-        ended = _waited_for(waiting, asked.timeout_s, cluster, pause, progress) if waiting else {}
-        found = {one.name: _explained(ended[one.name], nodes[one.node], cluster) for one in waiting}
-    return tuple(found.get(one.name) or Ran(one, None, 0.0, error=_error(made, one)) for one in tried)
+    with _created(trials, request.timeout_s, cluster) as created:
+        names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
+        waiting = [one for one in trials if one.name in names]
+        results = _wait_for_pods(waiting, request.timeout_s, cluster, pause, progress) if waiting else {}
+        found = {one.name: _add_explanation(results[one.name], nodes[one.node], cluster) for one in waiting}
+    return tuple(found.get(one.name) or Ran(one, None, 0.0, error=_creation_error(created, one)) for one in trials)
 
 
-def _clear_leftovers(tried: Sequence[Trial], cluster: Cluster) -> Sequence[Check]:
-    """Delete what a killed run left in the namespace, and return a check that names it; none for nothing."""
+def _clear_leftovers(trials: Sequence[Trial], cluster: Cluster) -> Sequence[Check]:
+    """Delete what a killed run left in the namespace, and return a check that lists it, if any."""
     id, title = "leftovers", "earlier checks"  # noqa: A001 - the check's own word
 
     def clear() -> Sequence[Check]:
-        where = ("--namespace", tried[0].namespace, "--selector", f"{RUN_LABEL},{OURS}")
-        left = [one for one in cluster.list("pods,jobs.batch", *where) if is_left_over(one, time.time())]
-        if not left:
+        where = ("--namespace", trials[0].namespace, "--selector", f"{RUN_LABEL},{OURS}")
+        leftovers = [one for one in cluster.list("pods,jobs.batch", *where) if is_left_over(one, time.time())]
+        if not leftovers:
             return ()
-        cluster.delete(*left)
-        names = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in left)
+        cluster.delete(*leftovers)
+        names = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in leftovers)
         return [Check(id, title, "passed", f"deleted what a killed run left: {names}")]
 
-    return _unless_refused(clear, id, title) if tried else ()
+    return _check_or_skip(clear, id, title) if trials else ()
 
 
 @contextmanager
-def _created(tried: Sequence[Trial], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
-    """The objects of the trials, as far as the API server takes them; afterwards they are gone, whatever happens."""
-    job = deadline_job(tried[0], timeout_s)
-    bodies = [job, *(body for one in tried for body in one.bodies)]
-    made: DryRunResult | None = None
+def _created(trials: Sequence[Trial], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
+    """Create the trials' objects for the duration, as far as the API server accepts them."""
+    job = deadline_job(trials[0], timeout_s)
+    bodies = [job, *(body for one in trials for body in one.bodies)]
+    result: DryRunResult | None = None
     try:
         owner = cluster.create([job])
         created = DryRunResult(()) if owner.errors else cluster.create(owned_by(owner.objects[0], bodies[1:]))
-        made = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
-        yield made
+        result = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
+        yield result
     finally:
-        _delete(bodies if made is None else made.objects, tried[0], cluster)
+        _delete_objects(bodies if result is None else result.objects, trials[0], cluster)
 
 
-def _delete(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> None:
+def _delete_objects(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> None:
     if not bodies:
         return
     try:
@@ -290,56 +298,61 @@ def _delete(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> None:
         ) from error
 
 
-def _error(made: DryRunResult, trial: Trial) -> str:
-    """Why a pod was not created."""
-    own = [text for text in made.errors if trial.name in text]
-    return next(iter(own or made.errors), "the API server said nothing of it")
+def _creation_error(created: DryRunResult, trial: Trial) -> str:
+    """Return why a pod was not created."""
+    own = [text for text in created.errors if trial.name in text]
+    return next(iter(own or created.errors), "the API server said nothing of it")
 
 
-def _waited_for(
-    tried: Sequence[Trial], timeout_s: float, cluster: Cluster, pause: Callable[[], None], progress: OnProgress
+def _wait_for_pods(
+    trials: Sequence[Trial], timeout_s: float, cluster: Cluster, pause: Callable[[], None], progress: OnProgress
 ) -> Mapping[str, Ran]:
-    """Each pod at its end, or when its time is up."""
+    """Wait until each pod ends, or its time is up, and return the results by pod name."""
     began = time.monotonic()
-    run = tried[0].pod["metadata"]["labels"][RUN_LABEL]
+    run = trials[0].pod["metadata"]["labels"][RUN_LABEL]
     found: dict[str, Ran] = {}
     while True:
-        listed = cluster.list("pods", "--namespace", tried[0].namespace, "--selector", f"{RUN_LABEL}={run}")
+        listed = cluster.list("pods", "--namespace", trials[0].namespace, "--selector", f"{RUN_LABEL}={run}")
         pods = {str(one["metadata"]["name"]): one for one in listed}
         seconds = time.monotonic() - began
-        for one in tried:
+        for one in trials:
             if one.name not in found or not is_over(found[one.name].pod or {}):
                 found[one.name] = Ran(one, pods.get(one.name, one.pod), seconds)
-        left = [ran for ran in found.values() if not is_over(ran.pod or {})]
-        stuck = seconds > _UNSCHEDULED_S and all(is_unscheduled(ran.pod or {}) for ran in left)
-        if not left or stuck or seconds > timeout_s or (seconds > _FAILING_S and _all_fail(left, cluster)):
+        running = [ran for ran in found.values() if not is_over(ran.pod or {})]
+        stuck = seconds > _UNSCHEDULED_TIMEOUT_S and all(is_unscheduled(ran.pod or {}) for ran in running)
+        if (
+            not running
+            or stuck
+            or seconds > timeout_s
+            or (seconds > _FAILING_TIMEOUT_S and _all_fail(running, cluster))
+        ):
             return found
-        done = 100.0 * (len(found) - len(left)) / len(found)
-        progress(Progress("wait", done, f"up to {timeout_s:.0f} s: {_waiting(left)}"))
+        done = 100.0 * (len(found) - len(running)) / len(found)
+        progress(Progress("wait", done, f"up to {timeout_s:.0f} s: {_describe_waiting(running)}"))
         pause()
-        time.sleep(_EACH_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def _all_fail(left: Sequence[Ran], cluster: Cluster) -> bool:
-    """Whether the kubelet says of each pod why it does not start."""
-    events = cluster.list("events", "--namespace", left[0].trial.namespace)
-    return all(cause([ran.pod or {}], events) is not None for ran in left)
+def _all_fail(running: Sequence[Ran], cluster: Cluster) -> bool:
+    """Return whether the kubelet reports for each pod why it does not start."""
+    events = cluster.list("events", "--namespace", running[0].trial.namespace)
+    return all(cause([ran.pod or {}], events) is not None for ran in running)
 
 
-def _waiting(left: Sequence[Ran]) -> str:
-    first = left[0]
+def _describe_waiting(running: Sequence[Ran]) -> str:
+    first = running[0]
     found = cause([first.pod or {}], ())
-    more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+    more = f", and {len(running) - 1} more" if len(running) > 1 else ""
     return f"pod {first.trial.name} on {first.trial.node}{f' ({found.why})' if found else ''}{more}"
 
 
-def _explained(ran: Ran, node: Body, cluster: Cluster) -> Ran:
-    """The same with its log, and where it did not end well with what else explains that."""
+def _add_explanation(ran: Ran, node: Body, cluster: Cluster) -> Ran:
+    """Return the result with the pod's log and, if it did not succeed, what else explains that."""
     trial, pod = ran.trial, ran.pod or {}
     phase = pod.get("status", {}).get("phase")
     log: str | None = ""
     if phase in {"Succeeded", "Failed", "Running"}:
-        log = _log(cluster, trial.namespace, trial.name)
+        log = _read_log(cluster, trial.namespace, trial.name)
     if phase == "Succeeded":
         return replace(ran, log=log, error="" if log is not None else "kubectl logs failed")
     in_use: Sequence[str] = ()
@@ -348,19 +361,19 @@ def _explained(ran: Ran, node: Body, cluster: Cluster) -> Ran:
         in_use = users(on_node, node, trial.resource)
     events = cluster.list("events", "--namespace", trial.namespace)
     found = cause([pod], events)
-    reading = _reading(pod, log or (found.why if found else ""))
-    return replace(ran, log=log, events=events, reading=reading, users=in_use)
+    diagnosis = _diagnose_log(pod, log or (found.why if found else ""))
+    return replace(ran, log=log, events=events, reading=diagnosis, users=in_use)
 
 
-def _log(cluster: Cluster, namespace: str, pod: str) -> str | None:
+def _read_log(cluster: Cluster, namespace: str, pod: str) -> str | None:
     try:
         return cluster.read_logs(namespace, pod)
     except GpunodeError:
         return None
 
 
-def _reading(pod: Body, log: str) -> str:
-    """What doctor makes of a pod and its log, in a sentence; empty where it makes nothing of them."""
+def _diagnose_log(pod: Body, log: str) -> str:
+    """Return doctor's finding for a pod and its log, in a sentence; empty for none."""
     from gpunode.diagnoses import diagnose
     from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.facts import pasted
@@ -368,7 +381,7 @@ def _reading(pod: Body, log: str) -> str:
     if not log.strip():
         return ""
     words = ("--namespace", str(pod["metadata"].get("namespace", "default")), str(pod["metadata"]["name"]))
-    # Doctor would take the labels that a pod asks for as those of its node.
+    # Doctor would mistake the node selector's labels for those of the node.
     shown = {**pod, "spec": {name: value for name, value in pod.get("spec", {}).items() if name != "nodeSelector"}}
     pieces = [
         (str(command("kubectl", "logs", *words)), log),
@@ -382,8 +395,8 @@ def _reading(pod: Body, log: str) -> str:
     return f"one of these causes: {', '.join(causes)}" if causes else ""
 
 
-def _sharing(ended: Sequence[Ran]) -> Iterator[Check]:
-    """What the pods that share show, by node."""
-    shared = [ran for ran in ended if ran.trial.shows == "shared"]
+def _check_sharing(results: Sequence[Ran]) -> Iterator[Check]:
+    """Yield a check for each node whose pods share a GPU."""
+    shared = [ran for ran in results if ran.trial.shows == "shared"]
     for node in dict.fromkeys(ran.trial.node for ran in shared):
         yield sharing_check(node, [ran for ran in shared if ran.trial.node == node])

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.cli import clusters
 from gpunode.cli.boundary import run
-from gpunode.cli.clusters import Where
+from gpunode.cli.clusters import ClusterRef
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
 from gpunode.host.cluster import _batches
@@ -17,7 +17,7 @@ from gpunode.host.cluster_programs import HelmMissing, ProgramMissing
 from gpunode.journal.store import Store
 from gpunode.workflow.cluster_apply import RunHeader, run_journaled
 
-FAR = Where("far", "/x y/config")
+FAR = ClusterRef("far", "/x y/config")
 OPTIONS = "--context far --kubeconfig '/x y/config'"
 
 
@@ -36,9 +36,9 @@ OPTIONS = "--context far --kubeconfig '/x y/config'"
     ],
 )
 def test_a_command_in_a_hint_is_for_the_cluster_that_was_named(hint: str, meant: str) -> None:
-    assert FAR.in_hint(hint) == meant
-    assert Where().in_hint(hint) == hint
-    with pytest.raises(Refused) as refused, FAR.meant():
+    assert FAR.adapt_hint(hint) == meant
+    assert ClusterRef().adapt_hint(hint) == hint
+    with pytest.raises(Refused) as refused, FAR.hints_for_this_cluster():
         raise Refused("no", hint=hint)
     assert refused.value.hint == meant
 
@@ -58,7 +58,7 @@ def test_without_a_program_the_files_of_what_was_asked_for_are_offered(
     monkeypatch: pytest.MonkeyPatch, error: type[ProgramMissing], argv: list[str], offers: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpunode", *argv])
-    with pytest.raises(ProgramMissing) as missing, Where().meant():
+    with pytest.raises(ProgramMissing) as missing, ClusterRef().hints_for_this_cluster():
         raise error("no", hint="install it")
     assert missing.value.hint.partition(": ")[2] == offers
 
@@ -66,7 +66,7 @@ def test_without_a_program_the_files_of_what_was_asked_for_are_offered(
 @pytest.mark.parametrize("hint", ["gpunode k8s render --form helm --out x", "see it:\ngpunode k8s render"])
 def test_a_hint_s_render_is_of_the_recipe_and_nodes_that_were_named(monkeypatch: pytest.MonkeyPatch, hint: str) -> None:
     monkeypatch.setattr(sys, "argv", ["gpunode", *PLAN])
-    assert "gpunode k8s render gpu.toml --node 'a=b c.json'" in FAR.in_hint(hint)
+    assert "gpunode k8s render gpu.toml --node 'a=b c.json'" in FAR.adapt_hint(hint)
 
 
 @pytest.mark.parametrize("given", [("--kubeconfig=a/b",), ("--kubeconfig", "a/b")])
@@ -75,8 +75,8 @@ def test_the_journal_names_the_kubeconfig_from_the_root_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["gpunode", "k8s", "remove", "--context=far", *given])
-    argv = clusters._request("k8s remove").argv
-    assert clusters._where_of(argv) == Where("far", str(tmp_path / "a/b"))
+    argv = clusters._run_header("k8s remove").argv
+    assert clusters._cluster_of_run(argv) == ClusterRef("far", str(tmp_path / "a/b"))
 
 
 @pytest.mark.parametrize("number", [0, 1, 500, 501, 5000])
@@ -95,23 +95,27 @@ def test_rollback_takes_a_context_for_runs_in_clusters_alone(capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [(Where(), Where("first", "/first")), (Where("typed"), Where("typed")), (Where("", "/typed"), Where("", "/typed"))],
+    [
+        (ClusterRef(), ClusterRef("first", "/first")),
+        (ClusterRef("typed"), ClusterRef("typed")),
+        (ClusterRef("", "/typed"), ClusterRef("", "/typed")),
+    ],
 )
 def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: Where, meant: Where
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: ClusterRef, meant: ClusterRef
 ) -> None:
     store = Store(tmp_path)
     words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
     first = run_journaled(store, RunHeader("k8s apply", "0", words), lambda _: None)
     run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), of=first), lambda _: None)
-    went: list[Where] = []
+    went: list[ClusterRef] = []
 
-    def reach(where: Where) -> None:
+    def reach(where: ClusterRef) -> None:
         went.append(where)
         raise Refused("far enough")
 
     monkeypatch.setattr(clusters, "cluster_journal", lambda: store)
-    monkeypatch.setattr(Where, "cluster", reach)
+    monkeypatch.setattr(ClusterRef, "connect", reach)
     with pytest.raises(Refused, match="far enough"):
         clusters.rollback("k2", typed, OutputOptions(), yes=True)
     assert went == [meant]

@@ -17,7 +17,7 @@ from gpunode.kubernetes.render import members, rendered
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import make_plan
-from gpunode.workflow.cluster_verify import Asked, verify
+from gpunode.workflow.cluster_verify import VerifyRequest, verify
 from tests.unit.kubernetes.clusters import CLUSTERS, node
 
 EIGHT = CLUSTERS["eight"]
@@ -129,7 +129,7 @@ class Elsewhere(Cluster):
 
 
 def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
-    verification = Asked(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
+    verification = VerifyRequest(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
     for ask in (
         lambda: make_plan(rendered(of_workers(1), EIGHT), Elsewhere()),
         lambda: verify(verification, Elsewhere(), pause=lambda: None, progress=lambda _: None),

@@ -19,7 +19,7 @@ from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
 from gpunode.kubernetes.owned import owned
 from gpunode.kubernetes.reconcile import MANAGER, Item, Present, given_up, items, taints_of
 from gpunode.kubernetes.render import rendered
-from gpunode.workflow.cluster_undo import is_due
+from gpunode.workflow.cluster_undo import is_pending
 from tests.unit.kubernetes.clusters import CLUSTERS
 
 PLUGIN = rendered(builtin.read("k8s-containerd"), CLUSTERS["one"])
@@ -300,6 +300,6 @@ def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
     revisions = {place: revision} if revision else {}
     if due is None:
         with pytest.raises(Conflict):
-            is_due(change, revisions)
+            is_pending(change, revisions)
     else:
-        assert is_due(change, revisions) is due
+        assert is_pending(change, revisions) is due

@@ -20,7 +20,7 @@ from gpunode.host.kubectl import Forbidden
 from gpunode.journal.store import Store
 from gpunode.workflow.cluster_apply import RunHeader, apply_removal
 from gpunode.workflow.cluster_plan import ClusterPlan
-from gpunode.workflow.cluster_undo import removal, undoing
+from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 
 SECRET = "c4n4ry"
 PLACE = ("gpu-operator", "gpu-operator")
@@ -86,12 +86,12 @@ def carried_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: st
 
 def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) -> None:
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm({PLACE: LIVE}))
-    run = carried_out(removal(cast(Cluster, cluster)), cluster, store)
+    run = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
     assert not cluster.helm.there
     (journal,) = [one for one in tmp_path.rglob("*") if one.is_file() and SECRET in one.read_text("utf-8", "replace")]
     assert journal.stat().st_mode & 0o077 == 0
 
-    carried_out(undoing(cast(Cluster, cluster), store, run), cluster, store, run)
+    carried_out(plan_rollback(cast(Cluster, cluster), store, run), cluster, store, run)
     words, values = move_values_to_stdin(cluster.helm.ran[-1])
     assert words[:3] == ("upgrade", "--install", "gpu-operator")
     assert (
@@ -105,8 +105,8 @@ def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) 
 def test_a_chart_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path) -> None:
     releases = {PLACE: LIVE, ("metrics", "dcgm-exporter"): OTHER}
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm(releases, frozenset({"dcgm-exporter"})))
-    run = carried_out(removal(cast(Cluster, cluster)), cluster, store)
-    back = undoing(cast(Cluster, cluster), store, run)
+    run = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
+    back = plan_rollback(cast(Cluster, cluster), store, run)
     with pytest.raises(ChangeFailed, match="metrics/dcgm-exporter could not be taken back; all else is done") as failed:
         carried_out(back, cluster, store, run)
     assert "does not answer" in failed.value.why
@@ -115,25 +115,25 @@ def test_a_chart_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path
 
 def test_a_release_that_somebody_put_in_the_place_of_ours_is_not_taken_for_ours(tmp_path: Path) -> None:
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm({PLACE: LIVE}))
-    removed = carried_out(removal(cast(Cluster, cluster)), cluster, store)
-    back = carried_out(undoing(cast(Cluster, cluster), store, removed), cluster, store, removed)
+    removed = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
+    back = carried_out(plan_rollback(cast(Cluster, cluster), store, removed), cluster, store, removed)
     cluster.helm.there = {PLACE: replace(LIVE, revision=1)}
-    assert [one.state for one in undoing(cast(Cluster, cluster), store, back).items] == ["delete"]
+    assert [one.state for one in plan_rollback(cast(Cluster, cluster), store, back).items] == ["delete"]
     cluster.are_ours = False
     for run in (removed, back):  # to bring ours back, or to take it away again
         with pytest.raises(Conflict, match="gpu-operator/gpu-operator is not gpunode's"):
-            undoing(cast(Cluster, cluster), store, run)
+            plan_rollback(cast(Cluster, cluster), store, run)
 
 
 def test_chart_that_gpunode_does_not_render_cannot_come_back() -> None:
     other = replace(LIVE, chart="somebody-s")
-    (item,) = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: other})))).items
+    (item,) = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: other})))).items
     assert isinstance(item.change, CommandChange)
     assert item.change.undo is None
 
 
 def test_values_are_shown_nowhere() -> None:
-    (item,) = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE})))).items
+    (item,) = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE})))).items
     assert isinstance(item.change, CommandChange)
     again = item.change.inverse()
     assert isinstance(again, CommandChange)
@@ -142,7 +142,7 @@ def test_values_are_shown_nowhere() -> None:
 
 
 def test_secrets_that_may_not_be_listed_are_named_and_the_rest_is_removed() -> None:
-    found = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE}), may_see_secrets=False)))
+    found = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE}), may_see_secrets=False)))
     assert not found.items
     assert "Helm releases were not looked for" in found.skipped[0]
     assert "secrets is forbidden" in found.skipped[0]

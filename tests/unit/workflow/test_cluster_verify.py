@@ -14,7 +14,7 @@ from gpunode.check import Check
 from gpunode.command import command
 from gpunode.host.cluster import Cluster
 from gpunode.host.process import Finished
-from gpunode.workflow.cluster_verify import Asked, verify
+from gpunode.workflow.cluster_verify import VerifyRequest, verify
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, User, node, pod_of, run_test_pods
 from tests.fakes.runners import ended
@@ -239,7 +239,7 @@ def verified(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
     nodes = CLUSTERS[on]
     for one in nodes:
         user.server.add(node(one.name))
-    asked = Asked(builtin.read(recipe), nodes, "", 1, command("apply"), lambda _: None)
+    asked = VerifyRequest(builtin.read(recipe), nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
     return {one.id.partition("/")[0]: one for one in report.checks}
 
@@ -255,7 +255,7 @@ def test_mig_without_a_layout_names_no_resource_to_ask_for(applied: ApiServer, u
     nodes = CLUSTERS["eight"]
     applied.add(node(nodes[0].name))
     recipe = replace(without, kubernetes=replace(without.kubernetes, mig=mig))
-    asked = Asked(recipe, nodes, "", 1, command("apply"), lambda _: None)
+    asked = VerifyRequest(recipe, nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
     assert "does not tell which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
@@ -265,7 +265,7 @@ def test_pod_on_one_node_says_what_all_nodes_make_the_operator_do(applied: ApiSe
     applied.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator"}})
     applied.add(node("gpu-2"))
     nodes = tuple(replace(CLUSTERS["one"][0], name=f"gpu-{n}", reads_cdi=n == 1) for n in (1, 2))
-    asked = Asked(builtin.read("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
+    asked = VerifyRequest(builtin.read("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
     said = [one.detail for one in report.checks if one.id.startswith("pod/")]
     assert ["runtimeClassName: nvidia" in one for one in said] == [True, True], said
