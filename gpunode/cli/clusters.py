@@ -154,7 +154,7 @@ def apply(
                 progress=screen.progress,
                 timeout_s=timeout_s,
             )
-        screen.put(*own_pod_lines(desired.own_pods), *done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
+        screen.put(*own_pod_lines(desired.own_pods), *done_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
     output.answer(_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
 
 
@@ -270,7 +270,7 @@ def _apply_removal(
         with _locked_session(request.verb, screen, output) as (store, stop):
             run = cluster_apply.apply_removal(found, cluster, store, request, on_event=screen.tell, pause=stop.pause)
         kept = [one for one in found.items if one.note]
-        screen.put(*done_lines(request.verb, label(run, request.verb), screen.argv, kept))
+        screen.put(*done_lines(request.verb, run_label(run, request.verb), screen.argv, kept))
     output.answer(_envelope(request.verb, found, changed=True, run=run))
 
 

@@ -153,13 +153,13 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         Conflict: if one of our fields was changed since, or our release was replaced by another.
     """
     identity = cluster.identify()
-    found = (intent.change for intent in backwards(store.read(run)))
+    found = (intent.change for intent in inverse_intents(store.read(run)))
     undone = [one for one in found if isinstance(one, CommandChange | ObjectChange)]
     changes = ObjectChange.among(undone)
     commands = CommandChange.among(undone)
     if other_clusters := [one.cluster for one in undone if one.cluster != identity.uid]:
         raise Refused(
-            f"run {label(run, 'k8s rollback')} was in another cluster",
+            f"run {run_label(run, 'k8s rollback')} was in another cluster",
             why=f"it changed the cluster {other_clusters[0]}; the context {identity.context} leads to the cluster "
             f"{identity.uid} at {identity.server}",
             hint="name the context of that cluster: add --context NAME to the same command\nsee which there are: "
