@@ -98,7 +98,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         Refused: the package manager would do something else.
     """
     footprint, there = request.footprint, installed_packages(facts)
-    conffiles = tuple(_restore_conffiles(footprint.conffiles, host, force=request.force))
+    conffiles = tuple(_restore_conffiles(footprint, host, force=request.force))
     files, notes, unknown = _restore_files(request, host, footprint.files)
     layouts, unchanged = mig_layouts.plan_restore(host, footprint.layouts, force=request.force)
     wanted = {
@@ -229,20 +229,23 @@ def _taken_on_reload(change: FileChange) -> bool:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
-def _restore_conffiles(spans: Iterable[Span[FileChange]], host: Host, *, force: bool) -> Iterator[UndoStep]:
+def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iterator[UndoStep]:
     """Yield what restores the configuration files of purged packages.
 
     Raises:
-        Conflict: a package is back, and somebody has edited its file since.
+        Conflict: somebody has written or edited one since.
     """
-    backed_up = [(span, back) for span in spans if (back := span.change.inverse()) and back.after is not None]
+    backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = present.database(host).shipped() if backed_up else {}
     for span, back in backed_up:
         now = present.state(host, back.path)
-        if now is None or (now != back.after and (force or shipped.get(back.path) in (None, md5(now.content)))):
-            yield UndoStep(span.stage, span.step, back)
-        elif now != back.after:
+        if now == back.after:
+            continue
+        trail = footprint.files.get(back.path)
+        is_nobodys = now is None or md5(now.content) == shipped.get(back.path) or (trail and trail.spans[-1].left(now))
+        if not is_nobodys and not force:
             raise edit_conflict(back, now)
+        yield UndoStep(span.stage, span.step, back)
 
 
 def md5(content: bytes) -> str:

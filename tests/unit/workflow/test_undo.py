@@ -511,6 +511,34 @@ class TestWholeRollback:
         host.files[path] = edited
         assert plan_rollback(store, host, run.id, now({"nvidia-driver": OLD})).steps == ()
 
+    def test_file_that_somebody_wrote_where_a_purged_package_had_its_own_is_no_prey(
+        self, host: Machine, store: Store
+    ) -> None:
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
+        run.done(run.intend("runtime", "runtime-config", FileChange(DAEMON_JSON, None, OURS)))
+        run.commit("done")
+        host.archives["nvidia-docker2"] = frozenset({OLD.version})
+        for there in (None, OURS):
+            host.files[DAEMON_JSON] = there
+            assert DAEMON_JSON in {file.path for file in plan_rollback(store, host, run.id, now({})).files}
+        host.files[DAEMON_JSON] = FileState(b"theirs")
+        with pytest.raises(Conflict, match="edited since"):
+            plan_rollback(store, host, run.id, now({}))
+        assert plan_rollback(store, host, run.id, now({}), force=True).files
+
+    def test_file_written_anew_after_the_purge_is_no_prey(self, host: Machine, store: Store) -> None:
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(DAEMON_JSON, FORMER, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-docker2"), OLD, None)))
+        run.commit("done")
+        host.archives["nvidia-docker2"] = frozenset({OLD.version})
+        host.files[DAEMON_JSON] = FileState(b"theirs")
+        with pytest.raises(Conflict, match="edited since"):
+            plan_rollback(store, host, run.id, now({}))
+        assert plan_rollback(store, host, run.id, now({}), force=True).files
+
     def test_plain_rollback_leaves_configuration_files_of_purged_packages_alone(
         self, host: Machine, store: Store
     ) -> None:
