@@ -385,9 +385,9 @@ def doctor(
 ) -> None:
     """Diagnose this node, a capture or a pasted report; or a fleet."""
     if npd:
-        from gpunode.cli.monitoring import plugin
+        from gpunode.cli.monitoring import run_plugin
 
-        plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
+        run_plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
     from gpunode.cli.samples import report_at

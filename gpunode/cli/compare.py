@@ -1,4 +1,4 @@
-"""compare: how a bad node differs from a good one, the likeliest explanation first."""
+"""Compare a broken node with a working one, the likeliest explanation first."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
         yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
         yield BLANK
     for _, group in groupby(shown, key=lambda one: (one.trait, one.weight, one.why)):
-        yield from _group(list(group), verbose=verbose)
+        yield from _difference_lines(list(group), verbose=verbose)
     if shown:
         yield BLANK
     if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
         yield line("doctor names for ", span(bad), ": ", span(listed(causes), "bold"), hang=2)
-    yield from _unseen(found.unseen, {"good": good, "bad": bad}, verbose=verbose)
+    yield from _uncompared_lines(found.unseen, {"good": good, "bad": bad}, verbose=verbose)
     yield _verdict_line(found, hidden=len(found.differences) - len(shown))
 
 
-def _unseen(unseen: Sequence[Uncompared], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
+def _uncompared_lines(unseen: Sequence[Uncompared], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
     """Yield what one of the two does not show, and why."""
     groups: dict[tuple[Side, Reason], list[str]] = {}
     for one in unseen:
-        groups.setdefault((one.side, one.reason), []).append(_what(one, verbose=verbose))
+        groups.setdefault((one.side, one.reason), []).append(_trait_parts(one, verbose=verbose))
     for (side, reason), what in groups.items():
-        told = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {listed(what)}"
-        yield line(span(told, "dim"), hang=2)
+        text = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {listed(what)}"
+        yield line(span(text, "dim"), hang=2)
 
 
 _REASONS: dict[Reason, str] = {
@@ -63,7 +63,7 @@ _REASONS: dict[Reason, str] = {
 }
 
 
-def _what(one: Uncompared, *, verbose: bool) -> str:
+def _trait_parts(one: Uncompared, *, verbose: bool) -> str:
     if not one.names:
         return one.title
     names = [name.removeprefix(f"{one.title}: ") for name in one.names]
@@ -72,21 +72,21 @@ def _what(one: Uncompared, *, verbose: bool) -> str:
     return f"{one.title} ({', '.join((*names[:most], *more))})"
 
 
-def _group(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
-    """Yield what differs for one reason: the reason, and each thing with its value there and here."""
+def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
+    """Yield the reason, and each value on both nodes."""
     first = group[0]
     mark, style = _MARKS[first.weight]
     yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
     rows = group if verbose else group[:_MOST]
     for one in rows:
         name = one.name.removeprefix(f"{one.title}: ")
-        yield line("    ", span(name), "  ", span(_short(one.good), "remove"), span(" → ", "dim"),
-                   span(_short(one.bad), "add"), hang=6)  # fmt: skip
+        yield line("    ", span(name), "  ", span(_shorten(one.good), "remove"), span(" → ", "dim"),
+                   span(_shorten(one.bad), "add"), hang=6)  # fmt: skip
     if (more := len(group) - len(rows)) > 0:
         yield line(span(f"    and {more} more; -v shows them", "dim"))
 
 
-def _short(value: str | None) -> str:
+def _shorten(value: str | None) -> str:
     if value is None:
         return "not there"
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
@@ -109,7 +109,7 @@ def _verdict_line(found: Comparison, *, hidden: int) -> Line:
     return line(f"{count(likely, 'likely explanation')}, {possible} possible{more}", hang=2)
 
 
-def compare(good: str, bad: str | None, how: OutputOptions) -> None:
+def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     """Rank the differences of two reports, or of one and this machine."""
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import take_snapshot
@@ -119,26 +119,26 @@ def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     if good == bad == "-":
         raise UsageError("only one of the two reports can come from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.
-    healthy, sick = (take_snapshot(_evidence(name)) for name in (good, bad))
+    healthy, sick = (take_snapshot(_read_node(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
-    screen = how.report_screen()
-    screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=how.verbose))
+    screen = options.report_screen()
+    screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=options.verbose))
     screen.show_bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
-    status, exit_code = _verdict(found)
+    status, exit_code = _comparison_status(found)
     result = {"differences": found.differences, "unseen": found.unseen, "missing": found.missing, "causes": causes}
-    how.answer(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
+    options.answer(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
 
 
-def _verdict(found: Comparison) -> tuple[str, int]:
+def _comparison_status(found: Comparison) -> tuple[str, int]:
     """Return the status and exit code: different, the same, or too little compared to tell."""
     if found.has_explanation:
         return "different", ChangesPending.exit_code
     return ("ok", 0) if found.is_conclusive else (Undetermined.status, Undetermined.exit_code)
 
 
-def _evidence(name: str | None) -> Evidence:
+def _read_node(name: str | None) -> Evidence:
     from gpunode.cli.samples import report_at
     from gpunode.host.local import LocalHost
     from gpunode.host.reports import is_fleet, read

@@ -1,4 +1,4 @@
-"""doctor: the true cause, on this machine or from what somebody sent."""
+"""Diagnose this machine, a report or a fleet."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    named: Sequence[str],
-    how: OutputOptions,
+    names: Sequence[str],
+    options: OutputOptions,
     *,
     html: str | None = None,
     prometheus: str | None = None,
     recipe: str = "",
     lock: str = "",
 ) -> None:
-    """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
+    """Diagnose this machine, a report or a fleet, or show the story of a cause."""
     from gpunode.host.reports import is_fleet
 
-    if "" in named:
+    if "" in names:
         raise UsageError("an empty name is no report", hint="without any, gpunode doctor examines this machine")
     if "" in (html, prometheus):
         raise UsageError("an empty name names no file", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
     if prometheus:
-        _check_textfile(prometheus, named)
-    if len(named) == 1 and (named[0] in rules_by_cause() or _xid(named[0])):
+        _check_textfile(prometheus, names)
+    if len(names) == 1 and (names[0] in rules_by_cause() or _find_xid(names[0])):
         if html:
             raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
-        _tell(named[0], how, _xid(named[0]))
+        _show_cause(names[0], options, _find_xid(names[0]))
         return
-    if len(named) > 1 or (named and is_fleet(named[0])):
+    if len(names) > 1 or (names and is_fleet(names[0])):
         from gpunode.cli.fleet import fleet
 
-        fleet(named, how, html or "", recipe, lock)
+        fleet(names, options, html or "", recipe, lock)
         return
     if recipe or lock:
-        raise _not_one_node(named, recipe, lock)
-    if named and not _is_there(named[0]):
-        raise _unknown_name(named[0])
+        raise _not_one_node(names, recipe, lock)
+    if names and not _may_exist(names[0]):
+        raise _unknown_name(names[0])
     if html:
         from gpunode.cli import doctor_page
 
-        doctor_page.check_page_file(html, how)
-    _examine(named[0] if named else "", how, html or "", prometheus or "")
+        doctor_page.check_page_file(html, options)
+    _examine(names[0] if names else "", options, html or "", prometheus or "")
 
 
-def _examine(report: str, how: OutputOptions, html: str, prometheus: str) -> None:
-    """What is wrong with one node: that of ``report``, without one this machine."""
+def _examine(report: str, options: OutputOptions, html: str, prometheus: str) -> None:
+    """Diagnose the node of ``report``, or this machine."""
     from gpunode.workflow.doctor import diagnosed
 
     is_read_here = True
-    with how.report_screen() as screen:
+    with options.report_screen() as screen:
         if not report:
             screen.show_progress()
         started = monotonic()
         try:
-            evidence = _read(report) if report else look_around()
+            evidence = _read_report(report) if report else collect_evidence()
             # A page leaves the machine: it is made of what a capture would hold.
-            examined = diagnosed(_redacted(evidence) if html else evidence)
+            examined = diagnosed(_redact(evidence) if html else evidence)
         except MemoryError as error:
             raise _too_large(report) from error
         if html:
@@ -86,7 +86,7 @@ def _examine(report: str, how: OutputOptions, html: str, prometheus: str) -> Non
         if is_read_here:
             screen.show_diagnosis(examined, page=html)
         kept = screen.show_bugs(examined.diagnosis.bugs)
-    how.answer(_envelope(examined, html, kept), changed_nothing=True)
+    options.answer(_diagnosis_envelope(examined, html, kept), changed_nothing=True)
 
 
 def _too_large(report: str) -> Refused:
@@ -97,29 +97,29 @@ def _too_large(report: str) -> Refused:
     )
 
 
-def _read(report: str) -> Evidence:
+def _read_report(report: str) -> Evidence:
     from gpunode.host.reports import read
 
     return read(report)
 
 
-def look_around() -> Evidence:
-    """What there is to see of this machine."""
+def collect_evidence() -> Evidence:
+    """Return the evidence of this machine."""
     from gpunode.host.local import LocalHost
     from gpunode.workflow.doctor import examine
 
     return examine(LocalHost("/"))
 
 
-def _redacted(evidence: Evidence) -> Evidence:
+def _redact(evidence: Evidence) -> Evidence:
     from gpunode.redaction.evidence import redact
 
     return redact(evidence)
 
 
-def _check_textfile(file: str, named: Sequence[str]) -> None:
-    """Raises UsageError where nobody would read ``file``, or where it would tell of another node than this."""
-    if named:
+def _check_textfile(file: str, names: Sequence[str]) -> None:
+    """Refuse a file that node_exporter would not read, or one about another node."""
+    if names:
         raise UsageError(
             "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
             hint=str(gpunode("doctor", "--prometheus", file)),
@@ -138,11 +138,11 @@ def _check_textfile(file: str, named: Sequence[str]) -> None:
 
 
 def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
-    from gpunode.cli.monitoring import exposition
+    from gpunode.cli.monitoring import render_metrics
     from gpunode.host.output import replace
 
     try:
-        replace(Path(file), exposition(examined, time(), seconds).encode())
+        replace(Path(file), render_metrics(examined, time(), seconds).encode())
     except OSError as error:
         raise UsageError(
             f"{file} cannot be written", why=error.strerror or str(error),
@@ -150,19 +150,19 @@ def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
         ) from error  # fmt: skip
 
 
-def _is_there(name: str) -> bool:
+def _may_exist(name: str) -> bool:
     try:
         return name == "-" or Path(name).exists()
     except OSError:
         return True  # perhaps: reading it tells what is in the way
 
 
-def _not_one_node(named: Sequence[str], recipe: str, lock: str) -> UsageError:
-    """What to type instead of --recipe and --lock where there is one node."""
+def _not_one_node(names: Sequence[str], recipe: str, lock: str) -> UsageError:
+    """Return the refusal of --recipe and --lock for a single node."""
     words = [*([recipe] if recipe else []), *(["--lock", lock] if lock else [])]
     return UsageError(
         "--recipe and --lock are for a fleet", why="what setup would do on one node, plan shows in full",
-        hint=str(gpunode("plan", *words, *(["--node", named[0]] if named else []))),
+        hint=str(gpunode("plan", *words, *(["--node", names[0]] if names else []))),
     )  # fmt: skip
 
 
@@ -187,47 +187,47 @@ def _unknown_name(name: str) -> UsageError:
 _XID = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
 
 
-def _xid(name: str) -> Xid | None:
-    """The Xid of that number (``xid-79``), where ``name`` is neither a cause nor a report."""
+def _find_xid(name: str) -> Xid | None:
+    """Return the Xid of ``xid-79`` unless ``name`` is a cause or a report."""
     from gpunode.catalog import xids
 
     number = _XID.fullmatch(name)
-    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not _is_there(name) else None
+    return xids.lookup(int(number[1])) if number and name not in rules_by_cause() and not _may_exist(name) else None
 
 
-def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
-    """The whole story of one cause, or of that as which an Xid is known, with the remedy for any node."""
+def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> None:
+    """Show the story of a cause, or of an Xid, with the remedy for any node."""
     from gpunode.diagnoses.snapshot import take_snapshot
 
     if xid is not None:
         from gpunode.workflow.doctor import cause_of_xid
 
         cause = cause_of_xid(xid.code)
-        how.report_screen().show_xid(xid, cause)
+        options.report_screen().show_xid(xid, cause)
         if not cause:
-            how.answer(Envelope("doctor", result={"xid": xid}))
+            options.answer(Envelope("doctor", result={"xid": xid}))
             return
     rule = rules_by_cause()[cause]
     remedy = generic_remedy(cause, take_snapshot({}))
-    above = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
-    how.report_screen().show_story(rule, remedy, above)
-    told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
-    row = {name: getattr(rule, name) for name in told} | {"storey": rule.stack_layer}
-    result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}
-    how.answer(Envelope("doctor", result=result))
+    explained_by = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
+    options.report_screen().show_story(rule, remedy, explained_by)
+    keys = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
+    row = {name: getattr(rule, name) for name in keys} | {"storey": rule.stack_layer}
+    result = {"cause": {**row, "explained_by": explained_by, "remedy": remedy}, **({"xid": xid} if xid else {})}
+    options.answer(Envelope("doctor", result=result))
 
 
-def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
+def _diagnosis_envelope(examined: Examined, page: str, bugs: str) -> Envelope:
     kind = KINDS[examined.verdict]
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",
         exit_code=kind.exit_code if kind else 0,
-        findings=[_finding(one) for one in examined.diagnosis.findings],
-        unknown=[_doubt(one) for one in examined.diagnosis.open_questions],
+        findings=[_finding_row(one) for one in examined.diagnosis.findings],
+        unknown=[_question_row(one) for one in examined.diagnosis.open_questions],
         result={
             "stack": examined.stack,
-            "suspects": [_suspect(one) for one in examined.diagnosis.suspects],
+            "suspects": [_suspect_row(one) for one in examined.diagnosis.suspects],
             "works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
@@ -236,24 +236,24 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
     )
 
 
-def _finding(finding: Finding) -> dict[str, object]:
+def _finding_row(finding: Finding) -> dict[str, object]:
     # Onsets and boot only serve ranking: their clocks hold for this evidence alone.
     left_out = {"onsets", "is_past", "stack_layer"}
     row: dict[str, object] = {
         one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
     }
-    return {**row, "storey": finding.stack_layer, "citations": _cited(finding.citations)}
+    return {**row, "storey": finding.stack_layer, "citations": _citation_rows(finding.citations)}
 
 
-def _doubt(doubt: OpenQuestion) -> dict[str, object]:
-    citations = _cited(doubt.citations)
+def _question_row(doubt: OpenQuestion) -> dict[str, object]:
+    citations = _citation_rows(doubt.citations)
     return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "citations": citations}
 
 
-def _suspect(suspect: Suspect) -> dict[str, object]:
+def _suspect_row(suspect: Suspect) -> dict[str, object]:
     told = {"cause": suspect.cause, "title": suspect.title, "look_at": "\n".join(suspect.look_at)}
-    return {**told, "citations": _cited(suspect.citations)}
+    return {**told, "citations": _citation_rows(suspect.citations)}
 
 
-def _cited(citations: Sequence[Citation]) -> list[dict[str, object]]:
+def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:
     return [{"source": one.source, "line": one.line, "number": one.line_number} for one in citations]

@@ -1,4 +1,4 @@
-"""doctor's verdict for monitoring: metrics for Prometheus, and one line for node-problem-detector.
+"""Report doctor's verdict to monitoring: metrics for Prometheus, one line for node-problem-detector.
 
 The metrics are in the text exposition format 0.0.4, which node_exporter's textfile collector reads: names end in their
 unit, and an ``_info`` series carries the version. Of node-problem-detector see pkg/custompluginmonitor: 0 is OK, 1
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 _PREFIX: Final = "gpunode_doctor"
 
 
-def exposition(examined: Examined, finished: float, seconds: float) -> str:
+def render_metrics(examined: Examined, finished: float, seconds: float) -> str:
     """Return the metrics of one examination.
 
     Args:
         examined: what was found.
-        finished: when, in seconds since 1970.
-        seconds: how long it took.
+        finished: end of the examination, in seconds since 1970.
+        seconds: its duration.
     """
-    return "".join(f"{line}\n" for line in _lines(examined, finished, seconds))
+    return "".join(f"{line}\n" for line in _metric_lines(examined, finished, seconds))
 
 
-def _lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]:
+def _metric_lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]:
     healthy = examined.verdict == "healthy"
-    yield from _gauge("healthy", "Whether the driver works and nothing is wrong with this node.", str(int(healthy)))
-    yield from _head(
+    yield from _render_gauge(
+        "healthy", "Whether the driver works and nothing is wrong with this node.", str(int(healthy))
+    )
+    yield from _metric_head(
         "finding", "A cause that gpunode doctor found; root: whether nothing else that it found explains it."
     )
     for finding in examined.diagnosis.findings:
@@ -47,34 +49,34 @@ def _lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]
             "severity": finding.severity,
             "root": "false" if finding.explained_by else "true",
         }
-        yield f"{_PREFIX}_finding{_labels(labels)} 1"
-    yield from _gauge(
+        yield f"{_PREFIX}_finding{_render_labels(labels)} 1"
+    yield from _render_gauge(
         "unknown", "Faults without a known cause, for lack of evidence.", str(len(examined.diagnosis.open_questions))
     )
-    yield from _gauge(
+    yield from _render_gauge(
         "run_timestamp_seconds", "When gpunode doctor last ran, in seconds since 1970.", f"{finished:.3f}"
     )
-    yield from _gauge("run_duration_seconds", "How long that run of gpunode doctor took.", f"{seconds:.3f}")
-    yield from _head("info", "The version of gpunode that ran.")
-    yield f"{_PREFIX}_info{_labels({'version': __version__})} 1"
+    yield from _render_gauge("run_duration_seconds", "How long that run of gpunode doctor took.", f"{seconds:.3f}")
+    yield from _metric_head("info", "The version of gpunode that ran.")
+    yield f"{_PREFIX}_info{_render_labels({'version': __version__})} 1"
 
 
-def _head(name: str, help_text: str) -> Iterator[str]:
+def _metric_head(name: str, help_text: str) -> Iterator[str]:
     escaped = help_text.replace("\\", r"\\").replace("\n", r"\n")
     yield f"# HELP {_PREFIX}_{name} {escaped}"
     yield f"# TYPE {_PREFIX}_{name} gauge"
 
 
-def _gauge(name: str, help_text: str, value: str) -> Iterator[str]:
-    yield from _head(name, help_text)
+def _render_gauge(name: str, help_text: str, value: str) -> Iterator[str]:
+    yield from _metric_head(name, help_text)
     yield f"{_PREFIX}_{name} {value}"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+def _render_labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escape_value(value)}"' for name, value in labels.items()) + "}"
 
 
-def _escaped(value: str) -> str:
+def _escape_value(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -82,42 +84,42 @@ Status: TypeAlias = int
 OK: Final = 0
 NON_OK: Final = 1
 UNKNOWN: Final = 2
-LONGEST: Final = 80
+MAX_LENGTH: Final = 80
 
 
-def plugin(*, alone: bool) -> None:
-    """Print this machine's verdict; ``alone`` says whether no other option was given.
+def run_plugin(*, alone: bool) -> None:
+    """Report this machine's verdict; ``alone`` is False if other options were given.
 
     Raises:
-        UsageError: something was.
+        UsageError: if other options were given.
     """
     if not alone:
         raise UsageError(
             "--npd must be given alone", why="node-problem-detector reads one line about this machine",
             hint=str(gpunode("doctor", "--npd")),
         )  # fmt: skip
-    from gpunode.cli.doctor import look_around
+    from gpunode.cli.doctor import collect_evidence
     from gpunode.workflow.doctor import diagnosed
 
-    check(lambda: diagnosed(look_around()))
+    report_status(lambda: diagnosed(collect_evidence()))
 
 
-def check(examine: Callable[[], Examined]) -> None:
+def report_status(examine: Callable[[], Examined]) -> None:
     """Print the verdict and end with its status; a bug of gpunode is Unknown, since 1 would blame the node."""
     try:
-        status, message = verdict(examine())
+        status, message = node_status(examine())
     except GpunodeError as error:
         status, message = UNKNOWN, f"not examined: {error.what}"
     except Exception as error:  # its status must not be Python's own 1
         status, message = UNKNOWN, f"not examined: a bug in gpunode: {type(error).__name__}"
     from gpunode.cli.screen.printer import standard_output
 
-    standard_output().raw(f"{line(message)}\n")
+    standard_output().raw(f"{ascii_line(message)}\n")
     if status:
         raise CommandExit(status)
 
 
-def verdict(examined: Examined) -> tuple[Status, str]:
+def node_status(examined: Examined) -> tuple[Status, str]:
     """Return the status and the message, the same for the same state, so that the condition follows it alone."""
     diagnosis = examined.diagnosis
     faults = [one for one in diagnosis.roots if one.severity == "error"]
@@ -131,8 +133,8 @@ def verdict(examined: Examined) -> tuple[Status, str]:
     return OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
 
 
-def line(message: str) -> str:
-    """Return ``message`` as one line of ASCII that is not cut."""
+def ascii_line(message: str) -> str:
+    """Return ``message`` as one line of ASCII within the length limit."""
     plain = " ".join(message.encode("ascii", "replace").decode().split())
     shown = "".join(char if char.isprintable() else "?" for char in plain)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+    return shown if len(shown) <= MAX_LENGTH else f"{shown[: MAX_LENGTH - 3]}..."

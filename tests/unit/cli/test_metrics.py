@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode import __version__
-from gpunode.cli.monitoring import exposition
+from gpunode.cli.monitoring import render_metrics
 from gpunode.diagnoses.model import Diagnosis, Finding, OpenQuestion
 from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examined, diagnosed
@@ -20,7 +20,7 @@ SICK = diagnosed(pasted.evidence([(one["source"], one["text"]) for one in NOUVEA
 
 def samples(examined: Examined) -> list[tuple[str, dict[str, str], float]]:
     """What Prometheus' own client reads of it; every family has a help and a type."""
-    families = list(text_string_to_metric_families(exposition(examined, 1795292596.1314, 3.8)))
+    families = list(text_string_to_metric_families(render_metrics(examined, 1795292596.1314, 3.8)))
     assert all(family.documentation and family.type == "gauge" for family in families)
     return [(one.name, one.labels, one.value) for family in families for one in family.samples]
 
@@ -64,14 +64,14 @@ def test_a_consequence_is_no_root() -> None:
 def test_whatever_stands_in_a_label_is_read_as_it_was_meant(cause: str) -> None:
     # One line is one sample; what Python takes for a line's end beside \n does not end one.
     finding: Finding = replace(SICK.diagnosis.findings[0], cause=cause)
-    text = exposition(replace(SICK, diagnosis=Diagnosis((finding,), ())), 0.0, 0.0)
+    text = render_metrics(replace(SICK, diagnosis=Diagnosis((finding,), ())), 0.0, 0.0)
     line = next(line for line in text.split("\n") if line.startswith("gpunode_doctor_finding{"))
     (family,) = text_string_to_metric_families(line)
     assert family.samples[0].labels["cause"] == cause
 
 
 def test_the_text_ends_with_a_line_and_names_each_family_once() -> None:
-    text = exposition(SICK, 0.0, 0.0)
+    text = render_metrics(SICK, 0.0, 0.0)
     assert text.endswith("\n")
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))

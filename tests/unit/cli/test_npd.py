@@ -28,7 +28,7 @@ def checked(examined: Examined | Exception, capsys: pytest.CaptureFixture[str]) 
         return examined
 
     try:
-        monitoring.check(examine)
+        monitoring.report_status(examine)
     except CommandExit as answer:
         return answer.exit_code, capsys.readouterr().out
     return 0, capsys.readouterr().out
@@ -51,15 +51,15 @@ def test_what_goes_wrong_here_does_not_blame_the_node(error: Exception, capsys: 
 
 @given(st.text())
 def test_a_message_is_one_line_that_the_detector_does_not_cut(text: str) -> None:
-    shown = monitoring.line(text)
-    assert len(shown.encode()) <= monitoring.LONGEST
+    shown = monitoring.ascii_line(text)
+    assert len(shown.encode()) <= monitoring.MAX_LENGTH
     assert shown.isascii()
     assert not shown or shown.isprintable()
 
 
 def test_it_stands_alone() -> None:
     with pytest.raises(UsageError, match="--npd must be given alone"):
-        monitoring.plugin(alone=False)
+        monitoring.run_plugin(alone=False)
 
 
 def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
@@ -67,7 +67,7 @@ def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
     (rule,) = found["rules"]
     assert (found["plugin"], rule["type"]) == ("custom", "permanent")
     assert rule["condition"] in {one["type"] for one in found["conditions"]}
-    assert found["pluginConfig"]["max_output_length"] == monitoring.LONGEST
+    assert found["pluginConfig"]["max_output_length"] == monitoring.MAX_LENGTH
     assert "/usr/local/bin/gpunode doctor --npd" in rule["args"][-1]
     assert {"GPUProblem"} == {one["type"] for one in found["conditions"]}
 

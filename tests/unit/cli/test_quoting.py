@@ -3,23 +3,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli.screen.doctor import passage, telling
+from gpunode.cli.screen.doctor import shorten_around, telling_words
 from gpunode.cli.screen.text import cells, clean
 
 
 def test_a_line_that_fits_stays_as_it_is() -> None:
-    assert passage("  a   b ", frozenset(), 20) == "a b"
+    assert shorten_around("  a   b ", frozenset(), 20) == "a b"
 
 
 def test_of_a_line_without_end_the_passage_that_proves_something_is_shown() -> None:
     line = f"level=info msg={'x' * 90} {'noise ' * 80}libnvidia-ml.so.1: cannot open {'noise ' * 80}"
-    shown = passage(line, telling("libnvidia-ml.so.1 is not in the container"), 160)
+    shown = shorten_around(line, telling_words("libnvidia-ml.so.1 is not in the container"), 160)
     assert "noise libnvidia-ml.so.1: cannot open noise" in shown
 
 
 @given(st.text(), st.text(), st.integers(20, 200))
 def test_no_word_is_lost_in_the_middle_and_no_line_is_wider_than_its_room(line: str, about: str, room: int) -> None:
     plain = " ".join(clean(line).split())
-    shown = passage(clean(line), telling(about), room)
+    shown = shorten_around(clean(line), telling_words(about), room)
     assert cells(shown) <= room
     assert shown == plain or shown.removeprefix("… ").removesuffix(" …") in plain
