@@ -38,8 +38,8 @@ from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermin
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.cluster_programs import ProgramMissing
 from gpunode.journal.history import run_label
-from gpunode.kubernetes.labelled import labelled
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.labelled import nodes_from_labels
+from gpunode.kubernetes.render import render_cluster
 from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
@@ -112,7 +112,7 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
     screen = output.screen()
     with target.hints_for_this_cluster(), screen:
         cluster = target.connect()
-        desired = rendered(recipe_at(recipe_path), _read_nodes(captures, cluster))
+        desired = render_cluster(recipe_at(recipe_path), _read_nodes(captures, cluster))
         found = _make_plan(desired, cluster, target)
         screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
         screen.put(*own_pod_lines(desired.own_pods), *pod_problem_lines(found))
@@ -129,7 +129,7 @@ def apply(
     screen = output.screen()
     with target.hints_for_this_cluster(), screen:
         cluster, recipe = target.connect(), recipe_at(recipe_path)
-        desired = rendered(recipe, _read_nodes(captures, cluster))
+        desired = render_cluster(recipe, _read_nodes(captures, cluster))
         found = _make_plan(desired, cluster, target)
         screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
         if not found.changes:
@@ -170,7 +170,7 @@ def _make_plan(desired: Rendered, cluster: Cluster, target: ClusterRef) -> Clust
 
 def _read_nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
     """Return the captured nodes; without captures this machine, or if it has no GPU the cluster's labelled nodes."""
-    return list(nodes(captures)) if captures else _this_node() or labelled(cluster.list_nodes())
+    return list(nodes(captures)) if captures else _this_node() or nodes_from_labels(cluster.list_nodes())
 
 
 def _this_node() -> Sequence[ClusterNode]:
@@ -208,7 +208,7 @@ def verify(
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
-        screen.conclude((*verified_lines(report), *own_pod_lines(rendered(recipe, found).own_pods)))
+        screen.conclude((*verified_lines(report), *own_pod_lines(render_cluster(recipe, found).own_pods)))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
     output.answer(answer.ending_in(report.shortcoming()))
 

@@ -18,8 +18,8 @@ from gpunode.host import output
 from gpunode.host.capture import INDEX
 from gpunode.kubernetes.forms import FOLDERS, files, is_ours
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
-from gpunode.kubernetes.own_pod import own_pod_text
-from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, rendered
+from gpunode.kubernetes.own_pod import format_own_pod
+from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
@@ -34,11 +34,11 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
             hint=f"name one of these: --form {FORMS[0]}",
         )
     recipe = recipe_at(place)
-    found = rendered(recipe, list(nodes(captures)), form)
+    found = render_cluster(recipe, list(nodes(captures)), form)
     made = files(found, form)
     written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
-        own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *own_pod_text(one).splitlines())]
+        own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
         yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
         standard_output().raw(notes + "---\n".join(yaml))

@@ -14,8 +14,8 @@ from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
-from gpunode.kubernetes.owned import owned
-from gpunode.kubernetes.reconcile import MANAGER, Key, adopted, key
+from gpunode.kubernetes.owned import owned_fields
+from gpunode.kubernetes.reconcile import MANAGER, Key, find_installed, object_key
 
 Body: TypeAlias = Mapping[str, Any]
 Typed: TypeAlias = Callable[..., Command]
@@ -73,7 +73,7 @@ def advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) -> Iter
     for one in objects:
         labels = one["metadata"].get("labels", {})
         is_labelled = all(labels.get(name) == value for name, value in MANAGED_BY.items())
-        if is_labelled and (key(one) in rendered or owned(one, MANAGER) is not None):
+        if is_labelled and (object_key(one) in rendered or owned_fields(one, MANAGER) is not None):
             continue
         kind: Advertiser | None
         if one["kind"] == "DaemonSet":
@@ -171,9 +171,9 @@ def refuse_second(
 
 def _foreign_advertisers(rendered: Rendered, objects: Sequence[Body], releases: Sequence[Released]) -> list[Found]:
     """Return the advertisers that are not what is rendered, nor a release that is brought to its values."""
-    kept = [adopted(one, releases) or one for one in rendered.releases]
+    kept = [find_installed(one, releases) or one for one in rendered.releases]
     released = {f"{one.namespace}/{one.name}" for one in kept}
-    brought = [key(one.body) for one in rendered.objects]
+    brought = [object_key(one.body) for one in rendered.objects]
     there = [one for one in advertisers(objects, brought) if one.release not in released]
     if any(one.chart == "gpu-operator" for one in rendered.releases):
         there = [one for one in there if one.kind != "gpu-operator"]

@@ -1,11 +1,11 @@
-"""The Applications of Argo CD that hold the charts and, for another cluster, the plain objects. Pure."""
+"""Argo CD Applications for the charts and, if the GPUs are in another cluster, for the plain objects. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpunode.kubernetes.model import Object, Release
+from gpunode.kubernetes.model import ChartRelease, RenderedObject
 from gpunode.recipe.kubernetes import ArgoCd
 
 _ANNOTATIONS: Final = "argocd.argoproj.io"
@@ -15,11 +15,10 @@ _OWN_CLUSTER: Final = "https://kubernetes.default.svc"
 PLAIN_OBJECTS: Final = "gpu-objects"
 
 
-def annotated(one: Object) -> Mapping[str, Any]:
+def add_sync_wave(one: RenderedObject) -> Mapping[str, Any]:
     """Return the object's body with its sync wave.
 
-    For each object, not for all by kustomize's commonAnnotations: that would put the wave into pod templates and
-    restart the pods.
+    kustomize's commonAnnotations would also annotate pod templates, and so restart the pods.
     """
     annotations = {f"{_ANNOTATIONS}/sync-wave": str(_FIRST_WAVE + one.wave)}
     if one.kind == "NodeFeatureRule":
@@ -33,7 +32,7 @@ def is_elsewhere(argocd: ArgoCd) -> bool:
     return bool(argocd.cluster or argocd.server not in {"", _OWN_CLUSTER})
 
 
-def chart_application(release: Release, argocd: ArgoCd) -> Mapping[str, Any]:
+def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application that holds the release with its values."""
     source = {
         # Argo CD wants an OCI registry without its scheme.
@@ -53,17 +52,17 @@ def chart_application(release: Release, argocd: ArgoCd) -> Mapping[str, Any]:
 def objects_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application that brings the plain objects, in ``manifests``, to another cluster."""
     return _application(
-        PLAIN_OBJECTS, argocd, _git(argocd, f"{argocd.path}/manifests"), _destination(argocd, "default"), 0
+        PLAIN_OBJECTS, argocd, _git_source(argocd, f"{argocd.path}/manifests"), _destination(argocd, "default"), 0
     )
 
 
 def folder_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application of the rendered folder, which brings the others: an app of apps."""
     destination = {"server": _OWN_CLUSTER, "namespace": argocd.namespace}
-    return _application("gpu-stack", argocd, _git(argocd, argocd.path), destination, None)
+    return _application("gpu-stack", argocd, _git_source(argocd, argocd.path), destination, None)
 
 
-def _git(argocd: ArgoCd, path: str) -> Mapping[str, Any]:
+def _git_source(argocd: ArgoCd, path: str) -> Mapping[str, Any]:
     return {"repoURL": argocd.repository, "targetRevision": argocd.revision, "path": path.removeprefix("./")}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gpunode.kubernetes.model import Release
+from gpunode.kubernetes.model import ChartRelease
 from gpunode.recipe.kubernetes import Flux
 
 # The folders in the order in which they are applied.
@@ -17,10 +17,10 @@ BASE, RELEASES, RULES = "manifests", "releases", "rules"
 _RELEASE_API: Final = "helm.toolkit.fluxcd.io/v2"
 
 
-def release_objects(release: Release) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the chart's HelmRepository and the HelmRelease, in the release's own namespace.
 
-    There Helm keeps its record of the release, and no reference crosses namespaces, which Flux can be set to forbid.
+    There Helm keeps its record of the release. No reference crosses namespaces, which Flux can be set to forbid.
     """
     metadata = {"name": release.name, "namespace": release.namespace}
     oci = {"type": "oci"} if release.repository.startswith("oci://") else {}
@@ -48,14 +48,14 @@ def release_objects(release: Release) -> tuple[Mapping[str, Any], Mapping[str, A
     return repository, {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "metadata": metadata, "spec": spec}
 
 
-def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[Release]) -> Iterator[Mapping[str, Any]]:
+def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartRelease]) -> Iterator[Mapping[str, Any]]:
     """Yield a Kustomization for each of ``folders``, which waits for the one before."""
-    former = ""
+    previous = ""
     for folder in folders:
         name = f"gpu-stack-{folder}"
-        found: dict[str, Any] = {"dependsOn": [{"name": former}]} if former else {}
-        checks = [{"apiVersion": _RELEASE_API, "kind": "HelmRelease", **_named(one)} for one in releases]
-        found |= {
+        spec: dict[str, Any] = {"dependsOn": [{"name": previous}]} if previous else {}
+        checks = [{"apiVersion": _RELEASE_API, "kind": "HelmRelease", **_name_fields(one)} for one in releases]
+        spec |= {
             "interval": "10m",
             "retryInterval": "1m",
             "timeout": "15m",
@@ -68,10 +68,10 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[Releas
             "apiVersion": "kustomize.toolkit.fluxcd.io/v1",
             "kind": "Kustomization",
             "metadata": {"name": name, "namespace": flux.namespace},
-            "spec": found,
+            "spec": spec,
         }
-        former = name
+        previous = name
 
 
-def _named(release: Release) -> Mapping[str, str]:
+def _name_fields(release: ChartRelease) -> Mapping[str, str]:
     return {"name": release.name, "namespace": release.namespace}

@@ -14,10 +14,18 @@ from gpunode import yaml
 from gpunode.catalog.charts import chart
 from gpunode.command import command
 from gpunode.kubernetes import argocd, flux
-from gpunode.kubernetes.model import HEADER, KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered
+from gpunode.kubernetes.model import (
+    HEADER,
+    KIND_CONFIG,
+    LABELS_MANAGER,
+    ChartRelease,
+    NodeEdit,
+    Rendered,
+    RenderedObject,
+)
 from gpunode.kubernetes.node_rule import can_label
 from gpunode.kubernetes.objects import EXTRAS_WAVE
-from gpunode.kubernetes.own_pod import own_pod_text
+from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import GITOPS_FORMS, Form
 
 _TAINTS: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
@@ -75,13 +83,13 @@ def _object_files(rendered: Rendered, form: Form) -> Iterator[tuple[str, str]]:
         yield f"{folder}/{number:02d}-{_slug(one)}.yaml", _file([one], form)
 
 
-def _slug(one: Object) -> str:
+def _slug(one: RenderedObject) -> str:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.kind).lower()
     return f"{kind}-{one.name}"
 
 
-def _file(every: Sequence[Object], form: Form) -> str:
-    bodies = (argocd.annotated(one) if form in {"argocd", "kustomize"} else one.body for one in every)
+def _file(every: Sequence[RenderedObject], form: Form) -> str:
+    bodies = (argocd.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in every)
     texts = [yaml.document(body, one.why) for one, body in zip(every, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
 
@@ -91,7 +99,7 @@ def _documents(bodies: Sequence[Mapping[str, Any]], about: str) -> str:
     return "---\n".join((yaml.document(first, about), *map(yaml.document, rest)))
 
 
-def _values(release: Release) -> str:
+def _values(release: ChartRelease) -> str:
     about = f"{HEADER}\n{release.why}\nChart {release.chart} {release.version} from {release.repository}"
     return yaml.document(release.values, about)
 
@@ -155,7 +163,7 @@ def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
     for own in rendered.own_pods:
-        lines += ["", f"cat <<'END'\n\nYour own pod {own.why}:\n{own_pod_text(own)}END"]
+        lines += ["", f"cat <<'END'\n\nYour own pod {own.why}:\n{format_own_pod(own)}END"]
     return "\n".join(lines) + "\n"
 
 
@@ -206,7 +214,7 @@ def _kubectl(rendered: Rendered) -> Sequence[str]:
     return ("kubectl", "--context", rendered.kind.context) if rendered.kind else ("kubectl",)
 
 
-def helm_command(release: Release, context: str = "") -> str:
+def helm_command(release: ChartRelease, context: str = "") -> str:
     """The command that installs the release, or brings it to these values."""
     where = ("--namespace", release.namespace, "--create-namespace")
     version = ("--version", release.version, "--values", f"helm/{release.name}.values.yaml", "--wait")
@@ -220,7 +228,7 @@ PLUGIN_CONFIG_FILE: Final = "plugin-config.yaml"
 
 
 def kustomization(
-    resources: Iterable[str], configs: Sequence[Object] = (), releases: Sequence[Release] = ()
+    resources: Iterable[str], configs: Sequence[RenderedObject] = (), releases: Sequence[ChartRelease] = ()
 ) -> Mapping[str, Any]:
     """Return the kustomization of these files and charts; ``configs`` are generated from ``plugin-config.yaml``."""
     body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(resources)}
@@ -229,9 +237,9 @@ def kustomization(
     return body | {key: held for key, held in (("configMapGenerator", generators), ("helmCharts", charts)) if held}
 
 
-def _generator(one: Object) -> Mapping[str, Any]:
+def _generator(one: RenderedObject) -> Mapping[str, Any]:
     """Return what makes the ConfigMap, with the hash of its content in its name: kustomize rewrites what names it."""
-    metadata = argocd.annotated(one)["metadata"]
+    metadata = argocd.add_sync_wave(one)["metadata"]
     return {
         "name": one.name,
         "namespace": one.namespace,
@@ -240,7 +248,7 @@ def _generator(one: Object) -> Mapping[str, Any]:
     }
 
 
-def _helm_chart(release: Release) -> Mapping[str, Any]:
+def _helm_chart(release: ChartRelease) -> Mapping[str, Any]:
     return {
         "name": release.chart,
         "repo": release.repository,
@@ -266,7 +274,7 @@ def readme(rendered: Rendered, form: Form) -> str:
         )
         paragraphs.append(_filled(text))
     for own in rendered.own_pods:
-        paragraphs += [_filled(f"Your own pod {own.why}:"), f"```yaml\n{own_pod_text(own)}```"]
+        paragraphs += [_filled(f"Your own pod {own.why}:"), f"```yaml\n{format_own_pod(own)}```"]
     return "\n\n".join(paragraphs) + "\n"
 
 

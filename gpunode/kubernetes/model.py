@@ -1,4 +1,4 @@
-"""What is known of the nodes, and what is rendered for them."""
+"""The nodes that a cluster is rendered for, and the rendered objects."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from gpunode.recipe.kubernetes import ArgoCd, Flux
 
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG: Final = "nvidia.com/mig.config"
-# Labels are a field manager's of their own, so that what is applied to a Node never takes fields of another purpose
-# along.
+# Labels have a field manager of their own, so that applying other fields of a Node never touches them.
 LABELS_MANAGER: Final = "gpunode-labels"
-# From this kind makes a cluster; it is not for kubectl.
+# The input of kind, not of kubectl.
 KIND_CONFIG: Final = "kind-config.yaml"
-# The first line of every rendered file: by it gpunode knows its own files when it renders again.
+# The first line of every rendered file, by which gpunode recognizes its files when it renders again.
 HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
-# Helm and people find by it what gpunode rendered.
+# Helm and people find what gpunode rendered by this label.
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "gpunode"}
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node as the cluster's objects depend on it.
+    """A node, as far as the cluster's objects depend on it.
 
     Attributes:
         name: of the Node object.
         gpus: those that the driver can use, in PCI order.
-        driver: the version of the loaded driver; empty where none is loaded, or nobody could tell.
-        kubelet: the product that brings the kubelet; None where none was found.
+        driver: the version of the loaded driver; empty if none is loaded or it is unknown.
+        kubelet: the product that ships the kubelet; None if there is none.
         toolkit: whether the container toolkit is installed.
-        provider: who builds the node's host; None where its owner does.
-        provides: what that provider brought: ``driver``, ``device-plugin``.
+        provider: the provider of the node's host image; None if its owner builds it.
+        provides: the components that the provider installs: ``driver``, ``device-plugin``.
         static_cpus: whether its kubelet's CPU manager is static; a container then keeps only devices that the kubelet
             knows.
-        reads_cdi: whether its container runtime gives pods the CDI devices that the kubelet names; None where only a
-            capture would tell.
+        reads_cdi: whether its container runtime gives pods the CDI devices that the kubelet names; None if unknown.
     """
 
     name: str
@@ -54,11 +52,11 @@ class ClusterNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
-    """One object of the cluster.
+class RenderedObject:
+    """An object to apply to the cluster.
 
     Attributes:
-        why: what it is for, in a sentence; the comment above it.
+        why: its purpose in a sentence; the comment above it.
         wave: objects of a lower wave are applied, and ready, first.
     """
 
@@ -68,23 +66,23 @@ class Object:
 
     @property
     def kind(self) -> str:
-        """Its kind (``DaemonSet``)."""
+        """The kind (``DaemonSet``)."""
         return str(self.body["kind"])
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name in the metadata."""
         return str(self.body["metadata"]["name"])
 
     @property
     def namespace(self) -> str:
-        """Its namespace; empty for an object of the whole cluster."""
+        """The namespace; empty for a cluster-scoped object."""
         return str(self.body["metadata"].get("namespace", ""))
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """One release of a Helm chart, with the values that differ from the chart's."""
+class ChartRelease:
+    """A release of a Helm chart, with the values that differ from the chart's."""
 
     name: str
     chart: str
@@ -103,7 +101,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class NodeEdit:
-    """The labels and the taint of one Node.
+    """The labels and the taint to set on a Node.
 
     Attributes:
         taint: as kubectl writes it (``nvidia.com/gpu=present:NoSchedule``); empty for none.
@@ -117,11 +115,11 @@ class NodeEdit:
 
 @dataclass(frozen=True, slots=True)
 class KindCluster:
-    """A kind cluster that is yet to be made.
+    """A kind cluster to be created.
 
     Attributes:
-        config: what kind makes it from.
-        script: the commands that make it, and give its workers' containerd the NVIDIA runtime.
+        config: the configuration for kind.
+        script: the commands that create it and register the NVIDIA runtime in its workers' containerd.
     """
 
     name: str
@@ -136,10 +134,10 @@ class KindCluster:
 
 @dataclass(frozen=True, slots=True)
 class OwnPod:
-    """Lines that a pod of the user's own needs to get a GPU.
+    """The lines that a user's own pod needs to get a GPU.
 
     Attributes:
-        spec: those parts of its spec, to be merged into it.
+        spec: the parts to merge into its spec.
         why: how it gets the GPU, as the rest of a sentence that begins with the pod.
     """
 
@@ -149,21 +147,21 @@ class OwnPod:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """All that the recipe asks of the cluster, in the order in which it is applied.
+    """Everything that the recipe needs in the cluster, in the order in which it is applied.
 
     Attributes:
-        test_pod: what shows that a pod computes on a GPU; not applied with the rest.
-        own_pods: what other pods need for a GPU, for each resource; empty where nobody knows which they can ask for.
-        notes: what a person has to know, or do elsewhere.
+        test_pod: a pod that computes on a GPU, with its needs; not applied with the rest.
+        own_pods: the lines that other pods need, for each resource; empty if the resources are unknown.
+        notes: what the user should know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
-        kind: the cluster, where it is kind's.
-        argocd, flux: where the tool that applies the files runs, and finds them.
+        kind: the kind cluster, if it is one.
+        argocd, flux: where the tool that applies the files runs, and where it finds them.
     """
 
-    objects: tuple[Object, ...] = ()
-    releases: tuple[Release, ...] = ()
+    objects: tuple[RenderedObject, ...] = ()
+    releases: tuple[ChartRelease, ...] = ()
     nodes: tuple[NodeEdit, ...] = ()
-    test_pod: tuple[Object, ...] = ()
+    test_pod: tuple[RenderedObject, ...] = ()
     own_pods: tuple[OwnPod, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

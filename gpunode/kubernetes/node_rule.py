@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Object, Release
+from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, NodeEdit, RenderedObject
 from gpunode.kubernetes.objects import EXTRAS_WAVE
 from gpunode.recipe.kubernetes import Taint
 
@@ -20,7 +20,7 @@ _SUBCHARTS: Final = ("nfd", "node-feature-discovery")
 _GPU: Final = {"vendor": {"op": "In", "value": ["10de"]}, "class": {"op": "In", "value": ["0300", "0302"]}}
 
 
-def brings_discovery(release: Release) -> bool:
+def brings_discovery(release: ChartRelease) -> bool:
     """Return whether the chart installs Node Feature Discovery."""
     return any(key in release.values for key in _SUBCHARTS)
 
@@ -35,7 +35,7 @@ def can_taint(taint: Taint) -> bool:
     return "/" in taint.key and not f".{taint.key.partition('/')[0]}".endswith(".kubernetes.io")
 
 
-def with_tainting(release: Release) -> Release:
+def with_tainting(release: ChartRelease) -> ChartRelease:
     """Return the release with the permission of nfd-master to set taints."""
     values = dict(release.values)
     for key in _SUBCHARTS:
@@ -44,7 +44,7 @@ def with_tainting(release: Release) -> Release:
     return replace(release, values=values)
 
 
-def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> Object | None:
+def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject | None:
     """Return the rule that sets what ``edits`` set; None where they set nothing.
 
     Every node with an NVIDIA GPU gets what all of ``edits`` share, also one that joins later. What differs between them
@@ -74,7 +74,7 @@ def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> Object | None:
         "metadata": {"name": "gpunode", "labels": dict(MANAGED_BY)},
         "spec": {"rules": rules},
     }
-    return Object(body, "Node Feature Discovery labels the nodes by it, as apply.sh does.", EXTRAS_WAVE + 1)
+    return RenderedObject(body, "Node Feature Discovery labels the nodes by it, as apply.sh does.", EXTRAS_WAVE + 1)
 
 
 def _rules_by_name(edits: Sequence[NodeEdit], shared: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:

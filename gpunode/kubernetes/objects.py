@@ -10,7 +10,7 @@ from gpunode import yaml
 from gpunode.catalog.charts import chart
 from gpunode.errors import Refused
 from gpunode.facts.model import KubeletKind
-from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, PLUGIN_CONFIG, ClusterNode, Object, OwnPod
+from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, PLUGIN_CONFIG, ClusterNode, OwnPod, RenderedObject
 from gpunode.kubernetes.sharing import GPU
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -73,24 +73,24 @@ def tolerations(wanted: Kubernetes, *, usual: bool = True) -> list[dict[str, str
     return [{"key": key, "operator": "Exists", "effect": effect} for key, effect in effects.items()]
 
 
-def namespace(name: str) -> Object:
+def namespace(name: str) -> RenderedObject:
     """The namespace, whose pods may mount folders of the node."""
     enforce = {"pod-security.kubernetes.io/enforce": "privileged"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {**MANAGED_BY, **enforce}}}
-    return Object(
+    return RenderedObject(
         body, "Its pods mount folders of the node, such as the kubelet's; only privileged ones may.", NAMESPACE_WAVE
     )
 
 
-def runtime_class(name: str) -> Object:
+def runtime_class(name: str) -> RenderedObject:
     """The RuntimeClass that selects NVIDIA's runtime."""
     # No label of ours: RKE2 and k3s have this class, too, and RKE2 sets app.kubernetes.io/managed-by itself.
     body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nvidia"}
     why = 'Pods of this class run through the runtime "nvidia", which gpunode registers on each node.'
-    return Object(body, why, NAMESPACE_WAVE)
+    return RenderedObject(body, why, NAMESPACE_WAVE)
 
 
-def plugin_config_map(where: str, config: Mapping[str, Any], why: str, *, hashed: bool) -> Object:
+def plugin_config_map(where: str, config: Mapping[str, Any], why: str, *, hashed: bool) -> RenderedObject:
     """Return the device plugin's configuration.
 
     If ``hashed``, it is named by its content, so that another content restarts the plugin's pods: the plugin does not
@@ -100,7 +100,7 @@ def plugin_config_map(where: str, config: Mapping[str, Any], why: str, *, hashed
     name = f"{PLUGIN}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if hashed else PLUGIN
     metadata = {"name": name, "namespace": where, "labels": dict(MANAGED_BY)}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.yaml": text}}
-    return Object(body, why, CONFIG_WAVE)
+    return RenderedObject(body, why, CONFIG_WAVE)
 
 
 def static_cpus(nodes: Sequence[ClusterNode]) -> str:
@@ -119,7 +119,7 @@ def _several(names: Sequence[str]) -> str:
 
 def plugin_daemon_set(
     wanted: Kubernetes, where: str, config_map: str, nodes: Sequence[ClusterNode], *, mig: bool, cdi: bool
-) -> Object:
+) -> RenderedObject:
     """NVIDIA's device plugin on every node with the label ``nvidia.com/gpu.present=true``.
 
     As deployments/static/nvidia-device-plugin.yml of NVIDIA/k8s-device-plugin 0.20.0, with what that leaves out: the
@@ -156,7 +156,7 @@ def plugin_daemon_set(
     }
     by_cdi = "Writes their CDI specification to /var/run/cdi, from the driver's files below /." if cdi else ""
     why = " ".join(filter(None, ("Offers the node's GPUs to pods as nvidia.com/gpu.", by_cdi, needed)))
-    return Object(body, why, PLUGIN_WAVE)
+    return RenderedObject(body, why, PLUGIN_WAVE)
 
 
 def _plugin_container(wanted: Kubernetes, *, mig: bool, cdi: bool, privileged: bool) -> dict[str, Any]:
@@ -181,7 +181,9 @@ def _image_tag(wanted: Kubernetes) -> str:
     return f"v{version.removeprefix('v')}" if version else ""
 
 
-def test_pod(wanted: Kubernetes, where: str, own: OwnPod, only: tuple[str, Sequence[str]] | None) -> tuple[Object, ...]:
+def test_pod(
+    wanted: Kubernetes, where: str, own: OwnPod, only: tuple[str, Sequence[str]] | None
+) -> tuple[RenderedObject, ...]:
     """Return a pod that adds two vectors on a GPU and ends, and what it needs before it; its log says ``Test PASSED``.
 
     It says what the user's ``own`` pod has to say, and tolerates the usual taint of GPU nodes beside the recipe's.
@@ -206,11 +208,11 @@ def test_pod(wanted: Kubernetes, where: str, own: OwnPod, only: tuple[str, Seque
         spec["nodeSelector"] = {PLUGIN_CONFIG: config}
         place = f"{_several(nodes)}, with the configuration {config}"
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    pod = Object(body, f"Adds two vectors on {place}; its log ends with: Test PASSED", TEST_WAVE)
+    pod = RenderedObject(body, f"Adds two vectors on {place}; its log ends with: Test PASSED", TEST_WAVE)
     return (_claim_template(where), pod) if claims else (pod,)
 
 
-def _claim_template(where: str) -> Object:
+def _claim_template(where: str) -> RenderedObject:
     """Return the template of a claim for one GPU, for Dynamic Resource Allocation."""
     metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
@@ -220,4 +222,4 @@ def _claim_template(where: str) -> Object:
         "metadata": metadata,
         "spec": {"spec": {"devices": {"requests": [request]}}},
     }
-    return Object(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE)
+    return RenderedObject(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE)

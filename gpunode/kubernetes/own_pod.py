@@ -1,4 +1,4 @@
-"""Lines that a pod of the user's own needs for a GPU, and why. Pure.
+"""The lines that a user's own pod needs for a GPU, and why. Pure.
 
 Sources: NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go and docs/cdi.md; KEP-4009 (the kubelet passes a
 device plugin's CDI devices on from Kubernetes 1.29); NVIDIA/gpu-operator 26.7, controllers/object_controls.go
@@ -21,24 +21,24 @@ from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 
 # The first device plugin with cdi-cri.
-_WITH_CDI: Final = (0, 15)
+_CDI_SINCE: Final = (0, 15)
 _BY_CDI: Final = "by CDI (Kubernetes 1.29 or later)"
 
 
 def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
-    """Return whether the device plugin can hand GPUs to pods of the node as CDI devices.
+    """Return whether the device plugin can pass GPUs to pods of the node as CDI devices.
 
-    Their hooks are run by the host's container toolkit. With nvidia as default runtime there is no need of CDI.
+    The host's container toolkit runs their hooks. With nvidia as default runtime CDI is not needed.
     """
-    wanted, runtime = _tables(recipe), recipe.runtime
-    if wanted.kind.workers or runtime.default or runtime.cdi is False:
+    desired, runtime = _kubernetes_tables(recipe), recipe.runtime
+    if desired.kind.workers or runtime.default or runtime.cdi is False:
         return False
-    version = tuple(int(one) for one in wanted.versions.device_plugin.lstrip("v").partition("-")[0].split(".") if one)
-    return bool(node.reads_cdi) and node.toolkit and (not version or version >= _WITH_CDI)
+    version = tuple(int(one) for one in desired.versions.device_plugin.lstrip("v").partition("-")[0].split(".") if one)
+    return bool(node.reads_cdi) and node.toolkit and (not version or version >= _CDI_SINCE)
 
 
 def device_list_strategies(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
-    """Return how the device plugin hands GPUs to the container runtime; empty for its default, ``envvar``.
+    """Return how the device plugin passes GPUs to the container runtime; empty for its default, ``envvar``.
 
     ``envvar`` stays beside ``cdi-cri``, for nodes whose runtime reads no CDI devices: one DaemonSet serves all. Where
     CDI is read, its specification sets NVIDIA_VISIBLE_DEVICES to ``void``, and NVIDIA's runtime adds nothing.
@@ -47,102 +47,104 @@ def device_list_strategies(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tupl
 
 
 def operator_uses_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> bool:
-    """Return whether the GPU Operator's plugin is to hand out CDI devices, which it then does on every node."""
+    """Return whether the GPU Operator's plugin passes CDI devices, which it then does on every node."""
     return recipe.runtime.cdi is True or is_gke(nodes) or all(can_use_cdi(recipe, node) for node in nodes)
 
 
-def settle_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
-    """Return the recipe with what all nodes decide together written out, so that one can be rendered by itself."""
-    if _tables(recipe).stack != "gpu-operator":
+def fix_cdi_choice(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
+    """Return the recipe with the CDI choice that all nodes make together, so that one can be rendered alone."""
+    if _kubernetes_tables(recipe).stack != "gpu-operator":
         return recipe
     return replace(recipe, runtime=replace(recipe.runtime, cdi=operator_uses_cdi(recipe, nodes)))
 
 
-def runtime_class_of_pods(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
-    """Return the RuntimeClass that a pod has to name to get a GPU on any of these nodes; empty for none."""
-    wanted = _tables(recipe)
-    if wanted.stack in {"dra", "hami"} or (recipe.runtime.default and not wanted.kind.workers):
+def required_runtime_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
+    """Return the RuntimeClass that a pod must name to get a GPU on any of these nodes; empty for none."""
+    desired = _kubernetes_tables(recipe)
+    if desired.stack in {"dra", "hami"} or (recipe.runtime.default and not desired.kind.workers):
         return ""
-    if wanted.stack == "gpu-operator":
-        return "" if operator_uses_cdi(recipe, nodes) else wanted.runtime_class
-    return "" if all(can_use_cdi(recipe, node) for node in nodes) else wanted.runtime_class
+    if desired.stack == "gpu-operator":
+        return "" if operator_uses_cdi(recipe, nodes) else desired.runtime_class
+    return "" if all(can_use_cdi(recipe, node) for node in nodes) else desired.runtime_class
 
 
-def own_pods(
+def describe_own_pods(
     recipe: Recipe, nodes: Sequence[ClusterNode], resources: Mapping[str, Sequence[str]]
 ) -> tuple[OwnPod, ...]:
-    """Return what pods of one's own need, one for each resource; MIG instances that need the same share one.
+    """Return what the user's pods need, for each resource; MIG instances that need the same share one.
 
     Args:
         recipe: with its Kubernetes tables.
         nodes: all GPU nodes of the cluster. A pod may run on any that offers its resource, whatever else it offers.
-        resources: what each offers, by its name; with DRA one empty name, and empty where only the MIG layout tells.
+        resources: the resources of each node, by its name; one empty name for DRA, empty for an unknown MIG layout.
     """
-    every = dict.fromkeys(name for names in resources.values() for name in names)
+    resource_names = dict.fromkeys(name for names in resources.values() for name in names)
     found: dict[tuple[str, str], tuple[OwnPod, list[str]]] = {}
-    for resource in every:
-        own = own_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
+    for resource in resource_names:
+        own = describe_own_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
         group = MIG if resource.startswith(MIG) else resource
         found.setdefault((group, own.why), (own, []))[1].append(resource)
-    if len(every) == 1:
+    if len(resource_names) == 1:
         return tuple(own for own, _ in found.values())
     return tuple(replace(own, why=f"that asks for {' or '.join(names)} {own.why}") for own, names in found.values())
 
 
-def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], offering: Sequence[ClusterNode], resource: str) -> OwnPod:
-    """Return what a pod needs that may run on the nodes ``offering`` the resource, among all GPU ``nodes``."""
-    wanted = _tables(recipe)
-    if wanted.stack != "gpu-operator":  # whose plugin hands GPUs over alike on every node
-        nodes = offering
-    name = runtime_class_of_pods(recipe, nodes)
+def describe_own_pod(
+    recipe: Recipe, nodes: Sequence[ClusterNode], eligible: Sequence[ClusterNode], resource: str
+) -> OwnPod:
+    """Return what a pod needs that may run on the ``eligible`` nodes, among all GPU ``nodes``."""
+    desired = _kubernetes_tables(recipe)
+    if desired.stack != "gpu-operator":  # its plugin works alike on every node
+        nodes = eligible
+    name = required_runtime_class(recipe, nodes)
     spec: dict[str, Any] = {"runtimeClassName": name} if name else {}
-    if tolerated := tolerations(wanted, usual=False):
-        spec["tolerations"] = tolerated
-    if wanted.stack == "dra":
+    if own_tolerations := tolerations(desired, usual=False):
+        spec["tolerations"] = own_tolerations
+    if desired.stack == "dra":
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]
-    spec["containers"] = [{"resources": _resources(wanted, resource)}]
+    spec["containers"] = [{"resources": _resource_requests(desired, resource)}]
     return OwnPod(spec, _why(recipe, nodes, name))
 
 
-def own_pod_text(own: OwnPod) -> str:
-    """Return what a pod has to say, as YAML."""
+def format_own_pod(own: OwnPod) -> str:
+    """Return the lines of the pod as YAML."""
     return yaml.document({"spec": own.spec})
 
 
-def _resources(wanted: Kubernetes, resource: str) -> Mapping[str, Any]:
-    if wanted.stack == "dra":
+def _resource_requests(desired: Kubernetes, resource: str) -> Mapping[str, Any]:
+    if desired.stack == "dra":
         return {"claims": [{"name": "gpu"}]}
-    return {"limits": {resource: 1, **({"nvidia.com/gpumem": 1024} if wanted.stack == "hami" else {})}}
+    return {"limits": {resource: 1, **({"nvidia.com/gpumem": 1024} if desired.stack == "hami" else {})}}
 
 
 def _why(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
-    wanted = _tables(recipe)
-    if wanted.stack == "dra":
+    desired = _kubernetes_tables(recipe)
+    if desired.stack == "dra":
         return "gets a GPU by a claim; NAME is a ResourceClaimTemplate in its namespace, as in test-pod.yaml"
-    if wanted.stack == "hami":
+    if desired.stack == "hami":
         return "gets a GPU by its limits; HAMi's webhook adds the RuntimeClass and HAMi's scheduler"
     if name:
-        return f"gets a GPU only with runtimeClassName: {name}{_because(recipe, nodes)}"
-    if recipe.runtime.default or not wanted.runtime_class:
+        return f"gets a GPU only with runtimeClassName: {name}{_reason_for_class(recipe, nodes)}"
+    if recipe.runtime.default or not desired.runtime_class:
         return "gets a GPU by its limits alone: nvidia is the default runtime"
     return f"gets a GPU by its limits alone, {_BY_CDI}"
 
 
-def _because(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
-    if recipe.runtime.cdi is False or _tables(recipe).kind.workers:
+def _reason_for_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
+    if recipe.runtime.cdi is False or _kubernetes_tables(recipe).kind.workers:
         return ""
     if unable := [node.name for node in nodes if node.reads_cdi is False]:
-        who = f"the container runtime of {_some(unable)} reads no CDI devices"
+        who = f"the container runtime of {_join_first(unable)} reads no CDI devices"
         return f", because {who}; containerd 1.7 or later does after gpunode setup"
     if unknown := [node.name for node in nodes if node.reads_cdi is None]:
-        return f", unless captures (--node) show that the container runtime of {_some(unknown)} reads CDI devices"
+        return f", unless captures (--node) show that the container runtime of {_join_first(unknown)} reads CDI devices"
     return ""
 
 
-def _some(names: Sequence[str]) -> str:
+def _join_first(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _tables(recipe: Recipe) -> Kubernetes:
+def _kubernetes_tables(recipe: Recipe) -> Kubernetes:
     assert recipe.kubernetes is not None  # checked before anything is rendered
     return recipe.kubernetes

@@ -1,4 +1,4 @@
-"""What a field manager owns of an object, by its ``managedFields``, and which fields others hold against gpunode. Pure.
+"""The fields that a field manager owns in an object, by its ``managedFields``, and conflicts about them. Pure.
 
 Source: the Kubernetes documentation, "Server-Side Apply"; sigs.k8s.io/structured-merge-diff, fieldpath/serialize.go.
 """
@@ -11,18 +11,18 @@ from typing import Any, Final, TypeAlias
 
 Body: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, ...]
-_ITSELF = "."
+_SELF_KEY = "."
 
 
-def owned(live: Body, manager: str) -> Body | None:
-    """The object with only those fields that ``manager`` applied; None when it applied none.
+def owned_fields(live: Body, manager: str) -> Body | None:
+    """Return the object with only those fields that ``manager`` applied; None if it applied none.
 
-    To apply just these once more, as that manager, changes nothing.
+    To apply just these again, as that manager, changes nothing.
     """
-    entry = _entry(live, manager)
+    entry = _apply_entry(live, manager)
     if entry is None:
         return None
-    fields = _project(live, entry.get("fieldsV1", {}))
+    fields = _select_owned(live, entry.get("fieldsV1", {}))
     place = {key: live["metadata"][key] for key in ("name", "namespace") if live["metadata"].get(key)}
     found = fields if isinstance(fields, dict) else {}
     return {
@@ -33,8 +33,8 @@ def owned(live: Body, manager: str) -> Body | None:
     }
 
 
-def others(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
-    """The field managers but ``ours`` that set more of the object than its status."""
+def other_managers(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
+    """Return the field managers other than ``ours`` that set more of the object than its status."""
     entries = live["metadata"].get("managedFields", [])
     return tuple(
         dict.fromkeys(
@@ -46,146 +46,156 @@ def others(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
 
 
 def fields_by_manager(live: Body) -> Mapping[str, frozenset[Path]]:
-    """Return what each field manager set of the object, its status left out."""
+    """Return the paths that each field manager set in the object, without its status."""
     found: dict[str, frozenset[Path]] = {}
     for one in live["metadata"].get("managedFields", []):
         if not one.get("subresource"):
             manager = str(one.get("manager", ""))
-            found[manager] = found.get(manager, frozenset()) | frozenset(_leaves(one.get("fieldsV1", {})))
+            found[manager] = found.get(manager, frozenset()) | frozenset(_leaf_paths(one.get("fieldsV1", {})))
     return found
 
 
 def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the field managers that also set fields of ``ours``, each with these fields; not those of the metadata."""
+    """Return the field managers that also set fields of ``ours``, with these fields; metadata does not count."""
     fields = fields_by_manager(live)
     mine = {path for manager in ours for path in fields.get(manager, ()) if path[0] != "f:metadata"}
     return {
-        manager: tuple(map(field_name, sorted(theirs & mine)))
+        manager: tuple(map(format_field, sorted(theirs & mine)))
         for manager, theirs in fields.items()
         if manager not in ours and theirs & mine
     }
 
 
 def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
-    """Return the JSON patch after which ``manager`` owns nothing of the object, though all values but its labels stay.
+    """Return the JSON patch that removes ``manager``'s ownership; all values stay but labels of its alone.
 
-    It fails where the object was changed since. To apply the object without a field, as one gives it up otherwise,
-    takes the field out, which the API server refuses of fields that the object cannot do without.
+    It fails if the object was changed since. The usual way, to apply the object without a field, removes the field,
+    which the API server rejects for required ones.
     """
-    metadata, entry = live["metadata"], _entry(live, manager)
+    metadata, entry = live["metadata"], _apply_entry(live, manager)
     if entry is None:
         return []
-    place = metadata.get("managedFields", []).index(entry)
-    held = set().union(*(_leaves(one["fieldsV1"]) for one in metadata["managedFields"] if one != entry))
-    alone = [path for path in _leaves(entry["fieldsV1"]) if path[0] == "f:metadata" and path not in held]
+    index = metadata.get("managedFields", []).index(entry)
+    owned_by_others = set().union(*(_leaf_paths(one["fieldsV1"]) for one in metadata["managedFields"] if one != entry))
+    own_labels = [
+        path for path in _leaf_paths(entry["fieldsV1"]) if path[0] == "f:metadata" and path not in owned_by_others
+    ]
     return [
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
-        {"op": "remove", "path": f"/metadata/managedFields/{place}"},
-        *({"op": "remove", "path": "".join(f"/{_escaped(step[2:])}" for step in path)} for path in alone),
+        {"op": "remove", "path": f"/metadata/managedFields/{index}"},
+        *({"op": "remove", "path": "".join(f"/{_escape_pointer(step[2:])}" for step in path)} for path in own_labels),
     ]
 
 
 def is_applied_by_kubectl(live: Body) -> bool:
-    """Whether somebody applied the object on the client's side, which sets none of the fields that are so already."""
+    """Return whether it was applied client-side, which records no ownership of fields that are so already."""
     return "kubectl.kubernetes.io/last-applied-configuration" in live["metadata"].get("annotations", {})
 
 
-def _leaves(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
-    for key, held in fields.items():
-        if key != _ITSELF:
-            yield from _leaves(held, (*path, key)) if held.keys() - {_ITSELF} else ((*path, key),)
+def _leaf_paths(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
+    for key, inner in fields.items():
+        if key != _SELF_KEY:
+            yield from _leaf_paths(inner, (*path, key)) if inner.keys() - {_SELF_KEY} else ((*path, key),)
 
 
-def field_name(path: Path) -> str:
+def format_field(path: Path) -> str:
     """Return the field as kubectl writes it: ``spec.containers[name="plugin"].image``."""
-    steps = (f".{step[2:]}" if step.startswith("f:") else _element_name(step) for step in path)
+    steps = (f".{step[2:]}" if step.startswith("f:") else _format_element(step) for step in path)
     return "".join(steps).removeprefix(".")
 
 
-def _element_name(step: str) -> str:
+def _format_element(step: str) -> str:
     found = json.loads(step[2:])
     keys = found.items() if isinstance(found, dict) else [("", found)]
     return "[" + ",".join(f"{name}={json.dumps(value)}" for name, value in keys) + "]"
 
 
-def _escaped(name: str) -> str:
-    """Return the name as a step of a JSON pointer (RFC 6901)."""
+def _escape_pointer(name: str) -> str:
+    """Return the name escaped for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _entry(live: Body, manager: str) -> Mapping[str, Any] | None:
+def _apply_entry(live: Body, manager: str) -> Mapping[str, Any] | None:
     for one in live["metadata"].get("managedFields", []):
         if one.get("manager") == manager and one.get("operation") == "Apply" and not one.get("subresource"):
             return dict(one)
     return None
 
 
-def _project(value: Any, fields: Mapping[str, Any]) -> Any:
-    """``value`` as far as ``fields`` name it; a field without further ones is owned whole."""
-    inner = {key: held for key, held in fields.items() if key != _ITSELF}
+def _select_owned(value: Any, fields: Mapping[str, Any]) -> Any:
+    """Return the part of ``value`` that ``fields`` name; a field without nested ones is owned whole."""
+    inner = {key: nested for key, nested in fields.items() if key != _SELF_KEY}
     if not inner:
         return value
     if isinstance(value, Mapping):
-        named = ((key[2:], held) for key, held in inner.items() if key.startswith("f:"))
-        return {name: _project(value[name], held) for name, held in named if name in value}
+        fields_of_keys = ((key[2:], nested) for key, nested in inner.items() if key.startswith("f:"))
+        return {name: _select_owned(value[name], nested) for name, nested in fields_of_keys if name in value}
     if isinstance(value, list):
-        return [_project(item, held) for item in value for key, held in inner.items() if _is(item, key)]
+        return [
+            _select_owned(item, nested)
+            for item in value
+            for key, nested in inner.items()
+            if _is_list_element(item, key)
+        ]
     return value
 
 
-def _is(item: Any, key: str) -> bool:
-    """Whether ``item`` is the list's element that ``key`` names: by its keys (``k:``), or by its value (``v:``)."""
+def _is_list_element(item: Any, key: str) -> bool:
+    """Return whether ``key`` names this element of a list: by its keys (``k:``) or its value (``v:``)."""
     kind, _, text = key.partition(":")
     if kind == "v":
         return bool(item == json.loads(text))
     return kind == "k" and isinstance(item, Mapping) and all(item.get(k) == v for k, v in json.loads(text).items())
 
 
-_LONGEST: Final = 60
+_MAX_VALUE_LENGTH: Final = 60
 _MISSING: Final = object()
 
 
-def conflict_lines(said: str, wanted: Sequence[Body], live: Sequence[Body]) -> tuple[str, ...]:
+def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) -> tuple[str, ...]:
     """Return a line for each conflict: object, field, the other manager with its value, and gpunode's.
 
     Args:
-        said: the API server's refusal, which names managers and fields, but neither objects nor values.
-        wanted: the objects that were applied.
+        message: the API server's error, which names managers and fields, but neither objects nor values.
+        applied: the objects that were applied.
         live: these objects as they are, with their ``managedFields``.
     """
-    there = {_title_of(one): one for one in live}
-    return tuple(line for one in wanted for line in _conflicts(said, one, there.get(_title_of(one))))
+    live_by_title = {_object_title(one): one for one in live}
+    return tuple(
+        line for one in applied for line in _conflict_lines_of(message, one, live_by_title.get(_object_title(one)))
+    )
 
 
-def _conflicts(said: str, wanted: Body, live: Body | None) -> Iterator[str]:
+def _conflict_lines_of(message: str, applied: Body, live: Body | None) -> Iterator[str]:
     for manager, fields in fields_by_manager(live).items() if live else ():
         for path in sorted(fields):
-            ours, theirs, name = _value_at(wanted, path), _value_at(live, path), field_name(path)
-            if ours is not _MISSING and ours != theirs and f'"{manager}"' in said and f".{name}\n" in f"{said}\n":
-                yield f"{_title_of(wanted)}, {name}: {manager} has {_short(theirs)}, gpunode would set {_short(ours)}"
+            ours, theirs, name = _value_at(applied, path), _value_at(live, path), format_field(path)
+            if ours is not _MISSING and ours != theirs and f'"{manager}"' in message and f".{name}\n" in f"{message}\n":
+                values = f"{manager} has {_shorten(theirs)}, gpunode would set {_shorten(ours)}"
+                yield f"{_object_title(applied)}, {name}: {values}"
 
 
-def _title_of(body: Body) -> str:
+def _object_title(body: Body) -> str:
     metadata = body["metadata"]
     return f"{body['kind']} " + "/".join(metadata[part] for part in ("namespace", "name") if part in metadata)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     written = json.dumps(value, ensure_ascii=False)
-    return written if len(written) <= _LONGEST else f"{written[:_LONGEST]}…"
+    return written if len(written) <= _MAX_VALUE_LENGTH else f"{written[:_MAX_VALUE_LENGTH]}…"
 
 
 def _value_at(body: Any, path: Path) -> Any:
-    """Return the value at a path of ``managedFields``; _MISSING where there is none."""
+    """Return the value at a path of ``managedFields``; _MISSING if there is none."""
     for step in path:
         kind, _, name = step.partition(":")
         if kind == "f":
             body = body.get(name, _MISSING) if isinstance(body, dict) else _MISSING
         elif isinstance(body, list):
             keys = json.loads(name)
-            body = next((one for one in body if one == keys or _has(one, keys)), _MISSING)
+            body = next((one for one in body if one == keys or _has_keys(one, keys)), _MISSING)
     return body
 
 
-def _has(element: Any, keys: Any) -> bool:
+def _has_keys(element: Any, keys: Any) -> bool:
     return isinstance(element, dict) and isinstance(keys, dict) and keys.items() <= element.items()

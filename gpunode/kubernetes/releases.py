@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpunode import yaml
 from gpunode.catalog.charts import chart
 from gpunode.kubernetes.managed import GKE_DRIVER, is_gke
-from gpunode.kubernetes.model import GPU_PRESENT, ClusterNode, Release
+from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease, ClusterNode
 from gpunode.kubernetes.objects import (
     EXTRAS_WAVE,
     PLUGIN,
@@ -28,9 +28,9 @@ from gpunode.recipe.kubernetes import Kubernetes
 _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
 
 
-def _release(name: str, version: str, where: str, values: Mapping[str, Any], why: str, wave: int) -> Release:
+def _release(name: str, version: str, where: str, values: Mapping[str, Any], why: str, wave: int) -> ChartRelease:
     found = chart(name)
-    return Release(name, name, version or found.version, found.repository, where, values, why, wave)
+    return ChartRelease(name, name, version or found.version, found.repository, where, values, why, wave)
 
 
 def files_of(
@@ -55,7 +55,7 @@ def device_plugin(
     strategies: Sequence[str],
     *,
     gfd: bool,
-) -> Release:
+) -> ChartRelease:
     """NVIDIA's device plugin, and with it GPU Feature Discovery and the MPS daemon where they are wanted."""
     values: dict[str, Any] = {
         **_runtime_class(wanted),
@@ -89,7 +89,7 @@ def gpu_operator(
     cdi: bool,
     driver: bool,
     toolkit: bool,
-) -> Release:
+) -> ChartRelease:
     """The GPU Operator, which installs driver and toolkit only where the nodes have none."""
     values = _operands(wanted, configs, cdi=cdi, driver=driver, toolkit=toolkit)
     if plugin := _operators_plugin(wanted, configs, nodes, direct):
@@ -156,7 +156,7 @@ def _operators_plugin(
     return plugin
 
 
-def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], direct: GpuDirect) -> Release:
+def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], direct: GpuDirect) -> ChartRelease:
     """HAMi: its device plugin, and its scheduler, by which a pod gets part of a GPU's memory and cores."""
     # The chart's own registry is a mirror in China; imageRegistry overrides the registry of every image.
     scheduler = {"repository": "kube-scheduler"} | ({} if wanted.registry else {"registry": "registry.k8s.io"})
@@ -178,7 +178,7 @@ def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], direct: G
     return _release("hami", wanted.versions.hami, where, values, why, PLUGIN_WAVE)
 
 
-def dra_driver(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
+def dra_driver(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> ChartRelease:
     """The DRA driver for GPUs, without ComputeDomains, which only NVLink domains of several nodes need."""
     root = kubelet_root(nodes)
     places = {
@@ -197,7 +197,7 @@ def dra_driver(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> 
     return _release("dra-driver-nvidia-gpu", wanted.versions.dra_driver, where, values, why, PLUGIN_WAVE)
 
 
-def dcgm_exporter(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
+def dcgm_exporter(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> ChartRelease:
     """The DCGM exporter on its own, for stacks other than the GPU Operator, which brings it."""
     values: dict[str, Any] = {
         **_runtime_class(wanted),

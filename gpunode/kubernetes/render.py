@@ -1,4 +1,4 @@
-"""Recipe and nodes → all that the cluster is asked for. Pure, and the same bytes for the same input."""
+"""Render the objects that a recipe needs for some nodes. Pure, and the same bytes for the same input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpunode.kubernetes.managed import check_managed, is_gke
 from gpunode.kubernetes.model import (
     MIG_CONFIG,
     PLUGIN_CONFIG,
+    ChartRelease,
     ClusterNode,
     KindCluster,
     NodeEdit,
-    Object,
-    Release,
     Rendered,
+    RenderedObject,
 )
-from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi, own_pod, own_pods
+from gpunode.kubernetes.own_pod import describe_own_pod, describe_own_pods, device_list_strategies, operator_uses_cdi
 from gpunode.kubernetes.sharing import (
     GPU,
     Config,
@@ -36,14 +36,14 @@ from gpunode.recipe.kubernetes import Kubernetes, stack_labels
 
 Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
 FORMS: Final[tuple[Form, ...]] = get_args(Form)
-# In these nobody runs apply.sh: a controller applies what is in git.
+# Here a controller applies what is in git, and nobody runs apply.sh.
 GITOPS_FORMS: Final = frozenset[Form]({"kustomize", "argocd", "flux"})
-_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
+_DEFAULT_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
-_DRA_DRIVER_BRANCH: Final = 565
+_MIN_DRA_DRIVER_BRANCH: Final = 565
 # NVIDIA/gpu-operator controllers/state_manager.go.
-_DEPLOY: Final = "nvidia.com/gpu.deploy."
-_SHARED: Final = {
+_DEPLOY_LABEL: Final = "nvidia.com/gpu.deploy."
+_SHARING_NOTES: Final = {
     "time-slicing": (
         "Time slicing shares a GPU's time, not its memory: one pod can fill the memory and starve the others, and a "
         "fault in one pod ends all pods on that GPU. MIG isolates both."
@@ -55,85 +55,89 @@ _SHARED: Final = {
 }
 
 
-def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifests") -> Rendered:
-    """What the recipe asks of the cluster, for these nodes.
+def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifests") -> Rendered:
+    """Return everything that the recipe needs in the cluster, for these nodes.
 
     Raises:
-        Refused: the recipe contradicts itself, or asks of a node what it cannot do.
+        Refused: if the recipe contradicts itself, or needs what a node cannot do.
     """
     check(recipe)
-    wanted = recipe.kubernetes
-    assert wanted is not None  # checked
-    given = _with_gpus(nodes)
-    check_managed(wanted, given)
-    found = members(wanted, given)
-    if wanted.stack == "dra":
-        _check_drivers(found)
-    # HAMi has no configuration of the device plugin; its replicas are a limit of its own.
-    by_node = {node.name: Config("whole") for node in found} if wanted.stack == "hami" else configs(wanted, found)
-    where = wanted.namespace or _NAMESPACES.get(wanted.stack, "gpu-system")
-    plain, charts = _parts(recipe, wanted, found, by_node, where, form)
-    edits = tuple(_edits(recipe, wanted, found, by_node))
+    desired = recipe.kubernetes
+    assert desired is not None  # checked
+    gpu_nodes = _select_gpu_nodes(nodes)
+    check_managed(desired, gpu_nodes)
+    members = cluster_members(desired, gpu_nodes)
+    if desired.stack == "dra":
+        _refuse_old_drivers(members)
+    # HAMi does not use the device plugin's configuration; its replicas are a limit of its own.
+    by_node = {node.name: Config("whole") for node in members} if desired.stack == "hami" else configs(desired, members)
+    namespace = desired.namespace or _DEFAULT_NAMESPACES.get(desired.stack, "gpu-system")
+    plain, charts = _render_stack(recipe, desired, members, by_node, namespace, form)
+    edits = tuple(_node_edits(recipe, desired, members, by_node))
     if form in GITOPS_FORMS and any(node_rule.brings_discovery(one) for one in charts):
-        if rule := node_rule.node_feature_rule(edits, wanted.taint):
+        if rule := node_rule.node_feature_rule(edits, desired.taint):
             plain.append(rule)
-        if node_rule.can_taint(wanted.taint):
+        if node_rule.can_taint(desired.taint):
             charts = [node_rule.with_tainting(one) for one in charts]
     resources = {
-        node.name: ("",) if wanted.stack == "dra" else resources_of(node, by_node[node.name]) for node in found
+        node.name: ("",) if desired.stack == "dra" else resources_of(node, by_node[node.name]) for node in members
     }
-    expected = {node.name: offer for node in found if (offer := _expected(wanted, node, by_node[node.name]))}
+    expected = {
+        node.name: offer for node in members if (offer := _expected_resources(desired, node, by_node[node.name]))
+    }
     return Rendered(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
         nodes=edits,
-        test_pod=tuple(_test_pods(recipe, where, found, by_node, resources)),
-        own_pods=own_pods(recipe, found, resources),
-        notes=tuple(_notes(wanted, found, by_node)),
+        test_pod=tuple(_render_test_pods(recipe, namespace, members, by_node, resources)),
+        own_pods=describe_own_pods(recipe, members, resources),
+        notes=tuple(_notes(desired, members, by_node)),
         expected=expected,
-        kind=_kind_cluster(recipe, wanted, given) if found != given else None,
-        argocd=wanted.argocd,
-        flux=wanted.flux,
+        kind=_kind_cluster(recipe, desired, gpu_nodes) if members != gpu_nodes else None,
+        argocd=desired.argocd,
+        flux=desired.flux,
     )
 
 
-def _test_pods(
+def _render_test_pods(
     recipe: Recipe,
-    where: str,
+    namespace: str,
     nodes: Sequence[ClusterNode],
     by_node: Mapping[str, Config],
     resources: Mapping[str, Sequence[str]],
-) -> Iterator[Object]:
-    """Yield a test pod, and what it needs before it, for each configuration of the nodes."""
+) -> Iterator[RenderedObject]:
+    """Yield a test pod, preceded by its needs, for each configuration of the nodes."""
     assert recipe.kubernetes is not None  # checked
-    every = dict.fromkeys(by_node[node.name] for node in nodes)
-    for config in every:
+    node_configs = dict.fromkeys(by_node[node.name] for node in nodes)
+    for config in node_configs:
         having = [node for node in nodes if by_node[node.name] == config]
         if names := resources[having[0].name]:
-            only = (config.name, [node.name for node in having]) if len(every) > 1 else None
-            yield from objects.test_pod(recipe.kubernetes, where, own_pod(recipe, nodes, having, names[0]), only)
+            only = (config.name, [node.name for node in having]) if len(node_configs) > 1 else None
+            yield from objects.test_pod(
+                recipe.kubernetes, namespace, describe_own_pod(recipe, nodes, having, names[0]), only
+            )
 
 
-def members(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
-    """The nodes of the cluster: those given, or the workers of the kind cluster on the one that is.
+def cluster_members(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+    """Return the nodes of the cluster: those given, or the workers of the kind cluster on the given one.
 
     Raises:
-        Refused: a kind cluster cannot be made there.
+        Refused: if no kind cluster can be created there.
     """
-    if not wanted.kind.workers:
+    if not desired.kind.workers:
         return tuple(nodes)
     from gpunode.kubernetes import kind  # loaded on use: most clusters are not kind's
 
-    return kind.workers(wanted.kind, nodes)
+    return kind.workers(desired.kind, nodes)
 
 
-def _kind_cluster(recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> KindCluster:
+def _kind_cluster(recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode]) -> KindCluster:
     from gpunode.kubernetes import kind
 
-    return kind.cluster(recipe, wanted.kind, len(nodes[0].gpus))
+    return kind.cluster(recipe, desired.kind, len(nodes[0].gpus))
 
 
-def _with_gpus(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+def _select_gpu_nodes(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     found = tuple(sorted((node for node in nodes if node.gpus), key=lambda node: node.name))
     if not found:
         raise Refused(
@@ -143,96 +147,98 @@ def _with_gpus(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
             "then name the captures here with --node node.tar.gz",
         )
     names = [node.name for node in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise Refused(
-            f"several captures are of the node {twice[0]}",
+            f"several captures are of the node {duplicates[0]}",
             why="each node is rendered once",
             hint="name one capture of each node",
         )
     return found
 
 
-def _check_drivers(nodes: Sequence[ClusterNode]) -> None:
+def _refuse_old_drivers(nodes: Sequence[ClusterNode]) -> None:
     for node in nodes:
         branch = node.driver.partition(".")[0]
-        if branch.isdigit() and int(branch) < _DRA_DRIVER_BRANCH:
+        if branch.isdigit() and int(branch) < _MIN_DRA_DRIVER_BRANCH:
             raise Refused(
                 f"{node.name} has driver {node.driver}, too old for the DRA driver",
-                why=f"it needs {_DRA_DRIVER_BRANCH} or newer",
+                why=f"it needs {_MIN_DRA_DRIVER_BRANCH} or newer",
                 hint='set version in [driver] to a newer branch, or use stack = "device-plugin"',
             )
 
 
-def _parts(
+def _render_stack(
     recipe: Recipe,
-    wanted: Kubernetes,
+    desired: Kubernetes,
     nodes: Sequence[ClusterNode],
     by_node: Mapping[str, Config],
-    where: str,
+    namespace: str,
     form: Form,
-) -> tuple[list[Object], list[Release]]:
-    plain = [] if where == "kube-system" else [objects.namespace(where)]
-    exporter = wanted.extras.dcgm_exporter and wanted.stack != "gpu-operator"
+) -> tuple[list[RenderedObject], list[ChartRelease]]:
+    plain = [] if namespace == "kube-system" else [objects.namespace(namespace)]
+    exporter = desired.extras.dcgm_exporter and desired.stack != "gpu-operator"
     # The GPU Operator makes its own.
     if (
-        wanted.runtime_class
-        and (wanted.stack in {"device-plugin", "hami"} or exporter)
-        and not _has_class(wanted, nodes)
+        desired.runtime_class
+        and (desired.stack in {"device-plugin", "hami"} or exporter)
+        and not _provides_runtime_class(desired, nodes)
     ):
-        plain.append(objects.runtime_class(wanted.runtime_class))
-    charts: list[Release] = []
-    match wanted.stack:
+        plain.append(objects.runtime_class(desired.runtime_class))
+    charts: list[ChartRelease] = []
+    match desired.stack:
         case "device-plugin":
-            more, charts = _device_plugin(recipe, wanted, nodes, by_node, where, form)
-            plain += more
+            plugin_objects, charts = _render_device_plugin(recipe, desired, nodes, by_node, namespace, form)
+            plain += plugin_objects
         case "gpu-operator":
-            driver, toolkit = _by_operator(recipe, nodes)
+            driver, toolkit = _operator_installs(recipe, nodes)
             cdi = operator_uses_cdi(recipe, nodes)
             direct = recipe.gpudirect
             charts = [
-                releases.gpu_operator(wanted, where, by_node, nodes, direct, cdi=cdi, driver=driver, toolkit=toolkit)
+                releases.gpu_operator(
+                    desired, namespace, by_node, nodes, direct, cdi=cdi, driver=driver, toolkit=toolkit
+                )
             ]
         case "hami":
-            charts = [releases.hami(wanted, where, nodes, recipe.gpudirect)]
+            charts = [releases.hami(desired, namespace, nodes, recipe.gpudirect)]
         case "dra":
-            charts = [releases.dra_driver(wanted, where, nodes)]
+            charts = [releases.dra_driver(desired, namespace, nodes)]
         case "none":
             pass
     if exporter:
-        charts.append(releases.dcgm_exporter(wanted, where, nodes))
+        charts.append(releases.dcgm_exporter(desired, namespace, nodes))
     return plain, charts
 
 
-def _has_class(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> bool:
-    """Whether the cluster makes the RuntimeClass itself: one of ours beside it would be taken away with ours.
+def _provides_runtime_class(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> bool:
+    """Return whether the cluster creates the RuntimeClass itself: removing ours would remove that one, too.
 
     Sources: k3s issue 8700 (1.29 and later); rke2 issue 7242 (1.32.1 and later, 1.29.13, 1.30.9, 1.31.5).
     """
-    return wanted.runtime_class == "nvidia" and all(node.kubelet in {"k3s", "rke2"} for node in nodes)
+    return desired.runtime_class == "nvidia" and all(node.kubelet in {"k3s", "rke2"} for node in nodes)
 
 
-def _device_plugin(
+def _render_device_plugin(
     recipe: Recipe,
-    wanted: Kubernetes,
+    desired: Kubernetes,
     nodes: Sequence[ClusterNode],
     by_node: Mapping[str, Config],
-    where: str,
+    namespace: str,
     form: Form,
-) -> tuple[list[Object], list[Release]]:
-    """Plain objects where they suffice: one configuration, and neither MPS nor feature discovery."""
+) -> tuple[list[RenderedObject], list[ChartRelease]]:
+    """Return plain objects if they suffice: one configuration, and neither MPS nor feature discovery."""
     mps = any(config.mode == "mps" for config in by_node.values())
     reasons = ["MPS needs the chart's daemon"] if mps else []
-    every = plugin_configs(wanted, by_node)
-    reasons += ["several configurations need the chart's config manager"] if len(every) > 1 else []
-    reasons += ["GPU Feature Discovery comes with the chart"] if wanted.extras.gfd else []
+    plugin_configurations = plugin_configs(desired, by_node)
+    reasons += ["several configurations need the chart's config manager"] if len(plugin_configurations) > 1 else []
+    reasons += ["GPU Feature Discovery comes with the chart"] if desired.extras.gfd else []
     strategies = device_list_strategies(recipe, nodes)
     if not reasons and form in {"manifests", "kustomize"}:
-        (config,) = every.values()
-        told = _told(config)
+        (config,) = plugin_configurations.values()
+        description = _describe_config(config)
         settings = plugin_config(config, nodes, recipe.gpudirect, strategies)
-        made = objects.plugin_config_map(where, settings, told, hashed=form != "kustomize")
+        config_map = objects.plugin_config_map(namespace, settings, description, hashed=form != "kustomize")
         mig, cdi = config.strategy != "none", bool(strategies)
-        return [made, objects.plugin_daemon_set(wanted, where, made.name, nodes, mig=mig, cdi=cdi)], []
+        return [config_map, objects.plugin_daemon_set(desired, namespace, config_map.name, nodes, mig=mig, cdi=cdi)], []
     if not objects.has_usual_root(nodes):
         raise Refused(
             f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",
@@ -240,12 +246,12 @@ def _device_plugin(
             f"this kubelet's folder is {objects.kubelet_root(nodes)}",
             hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --form manifests',
         )
-    gfd = wanted.extras.gfd or mps
-    return [], [releases.device_plugin(wanted, where, by_node, nodes, recipe.gpudirect, strategies, gfd=gfd)]
+    gfd = desired.extras.gfd or mps
+    return [], [releases.device_plugin(desired, namespace, by_node, nodes, recipe.gpudirect, strategies, gfd=gfd)]
 
 
-def _told(config: Config) -> str:
-    """The configuration in a sentence."""
+def _describe_config(config: Config) -> str:
+    """Return the configuration in a sentence."""
     if config.mode != "none":
         return f"Each GPU is offered {config.replicas} times, shared by {config.mode}."
     if config.strategy != "none":
@@ -253,68 +259,68 @@ def _told(config: Config) -> str:
     return "Each GPU is offered once, whole."
 
 
-def _by_operator(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[bool, bool]:
-    """Whether the GPU Operator installs the driver, and the toolkit: neither the recipe nor every node has it."""
+def _operator_installs(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[bool, bool]:
+    """Return whether the GPU Operator installs the driver, and the toolkit: if the recipe and some node lack it."""
     # On a host of GKE's gpunode sets up neither, whatever the recipe says.
-    left = is_gke(nodes)
-    driver = (left or recipe.driver.version == "none") and not all(node.driver for node in nodes)
-    toolkit = (left or recipe.toolkit.version == "none") and not all(node.toolkit for node in nodes)
+    is_left_to_operator = is_gke(nodes)
+    driver = (is_left_to_operator or recipe.driver.version == "none") and not all(node.driver for node in nodes)
+    toolkit = (is_left_to_operator or recipe.toolkit.version == "none") and not all(node.toolkit for node in nodes)
     return driver, toolkit
 
 
-def _edits(
-    recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
+def _node_edits(
+    recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
 ) -> Iterator[NodeEdit]:
-    taint = wanted.taint
+    taint = desired.taint
     value = f"={taint.value}" if taint.value else ""
-    written = f"{taint.key}{value}:{taint.effect}" if taint.key else ""
-    several = len(plugin_configs(wanted, by_node)) > 1
+    taint_text = f"{taint.key}{value}:{taint.effect}" if taint.key else ""
+    several = len(plugin_configs(desired, by_node)) > 1
     for node in nodes:
-        labels = {**wanted.labels, **_labels(recipe, wanted, nodes, node, by_node[node.name])}
-        if several and wanted.stack in {"device-plugin", "gpu-operator"}:
+        labels = {**desired.labels, **_node_labels(recipe, desired, nodes, node, by_node[node.name])}
+        if several and desired.stack in {"device-plugin", "gpu-operator"}:
             labels[PLUGIN_CONFIG] = by_node[node.name].name
-        yield NodeEdit(node.name, dict(sorted(labels.items())), written, counted(node))
+        yield NodeEdit(node.name, dict(sorted(labels.items())), taint_text, counted(node))
 
 
-def _labels(
-    recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], node: ClusterNode, config: Config
+def _node_labels(
+    recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode], node: ClusterNode, config: Config
 ) -> Mapping[str, str]:
-    """The labels by which the stack finds the node."""
-    if wanted.stack != "gpu-operator":
-        return stack_labels(wanted.stack)
-    # What a node has already is not installed there.
-    driver, toolkit = _by_operator(recipe, nodes)
+    """Return the labels by which the stack finds the node."""
+    if desired.stack != "gpu-operator":
+        return stack_labels(desired.stack)
+    # Keep the operator from installing what a node has already.
+    driver, toolkit = _operator_installs(recipe, nodes)
     found = {MIG_CONFIG: config.layout} if config.layout else {}
-    found |= {f"{_DEPLOY}driver": "false"} if driver and node.driver else {}
-    return found | ({f"{_DEPLOY}container-toolkit": "false"} if toolkit and node.toolkit else {})
+    found |= {f"{_DEPLOY_LABEL}driver": "false"} if driver and node.driver else {}
+    return found | ({f"{_DEPLOY_LABEL}container-toolkit": "false"} if toolkit and node.toolkit else {})
 
 
-def _expected(wanted: Kubernetes, node: ClusterNode, config: Config) -> Mapping[str, int] | None:
-    if wanted.stack == "dra":
+def _expected_resources(desired: Kubernetes, node: ClusterNode, config: Config) -> Mapping[str, int] | None:
+    if desired.stack == "dra":
         return None
-    if wanted.stack == "hami":
-        return {GPU: len(node.gpus) * wanted.sharing.replicas}
+    if desired.stack == "hami":
+        return {GPU: len(node.gpus) * desired.sharing.replicas}
     return offered(node, config)
 
 
-def _notes(wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
+def _notes(desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
     modes = {config.mode for config in by_node.values()}
-    yield from (text for mode, text in _SHARED.items() if mode in modes)
-    yield from unmatched(wanted, nodes)
-    if wanted.stack != "gpu-operator":
-        yield from _layouts(by_node)
-    if "mps" in modes and wanted.stack == "device-plugin" and not wanted.extras.gfd:
+    yield from (text for mode, text in _SHARING_NOTES.items() if mode in modes)
+    yield from unmatched(desired, nodes)
+    if desired.stack != "gpu-operator":
+        yield from _layout_notes(by_node)
+    if "mps" in modes and desired.stack == "device-plugin" and not desired.extras.gfd:
         yield "MPS needs GPU Feature Discovery, so it is rendered, too."
-    if wanted.stack in {"device-plugin", "hami"} and _has_class(wanted, nodes):
+    if desired.stack in {"device-plugin", "hami"} and _provides_runtime_class(desired, nodes):
         yield "k3s (1.29 or later) and RKE2 (1.32.1 or later) make the RuntimeClass nvidia, so it is not rendered."
-    if wanted.kind.workers:
+    if desired.kind.workers:
         yield "kind.sh, written with --out, makes the cluster; apply.sh runs it first."
     if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
 
 
-def _layouts(by_node: Mapping[str, Config]) -> Iterator[str]:
-    """Where the MIG layouts come from that the device plugin is to offer, once for each layout."""
+def _layout_notes(by_node: Mapping[str, Config]) -> Iterator[str]:
+    """Yield a note for each MIG layout that the device plugin is to offer, with where it comes from."""
     found: dict[str, list[str]] = {}
     for node, config in by_node.items():
         if config.strategy != "none" and config.layout:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, Object
+from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, RenderedObject
 from gpunode.kubernetes.node_checks import offered
 from gpunode.kubernetes.sharing import Config
 
@@ -68,7 +68,7 @@ class Trial:
 def trials(
     node: ClusterNode,
     live: Body,
-    test_pod: Sequence[Object],
+    test_pod: Sequence[RenderedObject],
     config: Config,
     expected: Mapping[str, int] | None,
     *,

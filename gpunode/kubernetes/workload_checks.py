@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command
 from gpunode.kubernetes.advertisers import is_advertiser, is_of_operator, release_of
-from gpunode.kubernetes.model import GPU_PRESENT, Release, Rendered
+from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease, Rendered
 from gpunode.kubernetes.pods import Trouble, trouble
 
 Body: TypeAlias = Mapping[str, Any]
@@ -31,7 +31,7 @@ class Workload:
     live: Body | None
     must_run: bool = True
     why: str = ""
-    release: Release | None = None
+    release: ChartRelease | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -75,7 +75,7 @@ def workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[Workl
     yield from release_workloads(rendered.releases, daemon_sets)
 
 
-def release_workloads(releases: Sequence[Release], daemon_sets: Sequence[Body]) -> Iterator[Workload]:
+def release_workloads(releases: Sequence[ChartRelease], daemon_sets: Sequence[Body]) -> Iterator[Workload]:
     """Yield the DaemonSets that these releases made; for one that made none which offers GPUs, what it lacks."""
     for release in releases:
         name = f"{release.namespace}/{release.name}"

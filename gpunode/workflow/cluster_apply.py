@@ -20,14 +20,14 @@ from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
 from gpunode.kubernetes.reconcile import (
-    Item,
     Key,
-    fields_now,
+    PlanItem,
+    current_fields,
+    format_taints_in,
     is_shared,
-    key,
     manager_of,
-    place,
-    taints_of,
+    object_key,
+    object_ref,
     without_taints,
 )
 from gpunode.workflow.cluster_conflicts import conflict_error
@@ -130,7 +130,7 @@ def _is_stale(change: ObjectChange, live: Body | None) -> bool:
     """Return whether the object differs from the plan's, or one that is to be deleted now has other owners, too."""
     is_deleted = live is not None and change.after is None and not change.shared
     is_shared_now = is_deleted and live is not None and (is_shared(live) or is_applied_by_kubectl(live))
-    return fields_now(change, live) != change.before or is_shared_now
+    return current_fields(change, live) != change.before or is_shared_now
 
 
 def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
@@ -140,7 +140,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         Conflict: if any of them changed; nothing is changed.
     """
     changes = ObjectChange.among(one.change for one in plan.changes)
-    live = {key(one): one for one in cluster.get([place(change) for change in changes])}
+    live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     stale = [change.subject for change in changes if _is_stale(change, live.get(_key(change)))]
     if stale:
         raise Conflict(
@@ -201,7 +201,7 @@ def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) 
 
 
 def apply_items(
-    items: Iterable[Item],
+    items: Iterable[PlanItem],
     cluster: Cluster,
     run: Run,
     on_event: Observer,
@@ -242,7 +242,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
     elif change.after is not None:
         _apply_object(json.loads(change.after), cluster, manager)
     elif change.shared:
-        _release_ownership(place(change), cluster, manager)
+        _release_ownership(object_ref(change), cluster, manager)
     else:
         if change.kind == "Namespace" and (others := ", ".join(describe_contents(change.name, cluster))):
             raise Conflict(
@@ -250,7 +250,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
                 why="it came there after the plan was made, and would be deleted with the namespace",
                 hint="run the same command again: it leaves the namespace and takes the rest",
             )
-        cluster.delete(place(change))
+        cluster.delete(object_ref(change))
 
 
 def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
@@ -271,7 +271,7 @@ def _release_ownership(reference: Body, cluster: Cluster, manager: str) -> None:
 
 def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     """Apply a Node's labels server-side, and its taint by kubectl: who applies a Node's taints replaces all of them."""
-    live = cluster.get([place(change)])
+    live = cluster.get([object_ref(change)])
     if not live:
         if change.after is None:
             return
@@ -280,9 +280,9 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
             why="it was there when the plan was made",
             hint=f"run the command again when it is back: {cluster.command('get', 'nodes')}",
         )
-    body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(place(change))
+    body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(object_ref(change))
     body["metadata"] = {**body["metadata"], "uid": live[0]["metadata"]["uid"]}
-    was, now = taints_of(change.before), taints_of(change.after)
+    was, now = format_taints_in(change.before), format_taints_in(change.after)
     # Set before the taint and removed after it: the annotation marks the taint as ours.
     for taint in (one for one in was if one not in now):
         cluster.taint(change.name, f"{taint}-")

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.errors import Conflict
 from gpunode.host.cluster import Body, Cluster
 from gpunode.kubernetes.owned import conflict_lines
-from gpunode.kubernetes.reconcile import key
+from gpunode.kubernetes.reconcile import object_key
 from gpunode.redaction.secrets import redact_text as redact
 
 _MANAGER_NAME: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
@@ -31,7 +31,7 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
         return None
     lines = conflict_lines(message, applied, live)
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
-    kind, namespace, name = key(example)
+    kind, namespace, name = object_key(example)
     where = ("--namespace", namespace) if namespace else ()
     return Conflict(
         f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",

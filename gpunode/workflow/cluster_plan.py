@@ -13,16 +13,16 @@ from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
-from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Release, Rendered
+from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import (
     OURS,
-    Item,
-    Present,
-    adopted,
-    items,
-    key,
+    LiveState,
+    PlanItem,
+    find_installed,
     manager_of,
     node_body,
+    object_key,
+    plan_items,
     refuse_other_handler,
 )
 from gpunode.kubernetes.workload_checks import Workload, counts
@@ -58,13 +58,13 @@ class ClusterPlan:
     """
 
     identity: Identity
-    items: tuple[Item, ...]
+    items: tuple[PlanItem, ...]
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    releases: tuple[Release, ...] = ()
+    releases: tuple[ChartRelease, ...] = ()
 
     @property
-    def changes(self) -> tuple[Item, ...]:
+    def changes(self) -> tuple[PlanItem, ...]:
         """The items that change something."""
         return tuple(one for one in self.items if one.change is not None)
 
@@ -91,23 +91,23 @@ def make_plan(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
             raise
         rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER))
         present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
-    releases = tuple(_with_live_name(one, adopted(one, present.releases)) for one in rendered.releases)
-    planned_items = tuple(_with_pod_problems(items(rendered, present), present, releases, cluster))
+    releases = tuple(_with_live_name(one, find_installed(one, present.releases)) for one in rendered.releases)
+    planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
     if not skipped:
         _refuse_forbidden(plan, cluster)
     return plan
 
 
-def _with_live_name(release: Release, live: Released | None) -> Release:
+def _with_live_name(release: ChartRelease, live: Released | None) -> ChartRelease:
     return replace(release, namespace=live.namespace, name=live.name) if live else release
 
 
 def _with_pod_problems(
-    items: Sequence[Item], present: Present, releases: Sequence[Release], cluster: Cluster
-) -> Iterator[Item]:
+    items: Sequence[PlanItem], present: LiveState, releases: Sequence[ChartRelease], cluster: Cluster
+) -> Iterator[PlanItem]:
     """Yield the items; an unchanged DaemonSet or release whose pods do not run gets the reason."""
-    live = {key(one): one for one in present.live}
+    live = {object_key(one): one for one in present.live}
     same = {one.title for one in items if one.state == "same"}
     found_unready = [*find_unready_releases([one for one in releases if one.title in same], cluster)]
     unready = {one.release.title: one for one in reversed(found_unready) if one.release}
@@ -170,7 +170,7 @@ def limit_to_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str
 
 def _read_live_state(
     rendered: Rendered, cluster: Cluster, identity: Identity, *, with_others: bool = True
-) -> tuple[Present, tuple[str, ...]]:
+) -> tuple[LiveState, tuple[str, ...]]:
     """Return the live state of what is rendered, and notes about what else the cluster has."""
     # First, to fail without Helm before thousands of Nodes are read.
     charts = {one.chart for one in rendered.releases}
@@ -191,7 +191,7 @@ def _read_live_state(
     projected, untested = _dry_run(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
-    return Present(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
+    return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
 
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
@@ -304,7 +304,7 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
         )
 
 
-def _access_requests(item: Item) -> Iterator[tuple[str, str, str, str]]:
+def _access_requests(item: PlanItem) -> Iterator[tuple[str, str, str, str]]:
     group, what = _API_RESOURCES[item.kind]
     yield ("delete" if item.state == "delete" else "patch", group, what, item.namespace)
     if item.state == "create":

@@ -17,25 +17,25 @@ from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
-from gpunode.kubernetes.model import Release
-from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned
+from gpunode.kubernetes.model import ChartRelease
+from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned_fields
 from gpunode.kubernetes.reconcile import (
     OUR_RELEASES,
     OURS,
-    Item,
     Key,
+    PlanItem,
     State,
+    current_fields,
     describe_owners,
-    fields_now,
-    given_up,
+    format_taints_in,
     install_command,
     is_shared,
-    key,
-    labels_given_up,
     manager_of,
-    ours_of_node,
-    place,
-    taints_of,
+    object_key,
+    object_ref,
+    owned_node_fields,
+    removal_of_fields,
+    removal_of_labels,
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
@@ -80,7 +80,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     except Forbidden as error:
         reason = error.why.strip().splitlines()[-1]
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
-    live = {key(one): one for one in found}
+    live = {object_key(one): one for one in found}
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     items = tuple(_plan_object(change, cluster, live, deleted) for change in sorted(changes, key=_deletion_rank))
     return ClusterPlan(identity, (*releases, *items), skipped)
@@ -97,8 +97,8 @@ def _jobs_of_checks(cluster: Cluster) -> Sequence[Body]:
 def _removal_change(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes gpunode's part of the object; None if it has none."""
     if not is_left_over(live, time.time()):
-        return given_up(live, cluster)
-    kind, namespace, name = key(live)
+        return removal_of_fields(live, cluster)
+    kind, namespace, name = object_key(live)
     return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
 
@@ -110,14 +110,14 @@ def _plan_removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) ->
     skipped = ["all but this Node: the kubelet's credential may not list it; use one that may: --kubeconfig FILE"]
     items = []
     for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
-        if change := labels_given_up(live, identity.uid):
-            items.append(Item("Node", "", name, "change", "gpunode's labels go, all others stay", 0, change))
-        if taints := taints_of(json.dumps(ours_of_node(live) or {})):
+        if change := removal_of_labels(live, identity.uid):
+            items.append(PlanItem("Node", "", name, "change", "gpunode's labels go, all others stay", 0, change))
+        if taints := format_taints_in(json.dumps(owned_node_fields(live) or {})):
             skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may take it away")
     return ClusterPlan(identity, tuple(items), tuple(skipped))
 
 
-def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[Item]:
+def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
     """Yield the releases that gpunode made, found by the Secrets in which Helm keeps them."""
     found = _find_our_releases(cluster)
     releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases_at(found)} if found else {}
@@ -125,7 +125,7 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[Item]:
         argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
         live = releases.get((namespace, name))
         change = CommandChange(argv, "k8s remove", _reinstall_command(live) if live else None, uid)
-        yield Item("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
+        yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
 
 
 def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -142,7 +142,7 @@ def _reinstall_command(live: Released) -> tuple[str, ...] | None:
     except KeyError:
         return None
     place = (live.name, live.chart, live.version, repository, live.namespace)
-    return install_command(Release(*place, live.values, "", 0))
+    return install_command(ChartRelease(*place, live.values, "", 0))
 
 
 def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
@@ -165,7 +165,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
             hint="name the context of that cluster: add --context NAME to the same command\nsee which there are: "
             "kubectl config get-contexts",
         )
-    live = {key(one): one for one in cluster.get([place(change) for change in changes])}
+    live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
     undone = [_with_current_state(one, live) for one in undone]
     pending = [one for one in ObjectChange.among(undone) if one.before != one.after]
@@ -186,7 +186,7 @@ def _with_current_state(change: CommandChange | ObjectChange, live: LiveObjects)
         return change
     one = live.get(_key(change))
     is_others_too = change.shared or (one is not None and is_shared(one))
-    return replace(change, before=fields_now(change, one), shared=is_others_too)
+    return replace(change, before=current_fields(change, one), shared=is_others_too)
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
@@ -245,13 +245,15 @@ def _release_name(argv: Sequence[str]) -> tuple[str, str]:
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
 
-def _plan_step(change: CommandChange | ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> Item:
+def _plan_step(
+    change: CommandChange | ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]
+) -> PlanItem:
     match change:
         case CommandChange(argv=argv, undo=undo):
             is_made = undo is not None and undo[1] == "uninstall"
             state: State = "delete" if argv[1] == "uninstall" else "create" if is_made else "change"
             why = "gpunode released it" if state == "delete" else "as it was before that run"
-            return Item("Helm release", *_release_name(argv), state, why, 0, change)
+            return PlanItem("Helm release", *_release_name(argv), state, why, 0, change)
         case ObjectChange():
             return _plan_object(change, cluster, live, deleted)
 
@@ -260,7 +262,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
     """Refuse if an object is not as the run left it."""
     for change in changes:
         current = live.get(_key(change))
-        fields = fields_now(change, current)
+        fields = current_fields(change, current)
         if current is None or fields is None or fields in (change.before, change.after):
             continue
         tried, why = DryRunResult(()), ""
@@ -269,7 +271,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
             tried = cluster.dry_run([expected], manager_of(change.kind))
             messages = "\n".join(tried.errors)
             why = "\n".join(conflict_lines(messages, [expected], [current])) or messages
-        again = owned(tried.objects[0], manager_of(change.kind)) if tried.objects else None
+        again = owned_fields(tried.objects[0], manager_of(change.kind)) if tried.objects else None
         own_fields = json.loads(fields) if change.kind != "Node" else without_taints(fields)
         if again != own_fields:
             where = ("--namespace", change.namespace) if change.namespace else ()
@@ -281,20 +283,20 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
             )
 
 
-def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> Item:
+def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
     state: State = "delete" if change.after is None and not change.shared else "change" if change.before else "create"
     why = _reason(change)
     if state == "delete" and not _is_deleted(change, live):
         note = "stays: somebody applied it with kubectl, too"
-        return Item(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
+        return PlanItem(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(describe_contents(change.name, cluster, deleted))):
-        return Item(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
+        return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
     one = live.get(_key(change))
     if change.after is None and change.shared and change.kind != "Node" and one is not None:
         note = f"stays: {describe_owners(one)}; gpunode gives up its fields"
-        return Item(change.kind, change.namespace, change.name, state, why, 0, change, note)
-    return Item(change.kind, change.namespace, change.name, state, why, 0, change)
+        return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change, note)
+    return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change)
 
 
 def _reason(change: ObjectChange) -> str:

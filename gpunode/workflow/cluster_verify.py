@@ -18,9 +18,9 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import node_checks
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import TEST_POD
-from gpunode.kubernetes.own_pod import settle_cdi
+from gpunode.kubernetes.own_pod import fix_cdi_choice
 from gpunode.kubernetes.reconcile import OURS
-from gpunode.kubernetes.render import members, rendered
+from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.kubernetes.sharing import Config, configs
 from gpunode.kubernetes.trial_checks import Ran, judge_handler, sharing_check, trial_check
 from gpunode.kubernetes.trials import (
@@ -76,13 +76,13 @@ def verify(request: VerifyRequest, cluster: Cluster, *, pause: Callable[[], None
         ChangeFailed: if a test pod could not be deleted.
         Interrupted: on a signal; the pods are deleted.
     """
-    desired = rendered(request.recipe, request.nodes)
+    desired = render_cluster(request.recipe, request.nodes)
     kubernetes = request.recipe.kubernetes
     assert kubernetes is not None  # rendered
     if desired.kind:
         refuse_other_cluster(desired.kind, cluster.identify())
         # Its workers are containers of this machine with container runtimes of their own.
-        request = replace(request, nodes=members(kubernetes, request.nodes), on_node=lambda _: None)
+        request = replace(request, nodes=cluster_members(kubernetes, request.nodes), on_node=lambda _: None)
     nodes = {node.name: node for node in request.nodes if node.gpus}
     live = {str(one["metadata"]["name"]): one for one in cluster.get([_node_ref(edit) for edit in desired.nodes])}
     ready = {name: body for name, body in live.items() if not node_checks.not_ready(body)}
@@ -197,7 +197,7 @@ def _make_trials(
 ) -> tuple[list[Trial], list[Check]]:
     """Return the trials to run, and a check with the reason for each node that gets none."""
     run = _random_name()
-    recipe = settle_cdi(request.recipe, tuple(nodes.values()))
+    recipe = fix_cdi_choice(request.recipe, tuple(nodes.values()))
     by_node = {} if desired.stack == "hami" else configs(desired, tuple(nodes.values()))
     made: list[Trial] = []
     skipped: list[Check] = []
@@ -205,7 +205,7 @@ def _make_trials(
         why = ""
         if name not in live:
             why = "the Node is not there, or not ready"
-        elif not (pod := rendered(recipe, (node,)).test_pod):
+        elif not (pod := render_cluster(recipe, (node,)).test_pod):
             why = "the recipe does not tell which MIG resource a pod can ask for"
         else:
             candidates = trials(

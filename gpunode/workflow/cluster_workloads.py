@@ -9,9 +9,9 @@ from typing import Final
 from gpunode.errors import GpunodeError, VerifyFailed
 from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes.model import GPU_PRESENT, Release
+from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
 from gpunode.kubernetes.pods import Trouble
-from gpunode.kubernetes.reconcile import Item
+from gpunode.kubernetes.reconcile import PlanItem
 from gpunode.kubernetes.workload_checks import Workload, cause, counts, release_workloads
 
 _POLL_INTERVAL_S: Final = 1.0
@@ -19,13 +19,13 @@ _POLL_INTERVAL_S: Final = 1.0
 _NO_NODE_TIMEOUT_S: Final = 10.0
 
 
-def is_unchanged_workload(item: Item) -> bool:
+def is_unchanged_workload(item: PlanItem) -> bool:
     """Return whether the item is a DaemonSet that does not change, so that only its pods can be wrong."""
     return item.kind == "DaemonSet" and item.state in {"same", "foreign"}
 
 
 def wait_unchanged_ready(
-    items: Sequence[Item], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
+    items: Sequence[PlanItem], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
 ) -> None:
     """Wait for the pods of the DaemonSets that do not change.
 
@@ -36,7 +36,9 @@ def wait_unchanged_ready(
         wait_ready(item, cluster, pause, progress, timeout_s)
 
 
-def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float) -> None:
+def wait_ready(
+    item: PlanItem, cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
+) -> None:
     """Wait until the DaemonSet's pods are ready on all of its nodes.
 
     Raises:
@@ -52,7 +54,11 @@ def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress
 
 
 def wait_releases_ready(
-    releases: Sequence[Release], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
+    releases: Sequence[ChartRelease],
+    cluster: Cluster,
+    pause: Callable[[], None],
+    progress: OnProgress,
+    timeout_s: float,
 ) -> None:
     """Wait for the pods of Helm releases.
 
@@ -70,7 +76,7 @@ def wait_releases_ready(
     _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=timeout_s)
 
 
-def find_unready_releases(releases: Sequence[Release], cluster: Cluster) -> Iterator[Workload]:
+def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[Workload]:
     """Yield the DaemonSets of these releases whose pods do not run, and those that a release lacks."""
     if releases:
         found = release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))

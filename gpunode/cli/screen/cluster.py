@@ -14,8 +14,8 @@ from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
 from gpunode.kubernetes.forms import may_be_left
 from gpunode.kubernetes.model import NodeEdit, OwnPod, Rendered
-from gpunode.kubernetes.own_pod import own_pod_text
-from gpunode.kubernetes.reconcile import Item, State
+from gpunode.kubernetes.own_pod import format_own_pod
+from gpunode.kubernetes.reconcile import PlanItem, State
 from gpunode.workflow.cluster_plan import ClusterPlan
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def own_pod_lines(pods: Sequence[OwnPod]) -> Iterator[Line]:
     for own in pods:
         head = f"in your own pod (see {_OWN_POD_PAGE}):" if own is pods[0] else "or:"
         yield line(span(head, "dim"), hang=2)
-        yield from (line(span(f"  {text}"), hang=4) for text in own_pod_text(own).splitlines())
+        yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
 
 
 def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
@@ -86,7 +86,7 @@ def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     yield _summary_line(plan)
 
 
-def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[Item] = ()) -> Iterator[Line]:
+def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
     """Yield that it is done, what was kept, and the next command; ``run`` as a user types it, ``argv`` as typed."""
     if verb == "k8s apply":
         yield line(MARKS["done"], span(f"applied (run {run})"), hang=2)
@@ -130,7 +130,7 @@ def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     yield BLANK
 
 
-def _shortened_diff(item: Item, *, verbose: bool) -> Sequence[str]:
+def _shortened_diff(item: PlanItem, *, verbose: bool) -> Sequence[str]:
     if verbose or len(item.diff) <= _MAX_DIFF_LINES:
         return item.diff
     return (*item.diff[:_MAX_DIFF_LINES], f"… {count(len(item.diff) - _MAX_DIFF_LINES, 'line')} more: -v shows them")

@@ -11,7 +11,7 @@ import pytest
 from gpunode import builtin
 from gpunode.host.cluster import _flatten_documents
 from gpunode.host.process import Finished
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.render import render_cluster
 from tests.e2e.kubernetes.control_plane import ADMIN, API_PROGRAMS, EXPIRED, STRANGER, ControlPlane
 from tests.e2e.kubernetes.fake_node import add_node
 from tests.fakes.api_server import RESOURCES, ApiServer, Body
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 Step: TypeAlias = tuple[str, tuple[str, ...], Body | None]
 
 _OBJECTS: Final = {
-    one.kind: dict(one.body) for one in rendered(builtin.read("k8s-time-slicing"), CLUSTERS["one"]).objects
+    one.kind: dict(one.body) for one in render_cluster(builtin.read("k8s-time-slicing"), CLUSTERS["one"]).objects
 }
 NAMESPACE, CLASS, CONFIG, PLUGIN = (_OBJECTS[kind] for kind in ("Namespace", "RuntimeClass", "ConfigMap", "DaemonSet"))
 IN_NAMESPACE: Final = ("--namespace", "gpu-system")

@@ -10,7 +10,7 @@ from gpunode import builtin
 from gpunode.catalog.gpus import lookup
 from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.kubernetes.render import Form, rendered
+from gpunode.kubernetes.render import Form, render_cluster
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 _A100, _H100, _H200, _B200, _T4, _GTX = "20b2", "2330", "2335", "2901", "1eb8", "1b80"
@@ -48,7 +48,7 @@ _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (
 
 def text_of(recipe: str, cluster: str, form: Form) -> str:
     """All files of a render, one after the other."""
-    made = files(rendered(builtin.read(recipe), CLUSTERS[cluster], form), form)
+    made = files(render_cluster(builtin.read(recipe), CLUSTERS[cluster], form), form)
     return "".join(f"=== {path}\n{text}" for path, text in made.items())
 
 

@@ -14,11 +14,11 @@ from gpunode.errors import Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.advertisers import refuse_second
 from gpunode.kubernetes.model import Rendered
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.render import render_cluster
 from tests.unit.kubernetes.clusters import CLUSTERS
 
-PLUGIN = rendered(builtin.read("k8s-containerd"), CLUSTERS["one"])
-OPERATOR = rendered(builtin.read("gpu-operator"), CLUSTERS["one"])
+PLUGIN = render_cluster(builtin.read("k8s-containerd"), CLUSTERS["one"])
+OPERATOR = render_cluster(builtin.read("gpu-operator"), CLUSTERS["one"])
 NODE = {"metadata": {"name": PLUGIN.nodes[0].node, "labels": {"pool": "gpu"}}}
 TYPED = (partial(command, "kubectl", "--context", "far"), partial(command, "helm", "--kube-context", "far"))
 RELEASED = {"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"}
@@ -147,7 +147,7 @@ def test_the_operator_is_no_second_one_beside_itself() -> None:
 
 
 def test_the_release_that_is_brought_to_the_recipe_s_values_is_none_whatever_its_name() -> None:
-    wanted = rendered(builtin.read("hami"), CLUSTERS["sixteen"])
+    wanted = render_cluster(builtin.read("hami"), CLUSTERS["sixteen"])
     theirs = Released("kube-system", "hami", "hami", "2.10.0", 1, "deployed")
     plugin = daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED)
     with pytest.raises(Refused):

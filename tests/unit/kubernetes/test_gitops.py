@@ -13,7 +13,7 @@ from gpunode import builtin
 from gpunode.errors import RecipeError, Refused
 from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.model import Rendered
-from gpunode.kubernetes.render import GITOPS_FORMS, Form, rendered
+from gpunode.kubernetes.render import GITOPS_FORMS, Form, render_cluster
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS
 from tests.unit.kubernetes.test_render import CASES, documents, unknown_keys
@@ -31,7 +31,7 @@ REMOTE = (
 
 def render(text: str, cluster: str, form: Form) -> tuple[Rendered, dict[str, str]]:
     """The objects and files of a recipe."""
-    found = rendered(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), CLUSTERS[cluster], form)
+    found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), CLUSTERS[cluster], form)
     return found, dict(files(found, form))
 
 

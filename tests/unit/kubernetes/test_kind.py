@@ -13,7 +13,7 @@ from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.kubernetes.forms import files
-from gpunode.kubernetes.render import members, rendered
+from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import make_plan
@@ -37,7 +37,7 @@ def of_workers(count: int, more: str = "") -> Recipe:
 
 @pytest.mark.parametrize(("count", "shares"), [(1, [8]), (3, [2, 3, 3]), (8, [1] * 8)])
 def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
-    found = rendered(of_workers(count), EIGHT)
+    found = render_cluster(of_workers(count), EIGHT)
     assert [one["nvidia.com/gpu"] for one in found.expected.values()] == shares
     assert [edit.node for edit in found.nodes] == ["lab-worker", *(f"lab-worker{n}" for n in range(2, count + 1))]
     assert found.kind is not None
@@ -57,12 +57,12 @@ def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
 )
 def test_a_cluster_that_would_have_no_gpus_is_refused(wanted: Recipe, nodes: tuple[object, ...], what: str) -> None:
     with pytest.raises(Refused, match=what):
-        rendered(wanted, nodes)  # type: ignore[arg-type]
+        render_cluster(wanted, nodes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["manifests", "kustomize", "argocd", "helm"])
 def test_nothing_is_sent_to_another_cluster(form: str) -> None:
-    found = rendered(of_workers(1, "[kubernetes.extras]\ndcgm_exporter = true"), EIGHT, form)  # type: ignore[arg-type]
+    found = render_cluster(of_workers(1, "[kubernetes.extras]\ndcgm_exporter = true"), EIGHT, form)  # type: ignore[arg-type]
     lines = files(found, form)["apply.sh"].splitlines()  # type: ignore[arg-type]
     sent = [line for line in lines if line.startswith(("kubectl", "helm"))]
     assert sent
@@ -83,7 +83,7 @@ def run(script: str, folder: Path, **environment: str) -> tuple[int, str, list[s
 
 
 def script(count: int) -> str:
-    return files(rendered(of_workers(count), EIGHT), "manifests")["kind.sh"]
+    return files(render_cluster(of_workers(count), EIGHT), "manifests")["kind.sh"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")
@@ -131,7 +131,7 @@ class Elsewhere(Cluster):
 def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
     verification = VerifyRequest(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
     for ask in (
-        lambda: make_plan(rendered(of_workers(1), EIGHT), Elsewhere()),
+        lambda: make_plan(render_cluster(of_workers(1), EIGHT), Elsewhere()),
         lambda: verify(verification, Elsewhere(), pause=lambda: None, progress=lambda _: None),
     ):
         with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
@@ -142,7 +142,7 @@ def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
 def test_the_workers_of_a_kind_cluster_are_rendered_as_they_are() -> None:
     wanted = of_workers(3)
     assert wanted.kubernetes is not None
-    workers = members(wanted.kubernetes, EIGHT)
-    assert rendered(wanted, workers).expected == rendered(wanted, EIGHT).expected
+    workers = cluster_members(wanted.kubernetes, EIGHT)
+    assert render_cluster(wanted, workers).expected == render_cluster(wanted, EIGHT).expected
     for worker in workers:
-        assert set(rendered(wanted, (worker,)).expected) == {worker.name}
+        assert set(render_cluster(wanted, (worker,)).expected) == {worker.name}

@@ -9,8 +9,8 @@ import pytest
 from gpunode import builtin
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Undetermined
-from gpunode.kubernetes.labelled import labelled
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.labelled import nodes_from_labels
+from gpunode.kubernetes.render import render_cluster
 
 GFD = {
     "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
@@ -26,9 +26,9 @@ def live(labels: dict[str, str], version: str = "v1.36.2", **spec: str) -> dict[
 
 def test_what_gpu_feature_discovery_labelled_suffices_to_render() -> None:
     plain = live({"kubernetes.io/os": "linux"})
-    (found,) = labelled([plain, live(GFD)])
+    (found,) = nodes_from_labels([plain, live(GFD)])
     assert (found.name, found.gpus, found.driver) == ("gpu-1", (lookup("2330"),) * 8, "580.95.05")
-    assert rendered(builtin.read("k8s-mig"), [found]).expected
+    assert render_cluster(builtin.read("k8s-mig"), [found]).expected
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_gpu_feature_discovery_labelled_suffices_to_render() -> None:
 def test_a_runtime_that_reads_cdi_by_default_is_known_by_its_version(runtime: str, reads: bool | None) -> None:
     body = live(GFD)
     body["status"]["nodeInfo"]["containerRuntimeVersion"] = runtime
-    (found,) = labelled([body])
+    (found,) = nodes_from_labels([body])
     assert found.reads_cdi is reads
 
 
@@ -59,7 +59,7 @@ def test_a_runtime_that_reads_cdi_by_default_is_known_by_its_version(runtime: st
     ],
 )
 def test_a_product_is_found_by_its_label(product: str, device: str) -> None:
-    (found,) = labelled([live({**GFD, "nvidia.com/gpu.product": product})])
+    (found,) = nodes_from_labels([live({**GFD, "nvidia.com/gpu.product": product})])
     assert {gpu.name for gpu in found.gpus} == {lookup(device).name}
 
 
@@ -77,14 +77,14 @@ def test_a_product_is_found_by_its_label(product: str, device: str) -> None:
 def test_the_kind_of_cluster_is_told_by_version_and_labels(
     labels: dict[str, str], version: str, spec: dict[str, str], kubelet: str, provider: str | None
 ) -> None:
-    (found,) = labelled([live({**GFD, **labels}, version, **spec)])
+    (found,) = nodes_from_labels([live({**GFD, **labels}, version, **spec)])
     assert (found.kubelet, found.provider) == (kubelet, provider)
 
 
 def test_gke_s_opt_out_is_a_label_of_the_node() -> None:
     pool = {"cloud.google.com/gke-nodepool": "a"}
     opted_out = {**pool, "gke-no-default-nvidia-gpu-device-plugin": "true"}
-    (theirs,), (ours,) = (labelled([live({**GFD, **labels})]) for labels in (pool, opted_out))
+    (theirs,), (ours,) = (nodes_from_labels([live({**GFD, **labels})]) for labels in (pool, opted_out))
     assert (theirs.provides, ours.provides) == (frozenset({"device-plugin"}), frozenset())
 
 
@@ -105,7 +105,7 @@ def test_gke_s_opt_out_is_a_label_of_the_node() -> None:
 )
 def test_what_the_labels_do_not_say_takes_a_capture(labels: dict[str, str], why: str) -> None:
     with pytest.raises(Undetermined) as refused:
-        labelled([live(labels)])
+        nodes_from_labels([live(labels)])
     assert why in refused.value.why
     assert "sudo gpunode capture" in refused.value.hint
     assert "--node" in refused.value.hint

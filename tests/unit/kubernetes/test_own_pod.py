@@ -12,8 +12,8 @@ import yaml
 
 from gpunode import builtin
 from gpunode.kubernetes.forms import files
-from gpunode.kubernetes.model import Object, Rendered
-from gpunode.kubernetes.render import Form, rendered
+from gpunode.kubernetes.model import Rendered, RenderedObject
+from gpunode.kubernetes.render import Form, render_cluster
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
 
@@ -33,7 +33,7 @@ BOTH = {
 
 
 def of(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
-    return rendered(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
+    return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
 
 
 def blocks() -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def only(found: Rendered, kind: str) -> Object:
+def only(found: Rendered, kind: str) -> RenderedObject:
     (one,) = (one for one in found.objects if one.kind == kind)
     return one
 
@@ -132,7 +132,7 @@ def test_nodes_of_one_configuration_may_offer_different_instances() -> None:
 def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -> None:
     if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
         pytest.skip("no such GPUs, or no such chart")
-    found = rendered(builtin.read(name), CLUSTERS[cluster])
+    found = render_cluster(builtin.read(name), CLUSTERS[cluster])
     spec, own = found.test_pod[-1].body["spec"], found.own_pods[0].spec
     assert spec.keys() - {"restartPolicy", "tolerations"} == own.keys()
     assert spec.get("runtimeClassName") == own.get("runtimeClassName")

@@ -16,14 +16,14 @@ from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
-from gpunode.kubernetes.owned import owned
-from gpunode.kubernetes.reconcile import MANAGER, Item, Present, given_up, items, taints_of
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.owned import owned_fields
+from gpunode.kubernetes.reconcile import MANAGER, LiveState, PlanItem, format_taints_in, plan_items, removal_of_fields
+from gpunode.kubernetes.render import render_cluster
 from gpunode.workflow.cluster_undo import is_pending
 from tests.unit.kubernetes.clusters import CLUSTERS
 
-PLUGIN = rendered(builtin.read("k8s-containerd"), CLUSTERS["one"])
-OPERATOR = rendered(builtin.read("gpu-operator"), CLUSTERS["one"])
+PLUGIN = render_cluster(builtin.read("k8s-containerd"), CLUSTERS["one"])
+OPERATOR = render_cluster(builtin.read("gpu-operator"), CLUSTERS["one"])
 NODE = PLUGIN.nodes[0].node
 TAINT = "nvidia.com/gpu=present:NoSchedule"
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
@@ -53,8 +53,8 @@ def node(labels: Mapping[str, str] | None = None, taints: tuple[dict[str, str], 
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": list(taints)}}
 
 
-def planned(wanted: Rendered, present: Present) -> dict[str, Item]:
-    return {f"{one.kind} {one.name}": one for one in items(wanted, present)}
+def planned(wanted: Rendered, present: LiveState) -> dict[str, PlanItem]:
+    return {f"{one.kind} {one.name}": one for one in plan_items(wanted, present)}
 
 
 @given(st.dictionaries(st.text(), TREES, min_size=1))
@@ -62,8 +62,8 @@ def test_who_applied_an_object_owns_just_that(spec: dict[str, Any]) -> None:
     body = {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "one"}, "spec": spec}
     more = {**live(body), "status": {"seen": True}}
     more["spec"] = {**spec, "somebody's": 1} if "somebody's" not in spec else spec
-    assert owned(more, MANAGER) == body
-    assert owned(more, "somebody") is None
+    assert owned_fields(more, MANAGER) == body
+    assert owned_fields(more, "somebody") is None
 
 
 def test_elements_of_lists_are_owned_by_their_keys_or_values() -> None:
@@ -79,13 +79,13 @@ def test_elements_of_lists_are_owned_by_their_keys_or_values() -> None:
         "f:ports": {'k:{"port":1}': {".": {}, "f:port": {}, "f:name": {}}},
         "f:words": {'v:"y"': {}},
     }
-    found = owned(made, MANAGER)
+    found = owned_fields(made, MANAGER)
     assert found is not None
     assert found["spec"] == {"ports": [{"port": 1, "name": "a"}], "words": ["y"]}
 
 
 def test_in_an_empty_cluster_all_is_made_and_labels_come_first() -> None:
-    found = items(PLUGIN, Present("c", nodes=[node()]))
+    found = plan_items(PLUGIN, LiveState("c", nodes=[node()]))
     assert [one.kind for one in found] == ["Node", "Namespace", "RuntimeClass", "ConfigMap", "DaemonSet"]
     assert {one.state for one in found[1:]} == {"create"}
     assert found[0].diff == ("+label nvidia.com/gpu.present=true",)
@@ -94,14 +94,14 @@ def test_in_an_empty_cluster_all_is_made_and_labels_come_first() -> None:
 def test_what_is_there_as_applied_stays() -> None:
     there = [live(one.body) for one in PLUGIN.objects]
     labelled = node({"nvidia.com/gpu.present": "true"})
-    found = items(PLUGIN, Present("c", there, there, [labelled]))
+    found = plan_items(PLUGIN, LiveState("c", there, there, [labelled]))
     assert {one.state for one in found} == {"same"}
 
 
 def test_an_object_of_somebody_else_that_is_as_wanted_is_left_to_them() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "RuntimeClass"]
     theirs = live(wanted.body, "k3s")
-    found = planned(PLUGIN, Present("c", [theirs], [live(wanted.body)], [node()]))
+    found = planned(PLUGIN, LiveState("c", [theirs], [live(wanted.body)], [node()]))
     assert found["RuntimeClass nvidia"].state == "foreign"
     assert found["RuntimeClass nvidia"].note == "already there, from k3s"
 
@@ -109,7 +109,7 @@ def test_an_object_of_somebody_else_that_is_as_wanted_is_left_to_them() -> None:
 def test_a_field_that_changed_is_a_change_with_both_values_and_can_be_undone() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "DaemonSet"]
     old = json.loads(json.dumps(wanted.body).replace("v0.20.0", "v0.19.0"))
-    item = planned(PLUGIN, Present("c", [live(old)], [live(wanted.body)], [node()]))["DaemonSet nvidia-device-plugin"]
+    item = planned(PLUGIN, LiveState("c", [live(old)], [live(wanted.body)], [node()]))["DaemonSet nvidia-device-plugin"]
     assert item.state == "change"
     assert any("v0.19.0" in line for line in item.diff)
     assert any("v0.20.0" in line for line in item.diff)
@@ -125,7 +125,7 @@ def test_what_a_former_recipe_left_goes_and_a_configuration_goes_last() -> None:
     for one in PLUGIN.objects:
         if one.kind in {"ConfigMap", "DaemonSet"}:
             former.append(live({**one.body, "metadata": {**one.body["metadata"], "name": "former"}}))
-    found = items(PLUGIN, Present("c", nodes=[node()], ours=former))
+    found = plan_items(PLUGIN, LiveState("c", nodes=[node()], labelled=former))
     gone = [one.kind for one in found if one.state == "delete"]
     assert gone == ["DaemonSet", "ConfigMap"]
     assert found[-1].state == "delete"
@@ -139,12 +139,14 @@ def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() ->
             body = live({**one.body, "metadata": {**one.body["metadata"], "name": "former"}})
             body["metadata"]["managedFields"] += live(body, "argocd-controller")["metadata"]["managedFields"]
             former[one.kind] = body
-    (item,) = (one for one in items(PLUGIN, Present("c", nodes=[node()], ours=[former["ConfigMap"]])) if one.note)
+    (item,) = (
+        one for one in plan_items(PLUGIN, LiveState("c", nodes=[node()], labelled=[former["ConfigMap"]])) if one.note
+    )
     assert isinstance(item.change, ObjectChange)
     assert (item.title, item.change.participle) == ("ConfigMap gpu-system/former", "changed")
     assert item.note == "stays: argocd-controller also set data.config.yaml"
     with pytest.raises(Conflict, match="argocd-controller also set spec") as refused:
-        items(PLUGIN, Present("c", nodes=[node()], ours=[former["DaemonSet"]]))
+        plan_items(PLUGIN, LiveState("c", nodes=[node()], labelled=[former["DaemonSet"]]))
     assert "delete daemonset --namespace gpu-system former" in refused.value.hint
 
 
@@ -158,7 +160,7 @@ def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() ->
 )
 def test_a_taint_is_added_unless_it_is_there(taints: tuple[dict[str, str], ...], state: str) -> None:
     wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
-    found = planned(wanted, Present("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[f"Node {NODE}"]
+    found = planned(wanted, LiveState("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[f"Node {NODE}"]
     assert found.state == state
     if isinstance(found.change, ObjectChange):
         assert json.loads(found.change.after or "")["spec"]["taints"] == [
@@ -170,12 +172,12 @@ def test_another_value_of_the_taint_is_a_conflict() -> None:
     wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
     theirs = node(taints=({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},))
     with pytest.raises(Conflict, match="has the taint"):
-        items(wanted, Present("c", nodes=[theirs]))
+        plan_items(wanted, LiveState("c", nodes=[theirs]))
 
 
 def test_a_node_that_is_not_in_the_cluster_is_refused() -> None:
     with pytest.raises(Refused, match="no Node"):
-        items(PLUGIN, Present("c"))
+        plan_items(PLUGIN, LiveState("c"))
 
 
 @pytest.mark.parametrize("manager", [LABELS_MANAGER, "somebody"])
@@ -189,15 +191,15 @@ def test_a_taint_is_gpunode_s_only_by_an_annotation_of_its_own(manager: str) -> 
         entries = noted["metadata"]["managedFields"]
     metadata = {**mine["metadata"], "annotations": {"gpunode-taint": TAINT}, "managedFields": entries}
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    change = given_up({**mine, "metadata": metadata, "spec": {"taints": [taint]}}, "c")
+    change = removal_of_fields({**mine, "metadata": metadata, "spec": {"taints": [taint]}}, "c")
     assert change is not None
-    assert taints_of(change.before) == ((TAINT,) if manager == LABELS_MANAGER else ())
+    assert format_taints_in(change.before) == ((TAINT,) if manager == LABELS_MANAGER else ())
 
 
 def test_labels_that_the_recipe_no_longer_wants_go() -> None:
     labels = {"nvidia.com/gpu.present": "true", "team": "a"}
     mine = live(node(labels), LABELS_MANAGER)
-    found = planned(PLUGIN, Present("c", nodes=[mine]))[f"Node {NODE}"]
+    found = planned(PLUGIN, LiveState("c", nodes=[mine]))[f"Node {NODE}"]
     assert found.diff == ("-label team=a",)
 
 
@@ -205,10 +207,10 @@ def test_giving_up_a_namespace_that_somebody_else_made_leaves_it() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "Namespace"]
     alone, shared = live(wanted.body), live(wanted.body)
     shared["metadata"]["managedFields"].append({"manager": "kubectl-create", "operation": "Update", "fieldsV1": {}})
-    assert (mine := given_up(alone, "c")) is not None
-    assert (theirs := given_up(shared, "c")) is not None
+    assert (mine := removal_of_fields(alone, "c")) is not None
+    assert (theirs := removal_of_fields(shared, "c")) is not None
     assert (mine.participle, theirs.participle) == ("deleted", "changed")
-    assert given_up({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
+    assert removal_of_fields({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
 
 
 # As for a cluster of another context: whoever copies a command that deletes must not meet the current one.
@@ -232,7 +234,7 @@ RELEASE = OPERATOR.releases[0]
     ],
 )
 def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released | None, state: str) -> None:
-    found = items(OPERATOR, Present("c", nodes=[node()], releases=[there] if there else []))
+    found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     (item,) = [one for one in found if one.kind == "Helm release"]
     assert item.state == state
     if isinstance(item.change, CommandChange):
@@ -251,16 +253,18 @@ def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released |
 def test_a_release_does_not_go_back_to_an_older_chart() -> None:
     newer = Released("ops", "op", RELEASE.chart, "v99.1.0", 3, "deployed")
     with pytest.raises(Refused, match=r"v99\.1\.0, newer than") as refused:
-        items(OPERATOR, Present("c", nodes=[node()], releases=[newer]))
+        plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[newer]))
     assert 'set gpu_operator = "v99.1.0" in [kubernetes.versions]' in refused.value.hint
     for older in ("v25.10.0", f"{RELEASE.version}-rc.1", "unknown"):
-        items(OPERATOR, Present("c", nodes=[node()], releases=[replace(newer, version=older)]))
+        plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[replace(newer, version=older)]))
 
 
 def test_values_that_the_recipe_does_not_set_are_not_shown() -> None:
     values = {"driver": {"enabled": True, "licence": {"token": "c4n4ry"}}, "extra": ["c4n4ry"]}
     there = Released("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)
-    (item,) = (one for one in items(OPERATOR, Present("c", nodes=[node()], releases=[there])) if one.diff and one.wave)
+    (item,) = (
+        one for one in plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there])) if one.diff and one.wave
+    )
     assert "c4n4ry" not in "".join(item.diff)
     assert {'-  licence: "…"', '-extra: "…"'} <= set(item.diff)
 
@@ -288,7 +292,7 @@ ADOPTED = Released("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
 def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
     there: Released | None, undone: int, revision: int | None, due: bool | None
 ) -> None:
-    found = items(OPERATOR, Present("c", nodes=[node()], releases=[there] if there else []))
+    found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     change: Change | None
     (change,) = [one.change for one in found if one.kind == "Helm release"]
     for _ in range(undone):

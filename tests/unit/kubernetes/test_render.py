@@ -22,8 +22,8 @@ from gpunode.catalog import mig
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Refused
 from gpunode.kubernetes.forms import files
-from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG, ClusterNode, Release, Rendered
-from gpunode.kubernetes.render import Form, rendered
+from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG, ChartRelease, ClusterNode, Rendered
+from gpunode.kubernetes.render import Form, render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
@@ -48,7 +48,7 @@ def asked(text: str) -> Recipe:
     return parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
 
 
-def unknown_keys(release: Release) -> list[str]:
+def unknown_keys(release: ChartRelease) -> list[str]:
     """The keys that the chart does not have: Helm drops them without a word."""
     rows = csv.DictReader(line for line in KEYS.read_text().splitlines() if not line.startswith("#"))
     known = tuple(f"{row['key']}." for row in rows if row["chart"] == release.chart)
@@ -75,7 +75,7 @@ def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
 
 
 def of(name: str, cluster: str, form: Form = "manifests") -> Rendered:
-    return rendered(builtin.read(name), CLUSTERS[cluster], form)
+    return render_cluster(builtin.read(name), CLUSTERS[cluster], form)
 
 
 @pytest.mark.parametrize(("place", "text"), [pytest.param(p, t, id=p.stem) for p, t in golden().items()])
@@ -107,7 +107,9 @@ def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_char
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
 def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, form: Form) -> None:
     wanted = builtin.read(name)
-    one, other = (files(rendered(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1]))
+    one, other = (
+        files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
+    )
     assert one == other
 
 
@@ -117,7 +119,7 @@ def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_on
         '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
         '[kubernetes.configs.big]\ngpus = "B200"\nmode = "mps"\nreplicas = 2\n'
     )
-    found = rendered(wanted, CLUSTERS["fleet"])
+    found = render_cluster(wanted, CLUSTERS["fleet"])
     (release,) = found.releases
     assert {edit.labels[PLUGIN_CONFIG] for edit in found.nodes} == set(release.values["config"]["map"])
     assert release.values["config"]["default"] in release.values["config"]["map"]
@@ -196,7 +198,7 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_the_way_out(text: str, cluster: str, what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
-        rendered(asked(text), CLUSTERS[cluster])
+        render_cluster(asked(text), CLUSTERS[cluster])
     assert what in f"{refused.value.what} {refused.value.why}"
     assert hint in refused.value.hint
 
@@ -209,10 +211,10 @@ def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
         ((node("a", "1b80", 1, kubelet="k3s"), node("b", "1b80", 1, kubelet="k0s")), "different folders"),
     ):
         with pytest.raises(Refused, match=what):
-            rendered(wanted, nodes)
+            render_cluster(wanted, nodes)
     old = node("a", "1b80", 1, driver="550.163.01")
     with pytest.raises(Refused, match=r"550\.163\.01, too old"):
-        rendered(builtin.read("dra"), [old])
+        render_cluster(builtin.read("dra"), [old])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_a_node_whose_provider_offers_its_gpus_is_left_alone(
     text: str, more: dict[str, Any], what: str, hint: str
 ) -> None:
     with pytest.raises(Refused) as refused:
-        rendered(asked(text), [node("a", "2330", 8, **more)])
+        render_cluster(asked(text), [node("a", "2330", 8, **more)])
     assert what in refused.value.what
     assert hint in refused.value.hint
 
@@ -260,34 +262,36 @@ def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
     driver = frozenset({"driver"})
     as_hinted = 'extends = "k8s-containerd"\n[runtime]\nname = "none"\n[kubernetes]\nruntime_class = ""'
     assert "runtimeClassName" not in str(
-        rendered(asked(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
+        render_cluster(asked(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
     )
     for provider in ("eks", "aks", "kind"):
-        assert rendered(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
-    assert rendered(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider="eks", provides=driver)]).objects
+        assert render_cluster(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
+    assert render_cluster(
+        builtin.read("k8s-containerd"), [node("a", "2330", 8, provider="eks", provides=driver)]
+    ).objects
 
 
 def test_where_gke_s_own_plugin_is_opted_out_of_the_operator_uses_gke_s_driver() -> None:
     nodes = [node("a", "2330", 8, provider="gke", toolkit=False)]
-    (release,) = rendered(builtin.read("gpu-operator"), nodes).releases
+    (release,) = render_cluster(builtin.read("gpu-operator"), nodes).releases
     place = "/home/kubernetes/bin/nvidia"
     assert release.values["driver"] == {"enabled": False}
     assert release.values["toolkit"] == {"enabled": True, "installDir": place}
     assert release.values["hostPaths"] == {"driverInstallDir": place}
     assert release.values["cdi"] == {"enabled": True}
     assert not unknown_keys(release)
-    (release,) = rendered(builtin.read("gpu-operator"), [replace(nodes[0], driver="")]).releases
+    (release,) = render_cluster(builtin.read("gpu-operator"), [replace(nodes[0], driver="")]).releases
     assert release.values["driver"] == {"enabled": True}
 
 
 def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
     """The chart's default layout is all-disabled; the operator gives it to every node without a label."""
     text = 'extends = "gpu-operator"\n[kubernetes.mig]\nstrategy = "single"\n'
-    (release,) = rendered(asked(text), CLUSTERS["eight"]).releases
+    (release,) = render_cluster(asked(text), CLUSTERS["eight"]).releases
     assert release.values["migManager"] == {"enabled": False}
-    (release,) = rendered(asked(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
+    (release,) = render_cluster(asked(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
     assert release.values["migManager"] == {"enabled": True, "config": {"default": ""}}
-    own = rendered(asked(f'{text}layout = "all-small"'), CLUSTERS["eight"])
+    own = render_cluster(asked(f'{text}layout = "all-small"'), CLUSTERS["eight"])
     assert [edit.labels for edit in own.nodes] == [{"nvidia.com/mig.config": "all-small"}]
     assert own.expected == {}
 
@@ -296,7 +300,7 @@ def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
     text = 'extends = "gpu-operator"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     text += '[kubernetes]\nregistry = "m"'
     bare, ready = node("a", "2330", 8, driver="", toolkit=False), node("b", "2330", 8)
-    (release,) = (found := rendered(asked(text), (bare, ready))).releases
+    (release,) = (found := render_cluster(asked(text), (bare, ready))).releases
     assert release.values["driver"] == {
         "enabled": True,
         "repository": "m/nvidia",
@@ -313,7 +317,7 @@ def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
 def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
     for asked_for in (False, True):
         wanted = asked(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
-        (release,) = (found := rendered(wanted, CLUSTERS["one"])).releases
+        (release,) = (found := render_cluster(wanted, CLUSTERS["one"])).releases
         assert release.values["cdi"] == {"enabled": asked_for}
         (own,) = found.own_pods
         assert ("runtimeClassName" in own.spec) != asked_for
@@ -350,7 +354,7 @@ def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None
         ('[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\nrename = true\n', ".shared"),
     ):
         text = f'extends = "k8s-containerd"\n{extra}[kubernetes.mig]\nstrategy = "{"single" if resource else "mixed"}"'
-        found = rendered(asked(text), CLUSTERS["eight"])
+        found = render_cluster(asked(text), CLUSTERS["eight"])
         assert bool(found.test_pod) == bool(resource)
         assert "test-pod.yaml" in files(found, "manifests") or not resource
         assert not resource or f"nvidia.com/gpu{resource}" in str(found.test_pod)
@@ -358,9 +362,9 @@ def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None
 
 def test_a_configuration_that_reaches_no_node_is_told() -> None:
     wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\ngpus = "B200"')
-    assert any("No node gets the configuration big" in note for note in rendered(wanted, CLUSTERS["one"]).notes)
+    assert any("No node gets the configuration big" in note for note in render_cluster(wanted, CLUSTERS["one"]).notes)
     mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
-    assert any("mix has other GPUs beside" in note for note in rendered(wanted, [mixed]).notes)
+    assert any("mix has other GPUs beside" in note for note in render_cluster(wanted, [mixed]).notes)
 
 
 def test_another_content_of_the_configuration_has_another_name() -> None:
@@ -378,7 +382,7 @@ def test_another_content_of_the_configuration_has_another_name() -> None:
 def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
     text = 'extends = "{}"\n[kubernetes.taint]\nkey = "team/gpu"\nvalue = "x"\neffect = "NoExecute"'
     for name in RECIPES:
-        found = rendered(asked(text.format(name)), CLUSTERS["eight"])
+        found = render_cluster(asked(text.format(name)), CLUSTERS["eight"])
         assert {edit.taint for edit in found.nodes} == {"team/gpu=x:NoExecute"}
         everything = str([one.body for one in (*found.objects, *found.test_pod)]) + str(
             [r.values for r in found.releases]
@@ -393,7 +397,7 @@ def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None
     """kubeadm taints the one node of a cluster, and the device plugin would want none."""
     key = "node-role.kubernetes.io/control-plane"
     for is_asked in (True, False):
-        found = rendered(
+        found = render_cluster(
             asked(f'extends = "{name}"\nkubernetes.control_plane = {str(is_asked).lower()}'), CLUSTERS["eight"]
         )
         (pod, *_) = (one.body for one in found.test_pod if one.kind == "Pod")
@@ -408,7 +412,7 @@ def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None
 
 def test_a_mirror_stands_in_for_every_registry() -> None:
     for name in RECIPES:
-        found = rendered(
+        found = render_cluster(
             asked(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
         )
         images = [line for text in files(found, "manifests").values() for line in text.splitlines() if "image" in line]
@@ -418,7 +422,9 @@ def test_a_mirror_stands_in_for_every_registry() -> None:
 
 def test_hami_takes_the_scheduler_from_the_mirror_whose_path_the_chart_adds() -> None:
     """Rendered by Helm, the path of the mirror stood there twice."""
-    (release,) = rendered(asked('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]).releases
+    (release,) = render_cluster(
+        asked('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
+    ).releases
     assert release.values["global"] == {"imageRegistry": "mirror/gpu"}
     assert release.values["scheduler"] == {"kubeScheduler": {"image": {"repository": "kube-scheduler"}}}
 
@@ -435,7 +441,7 @@ NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node(
 @pytest.mark.parametrize("nodes", [NODES, NODES[:3], NODES[:1], NODES[2:3], NODES[3:], NODES[1:]])
 def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
     """It was that of most nodes: one node more gave all unlabelled ones another configuration."""
-    found = rendered(asked(f'extends = "{recipe}"\n{SHARED}'), nodes)
+    found = render_cluster(asked(f'extends = "{recipe}"\n{SHARED}'), nodes)
     if found.releases:
         values = found.releases[0].values
         config = values["config"] if recipe == "k8s-containerd" else values["devicePlugin"]["config"]
@@ -451,14 +457,14 @@ def test_a_shared_layout_that_no_node_has_lists_what_a_node_may_offer() -> None:
     """The plugin refuses an empty list."""
     text = 'extends = "gpu-operator"\n[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\n'
     text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\ngpus = "T4"\n'
-    (release,) = rendered(asked(text), CLUSTERS["k3s"]).releases
+    (release,) = render_cluster(asked(text), CLUSTERS["k3s"]).releases
     config = release.values["devicePlugin"]["config"]
     resources = yaml.safe_load(config["data"][config["default"]])["sharing"]["timeSlicing"]["resources"]
     assert {"name": "nvidia.com/mig-1g.10gb", "replicas": 2} in resources
 
 
 def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
-    found = rendered(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
+    found = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
     pods = {one.name: one for one in found.test_pod}
     limits = {name: one.body["spec"]["containers"][0]["resources"]["limits"] for name, one in pods.items()}
     assert limits == {
@@ -468,14 +474,14 @@ def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
     }
     assert pods["gpunode-test-mig"].body["spec"]["nodeSelector"] == {PLUGIN_CONFIG: "mig"}
     assert "on a, b, with the configuration mig" in pods["gpunode-test-mig"].why
-    (alone,) = rendered(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
+    (alone,) = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
     assert alone.name == "gpunode-test"
     assert "nodeSelector" not in alone.body["spec"]
 
 
 def test_turing_takes_as_many_mps_clients_as_later_gpus() -> None:
     wanted = asked('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 48')
-    assert rendered(wanted, CLUSTERS["k3s"]).expected == {"edge": {"nvidia.com/gpu": 96}}
+    assert render_cluster(wanted, CLUSTERS["k3s"]).expected == {"edge": {"nvidia.com/gpu": 96}}
 
 
 def test_argo_cd_gets_an_oci_registry_without_its_scheme() -> None:
@@ -488,7 +494,7 @@ def test_argo_cd_gets_an_oci_registry_without_its_scheme() -> None:
 @pytest.mark.parametrize("name", ["k8s-containerd", "gpu-operator", "hami", "dra"])
 def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the_usual_one(name: str) -> None:
     wanted = asked(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
-    found = rendered(wanted, CLUSTERS["microk8s"])
+    found = render_cluster(wanted, CLUSTERS["microk8s"])
     root = "/var/snap/microk8s/common/var/lib/kubelet"
     # Every chart mounts the kubelet's folder; of the plain objects the plugin does.
     mounting = [
@@ -534,7 +540,7 @@ def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, 
 def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, form: Form, key: str) -> None:
     """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
-    found = rendered(builtin.read(name), nodes, form)
+    found = render_cluster(builtin.read(name), nodes, form)
     text = "".join(files(found, form).values())
     assert key in text
     assert not [key for release in found.releases for key in unknown_keys(release)]
@@ -544,13 +550,13 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
         assert any("the static CPU manager of b needs that" in why for why in whys)
     if form == "manifests" and name != "hami":
         assert "privileged: true" in text
-    assert key not in "".join(files(rendered(builtin.read(name), nodes[:1], form), form).values())
+    assert key not in "".join(files(render_cluster(builtin.read(name), nodes[:1], form), form).values())
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])
 def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: str) -> None:
     def text(direct: str) -> str:
-        found = rendered(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
+        found = render_cluster(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
         assert not [key for release in found.releases for key in unknown_keys(release)]
         assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
         return "".join(files(found, "manifests").values())
@@ -564,7 +570,7 @@ def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: st
 
 def test_a_render_with_other_versions_names_them() -> None:
     text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
-    plain = rendered(asked(text.format("k8s-containerd")), CLUSTERS["one"])
+    plain = render_cluster(asked(text.format("k8s-containerd")), CLUSTERS["one"])
     assert "k8s-device-plugin:v0.19.3" in str(plain.objects)
-    (release,) = rendered(asked(text.format("gpu-operator")), CLUSTERS["one"]).releases
+    (release,) = render_cluster(asked(text.format("gpu-operator")), CLUSTERS["one"]).releases
     assert release.version == "v26.3.3"

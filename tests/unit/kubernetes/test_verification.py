@@ -15,7 +15,7 @@ from gpunode.command import command
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.node_checks import handler_checks, kubelet_check, node_check, resource_checks, slices_check
 from gpunode.kubernetes.pods import kept_out, trouble
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.render import render_cluster
 from gpunode.kubernetes.sharing import Config, configs
 from gpunode.kubernetes.trial_checks import Ran, sharing_check, trial_check
 from gpunode.kubernetes.trials import Trial, trials, users
@@ -58,7 +58,7 @@ def only(checks: Sequence[Check]) -> Check:
     ],
 )
 def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str) -> None:
-    (edit,) = rendered(builtin.read("k8s-containerd"), [EIGHT]).nodes
+    (edit,) = render_cluster(builtin.read("k8s-containerd"), [EIGHT]).nodes
     body = live(conditions=[{"type": "Ready", "status": "Unknown", "reason": reason, "message": message}])
 
     found = node_check(edit, body, APPLY)
@@ -67,7 +67,7 @@ def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str)
 
 
 def test_a_node_without_its_labels_or_without_existence_fails() -> None:
-    (edit,) = rendered(builtin.read("hami"), [EIGHT]).nodes
+    (edit,) = render_cluster(builtin.read("hami"), [EIGHT]).nodes
 
     assert "gpu=on" in node_check(edit, live(), APPLY).detail
     assert "no such Node" in node_check(edit, None, APPLY).detail
@@ -187,7 +187,7 @@ PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 
 
 def states(recipe: str, daemon_sets: Sequence[Any]) -> Mapping[str, str]:
-    found = workloads(rendered(builtin.read(recipe), [EIGHT]), daemon_sets)
+    found = workloads(render_cluster(builtin.read(recipe), [EIGHT]), daemon_sets)
     return {one.title: workload_check(one, APPLY).status for one in found}
 
 
@@ -238,7 +238,7 @@ def test_a_daemon_set_of_a_former_form_is_not_ready() -> None:
 def made_for(recipe: str, one: ClusterNode, body: Mapping[str, Any], image: str = "") -> tuple[Trial, ...]:
     read = builtin.read(recipe)
     assert read.kubernetes is not None
-    whole = rendered(read, [one])
+    whole = render_cluster(read, [one])
     config = configs(read.kubernetes, [one])[one.name] if read.kubernetes.stack != "hami" else Config("whole")
     names = (f"gpunode-test-{number}" for number in itertools.count())
     more = {"run": "x", "new_name": lambda: next(names), "image": image, "timeout_s": 60}

@@ -15,7 +15,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.facts.kubelet import flags_of
 from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.facts.project import project
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.render import render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.steps.node_registration import ENVIRONMENT, NODE_REGISTRATION
@@ -61,7 +61,7 @@ def written(recipe: Recipe, facts: Facts) -> FileState:
 def test_kubelet_registers_with_the_labels_that_apply_would_set(before: bytes | None) -> None:
     recipe = wanted(TAINT)
     state = written(recipe, node(before))
-    edit = rendered(recipe, CLUSTERS["one"]).nodes[0]
+    edit = render_cluster(recipe, CLUSTERS["one"]).nodes[0]
     assert flags(state.content) == {
         "--node-labels": ",".join(f"{key}={value}" for key, value in edit.labels.items()),
         "--register-with-taints": edit.taint,

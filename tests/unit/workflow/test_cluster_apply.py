@@ -14,7 +14,7 @@ from gpunode.errors import Conflict, VerifyFailed
 from gpunode.host.cluster import Body, Cluster, Identity
 from gpunode.journal.record import Commit
 from gpunode.journal.store import Store
-from gpunode.kubernetes.reconcile import Item, State
+from gpunode.kubernetes.reconcile import PlanItem, State
 from gpunode.workflow.cluster_apply import RunHeader, apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
 
@@ -36,9 +36,9 @@ class Unready:
         return body
 
 
-def item(kind: str, wave: int, state: State = "create") -> Item:
+def item(kind: str, wave: int, state: State = "create") -> PlanItem:
     change = ObjectChange("c", "v1", kind, "gpu", "x", None, '{"kind": "x"}')
-    return Item(kind, "gpu", "x", state, "", wave, change if state == "create" else None)
+    return PlanItem(kind, "gpu", "x", state, "", wave, change if state == "create" else None)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def item(kind: str, wave: int, state: State = "create") -> Item:
     ],
 )
 def test_a_workload_that_is_not_ready_is_told_with_what_is_left(
-    items: tuple[Item, ...], said: str, result: str, tmp_path: Path
+    items: tuple[PlanItem, ...], said: str, result: str, tmp_path: Path
 ) -> None:
     plan, store, never = ClusterPlan(Identity("", "", "", "", "c"), items), Store(folder=tmp_path), lambda *_: None
     hooks: dict[str, Any] = {"on_event": never, "pause": never, "progress": never, "timeout_s": 0.0}

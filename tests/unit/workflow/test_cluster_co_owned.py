@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunode.host.process import Finished
-from gpunode.kubernetes.owned import others, owned
+from gpunode.kubernetes.owned import other_managers, owned_fields
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, PLUGIN, User, everything
 
@@ -34,9 +34,9 @@ def test_removal_leaves_a_co_owned_object_to_its_owner_and_takes_the_rest(
 
     there = server.get(*PLUGIN)
     assert there["spec"] == co_owned["spec"]
-    assert owned(there, "gpunode") is None
+    assert owned_fields(there, "gpunode") is None
     assert "labels" not in there["metadata"]
-    assert others(there, ()) == ("alice",)
+    assert other_managers(there, ()) == ("alice",)
     assert not server.peek("ConfigMap")
     assert not server.peek("RuntimeClass")
     assert server.peek("Node")[0]["metadata"]["labels"] == {"kubernetes.io/hostname": "gpu-1"}
@@ -57,7 +57,7 @@ def test_rollback_leaves_a_co_owned_object_to_its_owner(
     server: ApiServer, user: User, co_owned: dict[str, Any]
 ) -> None:
     user("rollback", "k1", "--yes")
-    assert others(server.get(*PLUGIN), ()) == ("alice",)
+    assert other_managers(server.get(*PLUGIN), ()) == ("alice",)
     assert not server.peek("ConfigMap")
 
 
@@ -92,7 +92,7 @@ def test_object_that_changed_while_it_was_given_up_is_told_and_the_rest_goes_on(
     assert "DaemonSet nvidia-device-plugin was changed meanwhile" in refused["why"]
     assert not server.peek("ConfigMap")
     user("k8s", "remove", "--yes")
-    assert others(server.get(*PLUGIN), ()) == ("alice", "bob")
+    assert other_managers(server.get(*PLUGIN), ()) == ("alice", "bob")
 
 
 def test_screen_names_what_a_removal_leaves(user: User, co_owned: dict[str, Any]) -> None:
