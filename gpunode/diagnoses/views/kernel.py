@@ -55,7 +55,7 @@ class Message:
         text: without its prefix; continuation lines joined by single spaces.
         at: seconds since boot or since the epoch; None without a time.
         clock: times compare within the same clock; empty without one.
-        is_nvrm: a message of NVIDIA's module, without its ``NVRM:``.
+        is_nvrm: a message by the NVIDIA module, without its ``NVRM:``.
         lines: number of lines.
     """
 

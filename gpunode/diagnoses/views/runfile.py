@@ -1,4 +1,4 @@
-"""View traces of NVIDIA's .run installer: uninstaller, messages, and module in its own folder."""
+"""View traces of the .run installer: uninstaller, messages, and module in its own folder."""
 
 from __future__ import annotations
 
