@@ -98,6 +98,22 @@ def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Stor
     assert plan_rollback(store, host, run.id).steps == ()
 
 
+def test_a_folder_goes_with_the_last_of_two_files_in_it_whichever_that_is(store: Store, tmp_path: Path) -> None:
+    host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
+    (tmp_path / "etc").mkdir()
+    run = store.begin("setup", version="test")
+    for path in (DAEMON_JSON, "/etc/docker/key.json"):
+        ours = FileState(b"{}", uid=os.geteuid(), gid=os.getegid())
+        change = host.realize(FileChange(path, None, ours))
+        seq = run.intend("runtime", "step", change)
+        host.apply([change])
+        run.done(seq)
+    run.commit("done")
+    (folder / "daemon.json").unlink()  # the folder was made for this one
+    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), on_event=lambda _event: None)
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("theirs", ["certs.d", ".theirs"])
 def test_a_folder_that_others_use_by_now_leaves_nothing_to_undo(store: Store, tmp_path: Path, theirs: str) -> None:
     host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
