@@ -76,7 +76,7 @@ def plan_rollback(
 
     request = UndoRequest(of, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
     if facts is None:
-        standing.refuse_shared(store, of, runs[of].configuration)
+        standing.refuse_shared(store, of, runs[of].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
         return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].beyond)))
     standing.refuse_shared(store, of, footprint.subjects)

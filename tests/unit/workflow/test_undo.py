@@ -499,6 +499,20 @@ class TestWholeRollback:
         assert plan_rollback(store, host, run.id, now()).steps == ()
         assert plan_rollback(store, host, run.id).steps == ()
 
+    def test_a_later_run_may_change_what_a_setup_put_back_itself(self, host: Machine, store: Store) -> None:
+        rejected, later = FileState(b"rejected\n"), FileState(b"later\n")
+        host.files[CONTAINERD] = FORMER
+        run = store.begin("setup", version="test")
+        for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
+            run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after)))
+        run.commit("failed")
+        second = store.begin("setup", version="test")
+        second.done(second.intend("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
+        second.commit("done")
+        host.files[CONTAINERD] = later
+        assert plan_rollback(store, host, run.id, now()).steps == ()
+        assert plan_rollback(store, host, run.id).steps == ()
+
     def test_an_edit_made_after_the_package_came_back_is_no_prey(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
         run = store.begin("setup", version="test")
