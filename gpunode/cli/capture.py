@@ -42,14 +42,14 @@ def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> N
 def incomplete(evidence: Evidence) -> dict[str, str]:
     """Why each probe could not be seen; a tool that answers with an exit status of its own has answered."""
     from gpunode.facts.probes import PROBES
-    from gpunode.workflow.doctor import denied
+    from gpunode.workflow.doctor import denied_sources
 
     needed = {probe.key for probe in PROBES}
     return {
-        key: _why_missing(seen, is_denied=bool(denied(seen)))
+        key: _why_missing(seen, is_denied=bool(denied_sources(seen)))
         for key, seen in evidence.items()
         if seen.outcome in {"denied", "timeout"}
-        or denied(seen)
+        or denied_sources(seen)
         or (seen.outcome == "failed" and (key in needed or seen.exit_status in {None, 0}))
     }
 

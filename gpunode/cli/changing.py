@@ -19,8 +19,8 @@ from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import InterruptedRun, made_changes, steps_by_change
 from gpunode.journal.store import Store
-from gpunode.workflow.events import Told
-from gpunode.workflow.recovery import half_written, record_what_was_made
+from gpunode.workflow.events import Notice
+from gpunode.workflow.recovery import possible_temporary_files, record_what_was_made
 
 if TYPE_CHECKING:
     from gpunode.host.port import OnProgress, Progress
@@ -47,14 +47,14 @@ class Session:
     def tell(self, text: str) -> None:
         """What the user should know; nothing for nothing."""
         if text:
-            self.screen.tell(Told(text))
+            self.screen.tell(Notice(text))
 
     def swept(self) -> InterruptedRun | None:
         """Return the newest run if it was cut short, its half files gone; what earlier runs made is recorded."""
         cut = self.store.interrupted_run()
         if cut is not None:
             self.store.sweep()
-            self.host.sweep(half_written(cut))
+            self.host.sweep(possible_temporary_files(cut))
         record_what_was_made(self.store, self.host)
         return cut
 

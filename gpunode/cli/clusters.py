@@ -45,7 +45,7 @@ from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
-from gpunode.workflow.log import told
+from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.check import Check
@@ -246,10 +246,10 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
             hint=gpunode("rollback", "--list"),
         )
     store = cluster_journal()
-    (found,) = first = told(store, run[1:])
+    (found,) = first = list_runs(store, run[1:])
     if target == ClusterRef():
         while first[0].begin.of and _cluster_of_run(first[0].begin.argv) == ClusterRef():
-            first = told(store, first[0].begin.of)
+            first = list_runs(store, first[0].begin.of)
         target = _cluster_of_run(first[0].begin.argv)
     request = _run_header("k8s rollback", of=found.begin.run)
     with target.hints_for_this_cluster():

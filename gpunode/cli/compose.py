@@ -184,10 +184,10 @@ def see(node: str, root: str, gpu: str, recipe: Recipe | None = None) -> Seen:
         evidence = load(_capture_at(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.converge import look_for
+    from gpunode.workflow.converge import collect_evidence
 
     host = LocalHost(checked_root(root))
-    evidence = look_for(host, recipe, image=is_image(root))
+    evidence = collect_evidence(host, recipe, image=is_image(root))
     facts = derive(evidence, image=is_image(root), distribution=host.distribution())
     return Seen(host, _with_gpus(facts, gpu), evidence)
 
@@ -297,10 +297,10 @@ def unknown(facts: Facts) -> list[dict[str, object]]:
 
 def left_undone(node: str, root: str, facts: Facts) -> Backlog:
     """What earlier runs left undone; of a captured node nothing is known."""
-    from gpunode.workflow.recovery import NOTHING_LEFT, visible_backlog
+    from gpunode.workflow.recovery import NO_BACKLOG, visible_backlog
 
     if node:
-        return NOTHING_LEFT
+        return NO_BACKLOG
     from gpunode.journal.store import Store
 
     return visible_backlog(Store(checked_root(root)), facts)

@@ -33,9 +33,9 @@ from gpunode.runtimes import runtime
 from gpunode.runtimes.model import BARE, INSTALLED
 from gpunode.steps.runtime_edits import refuse_default
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import Asked, CtkVerb, Done, Verdict
+from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.recovery import told
+from gpunode.workflow.recovery import describe_interrupted_run
 
 
 def plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]:
@@ -64,7 +64,7 @@ def _reader(plan: CtkPlan) -> str:
 
 
 def done_lines(
-    verb: CtkVerb, plan: CtkPlan, done: Done, argv: Sequence[str], following: str, *, is_unread: bool = False
+    verb: CtkVerb, plan: CtkPlan, done: EditResult, argv: Sequence[str], following: str, *, is_unread: bool = False
 ) -> Iterator[Line]:
     """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it.
 
@@ -110,7 +110,7 @@ def read_again_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> 
 
 
 def verdict_lines(
-    plan: CtkPlan, verdict: Verdict, argv: Sequence[str], following: str, *, verbose: bool
+    plan: CtkPlan, verdict: ConfigStatus, argv: Sequence[str], following: str, *, verbose: bool
 ) -> Iterator[Line]:
     """Whether files and daemon are as asked; ``following`` makes a daemon that is not read its files."""
     if verdict.pending:
@@ -182,10 +182,10 @@ def configure(typed: Typed, how: OutputOptions, root: str, permissions: Permissi
 
 def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> CtkPlan:
     if not asked.row.unit:
-        return edits.specifying(host, asked.row, asked.notes, image=host.root != "/")
-    target = edits.find(host, asked.row, asked.desired, asked.dumps, image=host.root != "/")
+        return edits.plan_cdi_specification(host, asked.row, asked.notes, image=host.root != "/")
+    target = edits.find_target(host, asked.row, asked.desired, asked.dumps, image=host.root != "/")
     target = replace(target, notes=(*asked.notes, *target.notes))
-    return edits.configuring(host, target, edits.recorded(footprint.files), host.root)
+    return edits.plan_configuring(host, target, edits.recorded_edits(footprint.files), host.root)
 
 
 def unconfigure(typed: Typed, how: OutputOptions, root: str, permissions: Permissions) -> None:
@@ -194,7 +194,9 @@ def unconfigure(typed: Typed, how: OutputOptions, root: str, permissions: Permis
     asked = wanted(typed, place)
 
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
-        return edits.unconfiguring(edits.find(host, asked.row, asked.desired, image=place != "/"), footprint.files)
+        return edits.plan_unconfiguring(
+            edits.find_target(host, asked.row, asked.desired, image=place != "/"), footprint.files
+        )
 
     edit("ctk runtime unconfigure", "unconfigure", planning, how, place, permissions)
 
@@ -215,14 +217,14 @@ def edit(
     need_root(command, _WHY_ROOT, without_root)
     with session("ctk", how, place, permissions.lock_timeout, others=False) as node:
         if (cut := node.swept()) is not None:
-            node.tell(told(cut, "this command only edits the runtime's files"))
+            node.tell(describe_interrupted_run(cut, "this command only edits the runtime's files"))
         plan = _with_links(planning(node.host, node.store.footprint()), node.host)
-        plan = ctk.asked_for(plan, restart=permissions.restart)
+        plan = ctk.with_restart_choice(plan, restart=permissions.restart)
         node.screen.put(*plan_lines(verb, plan, verbose=how.verbose))
         if plan.files:
             answer = _carried_out(command, verb, plan, node, how, permissions)
         else:
-            ctk.conclude(node.store)
+            ctk.conclude_interrupted_edit(node.store)
             answer = _answer(command, plan)
     how.answer(answer)
 
@@ -234,13 +236,13 @@ def _carried_out(
     host, restart = node.host, permissions.restart
     if restart and not permissions.allow_disruption:
         ctk.refuse_disruption(host, plan)
-    asked = Asked(verb, __version__, tuple(sys.argv[1:]), restart=restart, pause=node.stop.pause)
+    asked = EditOptions(verb, __version__, tuple(sys.argv[1:]), restart=restart, pause=node.stop.pause)
     with told_what_was_done(command, how, node.store):
-        done = ctk.carry_out(plan, host, node.store, asked, node.screen.tell)
+        done = ctk.apply_edit(plan, host, node.store, asked, node.screen.tell)
     node.tell(node.log.problem)
-    failure = _unread(host, plan) if restart and ctk.was_skipped(host, plan, done) else None
-    is_read = (restart and failure is None) or host.root != "/" or ctk.asleep(plan)
-    following = "" if is_read else following_command(host, plan, failed=ctk.has_failed(plan))
+    failure = _unread(host, plan) if restart and ctk.reload_was_skipped(host, plan, done) else None
+    is_read = (restart and failure is None) or host.root != "/" or ctk.why_no_reload(plan)
+    following = "" if is_read else following_command(host, plan, failed=ctk.daemon_has_failed(plan))
     shown, unread = "" if failure else following, failure is not None
     node.screen.conclude(done_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
     answer = _answer(command, plan, changes=made_changes(node.store.read(done.run))).ending_in(failure)
@@ -258,7 +260,7 @@ def following_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
 
 def _unread(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
     """That a daemon which systemd could not restart has not read its files; None where it has."""
-    verdict = ctk.verdict(plan.only(()), host.effective, is_live=True)
+    verdict = ctk.compare_with_plan(plan.only(()), host.effective, is_live=True)
     # Of the others a tool tells what is in the files, and not what the daemon has.
     row = CONTAINER_RUNTIMES.get(plan.about)
     if row is not None and row.source == "docker info" and not verdict.otherwise:
@@ -286,11 +288,11 @@ def _show(command: str, verb: CtkVerb, planning: Planning, how: OutputOptions, p
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
     footprint, note = _footprint(Store(place))
     host = LocalHost(place)
-    plan = ctk.asked_for(_with_links(planning(host, footprint), host), restart=False)
+    plan = ctk.with_restart_choice(_with_links(planning(host, footprint), host), restart=False)
     if note and verb == "unconfigure":
         plan = plan.noting(note)
     if not how.json:
-        standard_output().raw("\n".join(_text(content) for content in edits.shown(plan)))
+        standard_output().raw("\n".join(_text(content) for content in edits.preview_files(plan)))
         if not how.quiet:
             standard_error().put(plan_lines(verb, plan, verbose=how.verbose))
     answer = _answer(command, plan, plan.files)
@@ -320,9 +322,9 @@ def check(typed: Typed, how: OutputOptions, root: str) -> None:
     host = LocalHost(place)
     plan = _as_found(host, asked, _footprint(Store(place))[0])
     if asked.row.unit or plan.written:
-        verdict = ctk.verdict(plan, host.effective, is_live=place == "/")
+        verdict = ctk.compare_with_plan(plan, host.effective, is_live=place == "/")
     else:
-        verdict = ctk.offered(host, asked.row, image=place != "/")
+        verdict = ctk.check_cdi_devices(host, asked.row, image=place != "/")
     following = following_command(host, plan, failed=verdict.failed) if place == "/" else ""
     screen = how.screen()
     screen.put(*verdict_lines(plan, verdict, screen.argv, following, verbose=how.verbose))
@@ -342,7 +344,7 @@ def _is_daemon(plan: CtkPlan) -> bool:
     return bool(runtime(plan.about).unit)
 
 
-def _judged(plan: CtkPlan, verdict: Verdict, following: str) -> Envelope:
+def _judged(plan: CtkPlan, verdict: ConfigStatus, following: str) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
         again = str(configure_command(plan, sys.argv[1:]))

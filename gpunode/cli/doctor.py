@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Citation, Finding, OpenQuestion, Suspect
     from gpunode.facts.evidence import Evidence
-    from gpunode.workflow.doctor import Examined
+    from gpunode.workflow.doctor import Examination
 
 
 def doctor(
@@ -63,7 +63,7 @@ def doctor(
 
 def _examine(report: str, options: OutputOptions, html: str, prometheus: str) -> None:
     """Diagnose the node of ``report``, or this machine."""
-    from gpunode.workflow.doctor import diagnosed
+    from gpunode.workflow.doctor import diagnose_evidence
 
     is_read_here = True
     with options.report_screen() as screen:
@@ -73,7 +73,7 @@ def _examine(report: str, options: OutputOptions, html: str, prometheus: str) ->
         try:
             evidence = _read_report(report) if report else collect_evidence()
             # A page leaves the machine: it is made of what a capture would hold.
-            examined = diagnosed(_redact(evidence) if html else evidence)
+            examined = diagnose_evidence(_redact(evidence) if html else evidence)
         except MemoryError as error:
             raise _too_large(report) from error
         if html:
@@ -137,7 +137,7 @@ def _check_textfile(file: str, names: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
+def _write_textfile(file: str, examined: Examination, seconds: float) -> None:
     from gpunode.cli.monitoring import render_metrics
     from gpunode.host.output import replace
 
@@ -217,7 +217,7 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     options.answer(Envelope("doctor", result=result))
 
 
-def _diagnosis_envelope(examined: Examined, page: str, bugs: str) -> Envelope:
+def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope:
     kind = KINDS[examined.verdict]
     return Envelope(
         "doctor",

@@ -15,7 +15,7 @@ from gpunode.host.reports import is_folder
 
 if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
-    from gpunode.workflow.doctor import Examined
+    from gpunode.workflow.doctor import Examination
 
 STANDARD_OUTPUT = "-"
 
@@ -86,7 +86,7 @@ def _file_mode(file: str) -> int:
     return 0o666 & ~_current_umask()
 
 
-def render_node_page(examined: Examined, report: str) -> str:
+def render_node_page(examined: Examination, report: str) -> str:
     """Return the page about one node."""
     from gpunode.diagnoses.views.system import hostname
     from gpunode.page.frame import PageOrigin

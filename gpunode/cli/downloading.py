@@ -14,7 +14,7 @@ from gpunode.cli.screen.results import downloaded_lines
 from gpunode.errors import UsageError
 from gpunode.packages.simulation import is_install
 from gpunode.workflow.converge import survey
-from gpunode.workflow.download import packages_ahead
+from gpunode.workflow.download import packages_to_download
 
 if TYPE_CHECKING:
     from gpunode.cli.setup import Options
@@ -54,7 +54,7 @@ def download(wanted: Wanted, how: OutputOptions, options: Options) -> None:
     recipe = wanted.read()
     with session("download", how, "/", options.lock_timeout_s) as node:
         node.host.trigger((Trigger("index-refresh"),))
-        changes = packages_ahead(recipe, survey(node.host, recipe=recipe), node.host, options.only)
+        changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
         packages = [str(change.id) for change in changes if is_install(change)]
         node.screen.conclude(downloaded_lines(packages))

@@ -15,7 +15,7 @@ from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe
-    from gpunode.workflow.picture import Picture
+    from gpunode.workflow.picture import FleetSummary
 
 
 def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
@@ -23,8 +23,8 @@ def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str,
     from gpunode.cli import doctor_page
     from gpunode.diagnoses.fleet_comparison import Census
     from gpunode.host import reports
-    from gpunode.workflow.fleet import held_against_each_other, rows
-    from gpunode.workflow.picture import picture
+    from gpunode.workflow.fleet import fleet_rows, with_outliers
+    from gpunode.workflow.picture import summarize_fleet
 
     if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not _exists(name))]:
         raise UsageError(
@@ -37,10 +37,10 @@ def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str,
     found = reports.fleet(named)
     with how.report_screen() as screen:
         census, answers = Census(), []
-        for row in rows(found, census, recipe):
+        for row in fleet_rows(found, census, recipe):
             answers.append(row)
             screen.show_fleet_row(row, len(answers), [one.name for one in found])
-        seen = picture(held_against_each_other(answers, census.group_by_model()))
+        seen = summarize_fleet(with_outliers(answers, census.group_by_model()))
         if html:
             doctor_page.write_page(html, _page(seen, named, recipe))
         if html != doctor_page.STANDARD_OUTPUT:
@@ -77,7 +77,7 @@ def _exists(name: str) -> bool:
         return True  # perhaps: reading it tells what is in the way
 
 
-def _page(seen: Picture, named: Sequence[str], recipe: Recipe | None) -> str:
+def _page(seen: FleetSummary, named: Sequence[str], recipe: Recipe | None) -> str:
     from gpunode.cli.doctor_page import current_time
     from gpunode.page.fleet import fleet_page
     from gpunode.page.frame import PageOrigin
@@ -93,10 +93,10 @@ def _held_against(recipe: Recipe | None) -> str:
     return f"recipe {recipe.name}" + (f", lock {Path(recipe.lock.file).name}" if recipe.lock else "")
 
 
-def _envelope(seen: Picture, page: str, recipe: Recipe | None) -> Envelope:
-    from gpunode.workflow.picture import worst
+def _envelope(seen: FleetSummary, page: str, recipe: Recipe | None) -> Envelope:
+    from gpunode.workflow.picture import overall_verdict
 
-    kind = KINDS[worst(seen.rows)]
+    kind = KINDS[overall_verdict(seen.rows)]
     result: dict[str, object] = {
         "reports": seen.rows,
         "causes": seen.causes,

@@ -22,9 +22,9 @@ from gpunode.workflow.events import (
     Applied,
     Applying,
     Event,
+    Notice,
     Previewed,
     Surveyed,
-    Told,
     Triggered,
     Triggering,
 )
@@ -88,7 +88,7 @@ class Screen(ReportScreen):
             case Triggered(settled=settled):
                 self._live.end()
                 self.put(settled_line(settled, rehearsed=rehearsed))
-            case Told(text=text):
+            case Notice(text=text):
                 self._mark_stopped()
                 self.put(line(Span("  ! ", "warn"), text, hang=4))
             case _:

@@ -17,13 +17,13 @@ from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, UsageError
 
 if TYPE_CHECKING:
-    from gpunode.workflow.doctor import Examined
+    from gpunode.workflow.doctor import Examination
 
 
 _PREFIX: Final = "gpunode_doctor"
 
 
-def render_metrics(examined: Examined, finished: float, seconds: float) -> str:
+def render_metrics(examined: Examination, finished: float, seconds: float) -> str:
     """Return the metrics of one examination.
 
     Args:
@@ -34,7 +34,7 @@ def render_metrics(examined: Examined, finished: float, seconds: float) -> str:
     return "".join(f"{line}\n" for line in _metric_lines(examined, finished, seconds))
 
 
-def _metric_lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]:
+def _metric_lines(examined: Examination, finished: float, seconds: float) -> Iterator[str]:
     healthy = examined.verdict == "healthy"
     yield from _render_gauge(
         "healthy", "Whether the driver works and nothing is wrong with this node.", str(int(healthy))
@@ -99,12 +99,12 @@ def run_plugin(*, alone: bool) -> None:
             hint=str(gpunode("doctor", "--npd")),
         )  # fmt: skip
     from gpunode.cli.doctor import collect_evidence
-    from gpunode.workflow.doctor import diagnosed
+    from gpunode.workflow.doctor import diagnose_evidence
 
-    report_status(lambda: diagnosed(collect_evidence()))
+    report_status(lambda: diagnose_evidence(collect_evidence()))
 
 
-def report_status(examine: Callable[[], Examined]) -> None:
+def report_status(examine: Callable[[], Examination]) -> None:
     """Print the verdict and end with its status; a bug of gpunode is Unknown, since 1 would blame the node."""
     try:
         status, message = node_status(examine())
@@ -119,7 +119,7 @@ def report_status(examine: Callable[[], Examined]) -> None:
         raise CommandExit(status)
 
 
-def node_status(examined: Examined) -> tuple[Status, str]:
+def node_status(examined: Examination) -> tuple[Status, str]:
     """Return the status and the message, the same for the same state, so that the condition follows it alone."""
     diagnosis = examined.diagnosis
     faults = [one for one in diagnosis.roots if one.severity == "error"]

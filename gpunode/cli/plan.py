@@ -14,9 +14,9 @@ from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.plans import plan_lines
 from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
-from gpunode.workflow.converge import StagePlan, notes_of, owed_by, raise_refusal, steps_of
-from gpunode.workflow.events import Told
-from gpunode.workflow.loss import loss_note, lost_packages, offered_by_look, refuse_loss
+from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
+from gpunode.workflow.events import Notice
+from gpunode.workflow.loss import archive_lookup, loss_note, lost_packages, refuse_loss
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
@@ -37,7 +37,7 @@ def plan(
     allow_loss: bool = False,
 ) -> None:
     """Shows what setup would do."""
-    from gpunode.workflow.plan import pending
+    from gpunode.workflow.plan import has_pending_work
     from gpunode.workflow.plan import plan as make_plan
 
     check_steps(only)
@@ -46,20 +46,22 @@ def plan(
     seen = see(node, root, gpu, recipe)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
-    lost = lost_packages(plans, seen.facts, offered_by_look(seen.host, seen.facts))
+    lost = lost_packages(plans, seen.facts, archive_lookup(seen.host, seen.facts))
     if not allow_loss:
         refuse_loss(lost)
     screen = how.screen()
     left = left_undone(node, root, seen.facts)
     if text := explain_default_recipe(wanted):
-        screen.tell(Told(text))
+        screen.tell(Notice(text))
     screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
     loss = filter(None, [loss_note(lost)])
     for text in (*left.notes, *loss, *(() if node else _elsewhere(seen.host, plans))):
-        screen.tell(Told(text))
+        screen.tell(Notice(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     makes_them = str(setup_command(sys.argv[1:]))
-    failure = ChangesPending("changes are pending", hint=makes_them) if check and pending(plans, left) else None
+    failure = (
+        ChangesPending("changes are pending", hint=makes_them) if check and has_pending_work(plans, left) else None
+    )
     how.answer(_envelope(plans, left, seen.facts, lock, loss_note(lost)).ending_in(failure))
 
 
@@ -90,9 +92,9 @@ def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writi
 
     def write(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], screen: Screen) -> Mapping[str, object]:
         from gpunode.cli.lockfiles import lock_lines
-        from gpunode.workflow.locking import lock_of
+        from gpunode.workflow.locking import create_lock
 
-        lock = lock_of(recipe, facts, plans, wanted.lock)
+        lock = create_lock(recipe, facts, plans, wanted.lock)
         changed = write_lock(lock, former)
         screen.put(*lock_lines(lock, changed, screen.argv, renewed=former is not None))
         return {"lock": {"file": lock.file, "packages": lock.packages, "changed": changed}}
@@ -113,13 +115,13 @@ def _envelope(
         "plan",
         changed=bool(left) or any(stage.changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.changes), *left.marks],
-        steps=steps_of(plans),
-        notes=[*notes_of(plans), *left.notes, *filter(None, [loss])],
+        steps=step_ids_by_change(plans),
+        notes=[*collect_notes(plans), *left.notes, *filter(None, [loss])],
         unknown=[*unknown(facts), *unread(left)],
         result={
             "steps": steps,
             "waits": [wait.reason for stage in plans for wait in stage.waits],
-            "triggers": owed_by(plans, image=facts.is_image),
+            "triggers": triggers_of_plans(plans, image=facts.is_image),
             "owed": left.owed,
             **more,
         },

@@ -46,10 +46,10 @@ def check(file: str, how: OutputOptions) -> None:
 
 def from_node(node: str, output: str, how: OutputOptions) -> None:
     """Writes the recipe that a node already fulfils."""
-    from gpunode.workflow.from_node import recipe_of
+    from gpunode.workflow.from_node import recipe_from_node
 
     seen = see(node, "/", "")
-    text = render(recipe_of(seen.facts, seen.host))
+    text = render(recipe_from_node(seen.facts, seen.host))
     if output:
         _write_new(Path(output), text)
         how.screen().put(*_good(f"{output} written: the recipe of this node as it is now", output))

@@ -12,7 +12,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import digest
 from gpunode.cli.samples import SAMPLE, sample
 from gpunode.journal.store import Store
-from gpunode.workflow.converge import owed_by, steps_of
+from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
 from gpunode.workflow.rehearse import rehearse as make
 from gpunode.workflow.setup import SetupOptions
 
@@ -31,14 +31,14 @@ def rehearse(wanted: Wanted, how: OutputOptions, node: str, gpu: str) -> None:
         Envelope(
             "rehearse",
             changes=[change for stage in done.setup.applied for change in stage.changes],
-            steps=steps_of(done.setup.applied),
+            steps=step_ids_by_change(done.setup.applied),
             unknown=unknown(seen.facts),
             result={
                 "rehearsal": True,
                 "node": node or SAMPLE,
                 "checks": done.checks,
                 "restored": done.restored,
-                "triggers": owed_by(done.setup.applied, image=seen.facts.is_image),
+                "triggers": triggers_of_plans(done.setup.applied, image=seen.facts.is_image),
             },
         )
     )

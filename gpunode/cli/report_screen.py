@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Fix, Rule
-    from gpunode.workflow.doctor import Examined
-    from gpunode.workflow.fleet import Row
-    from gpunode.workflow.picture import Picture
+    from gpunode.workflow.doctor import Examination
+    from gpunode.workflow.fleet import FleetRow
+    from gpunode.workflow.picture import FleetSummary
 
 
 class ReportScreen:
@@ -64,7 +64,7 @@ class ReportScreen:
         if not self._silent and self._printer.is_terminal:
             self._live.begin("looking at this machine")
 
-    def show_diagnosis(self, examined: Examined, *, page: str = "") -> None:
+    def show_diagnosis(self, examined: Examination, *, page: str = "") -> None:
         """Show the diagnosis; ``page`` is the file that it was also written to."""
         from gpunode.cli.screen.doctor import diagnosis_lines
 
@@ -86,7 +86,7 @@ class ReportScreen:
                 self.put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
         return place
 
-    def show_fleet_row(self, row: Row, done: int, names: Sequence[str]) -> None:
+    def show_fleet_row(self, row: FleetRow, done: int, names: Sequence[str]) -> None:
         """Show one report of a fleet with --verbose, else the progress."""
         if self.verbose:
             from gpunode.cli.screen.fleet import row_line
@@ -95,7 +95,7 @@ class ReportScreen:
         elif not self._silent and self._printer.is_terminal:
             self._live.begin(f"diagnosing: {done} of {len(names)} reports")
 
-    def show_fleet(self, seen: Picture, *, page: str = "") -> None:
+    def show_fleet(self, seen: FleetSummary, *, page: str = "") -> None:
         """Show the fleet; ``page`` is the file that it was also written to."""
         from gpunode.cli.screen.fleet import fleet_lines
 

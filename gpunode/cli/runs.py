@@ -10,7 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.journal.store import Store
-from gpunode.workflow.log import told
+from gpunode.workflow.log import list_runs
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -25,14 +25,14 @@ def runs(how: OutputOptions, root: str, file: str) -> None:
     from gpunode.cli.screen.plans import note
     from gpunode.cli.screen.results import leftover_lines, runs_lines
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.prospects import prospect
+    from gpunode.workflow.prospects import preview_rollback
 
     place = checked_root(root)
     store, host = Store(place), LocalHost(place)
     found = [run for run in store.runs() if not file or file in run.subjects]
     left = beside(host, file) if file else ()
     notes = () if found or file else explain_lost_record(host, store)
-    prospects = {run.run: prospect(store, host, run) for run in found}
+    prospects = {run.run: preview_rollback(store, host, run) for run in found}
     screen = how.screen()
     screen.put(*runs_lines(found, prospects, str(store.folder), file), *leftover_lines(file, left), *map(note, notes))
     how.answer(Envelope("rollback", notes=notes, result={"runs": found, "undo": prospects, "leftovers": left}))
@@ -87,10 +87,10 @@ def log(run: str, how: OutputOptions, root: str) -> None:
 def _told(run: str, root: str) -> tuple[RunRecord, ...]:
     """The runs on this node, and this user's in clusters; those that this user may read."""
     if run.startswith("k"):
-        return told(cluster_journal(), run[1:])
-    clusters = () if run or root != "/" else told(cluster_journal())
+        return list_runs(cluster_journal(), run[1:])
+    clusters = () if run or root != "/" else list_runs(cluster_journal())
     try:
-        return (*told(Store(checked_root(root)), run), *clusters)
+        return (*list_runs(Store(checked_root(root)), run), *clusters)
     except UsageError:
         if run or not clusters:
             raise

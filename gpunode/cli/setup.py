@@ -38,12 +38,12 @@ from gpunode.errors import GpunodeError, UsageError, assert_never
 from gpunode.host.process import proxies
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
-from gpunode.workflow.converge import notes_of, state_notes, steps_of, survey
+from gpunode.workflow.converge import collect_notes, state_notes, step_ids_by_change, survey
 from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import SetupOptions, SetupResult
 from gpunode.workflow.setup import setup as make
-from gpunode.workflow.verify import Report, verify
+from gpunode.workflow.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
     from gpunode.cli.changing import Session
@@ -128,7 +128,7 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
         prefix = "applied, but " if done.changed else ""
         failure = waiting(done, options) if done.waits else report.shortcoming(prefix)
         node.tell(node.log.problem)
-        previewed = notes_of(done.preview)
+        previewed = collect_notes(done.preview)
         unseen = [note for note in report.notes if not done.changed or note not in previewed]
         ending = setup_lines(recipe, done, report, failure, node.log.path, node.screen.argv, unseen)
         node.screen.conclude(ending, failure)
@@ -161,10 +161,10 @@ def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, i
     )
 
 
-def _proved(recipe: Recipe, done: SetupResult, node: Session, only: Sequence[str], *, is_checked: bool) -> Report:
+def _proved(recipe: Recipe, done: SetupResult, node: Session, only: Sequence[str], *, is_checked: bool) -> VerifyReport:
     """What verify says of the node now; where nothing was changed, the preview is the plan that it would make."""
     if not is_checked:
-        return Report((), notes=state_notes(recipe, done.facts, only))
+        return VerifyReport((), notes=state_notes(recipe, done.facts, only))
     planned = None if done.changed else done.preview
     return verify(recipe, done.facts, node.host, node.host.effective, planned=planned, only=only)
 
@@ -224,12 +224,12 @@ def waiting(done: SetupResult, options: Options) -> GpunodeError:
     return WAITS[first](what, why="\n".join(wait.reason for wait in done.waits), hint=hint)
 
 
-def _envelope(recipe: Recipe, done: SetupResult, report: Report, notes: Sequence[str]) -> Envelope:
+def _envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, notes: Sequence[str]) -> Envelope:
     return Envelope(
         "setup",
         changed=done.changed,
         changes=[change for stage in done.applied for change in stage.changes],
-        steps=steps_of(done.applied),
+        steps=step_ids_by_change(done.applied),
         notes=notes,
         unknown=unknown(done.facts),
         result={

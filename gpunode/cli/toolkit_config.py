@@ -19,7 +19,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
 from gpunode.workflow import edits
-from gpunode.workflow.edits import CtkPlan, shown
+from gpunode.workflow.edits import CtkPlan, preview_files
 
 _BELOW = "nvidia-container-runtime/config.toml"
 _WITHOUT_ROOT = "without --in-place and --output it prints what it would write, and needs no root"
@@ -53,14 +53,16 @@ def config(words: Sequence[str], where: Where, how: OutputOptions) -> None:
     desired, place = toolkit.settings(words), checked_root(where.root)
     path = absolute("--config-file", where.file or usual(os.environ, image=place != "/"), place)
     target = path if where.in_place else absolute("--output", where.output, place)
-    _answer("ctk config", lambda host: edits.configure_toolkit(host, path, desired, target), place, target, where, how)
+    _answer(
+        "ctk config", lambda host: edits.plan_toolkit_config(host, path, desired, target), place, target, where, how
+    )
 
 
 def default(where: Where, how: OutputOptions) -> None:
     """Prints the configuration of a new installation, or writes it."""
     place = checked_root(where.root)
     target = absolute("--output", where.output, place)
-    planning = lambda host: edits.anew(host, target or toolkit.CONFIG)  # noqa: E731
+    planning = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.CONFIG)  # noqa: E731
     _answer("ctk config default", planning, place, target, where, how)
 
 
@@ -82,7 +84,7 @@ def _answer(
         permissions = Permissions(lock_timeout=where.lock_timeout_s)
         edit(command, "configure", lambda host, _: planning(host), how, place, permissions, _WITHOUT_ROOT)
         return
-    (content,) = shown(planning(LocalHost(place)))
+    (content,) = preview_files(planning(LocalHost(place)))
     text = content.decode()
     if not how.json:
         standard_output().raw(text)

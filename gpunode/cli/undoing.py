@@ -22,7 +22,7 @@ from gpunode.cli.screen.results import (
 from gpunode.errors import UsageError
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.workflow.converge import survey
-from gpunode.workflow.recovery import told
+from gpunode.workflow.recovery import describe_interrupted_run
 from gpunode.workflow.standing import Undone
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _newest(node: Session, permissions: Permissions) -> RunSummary | Undone:
 
 def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
     """Takes everything away that gpunode added."""
-    from gpunode.workflow.recovery import still_owed
+    from gpunode.workflow.recovery import still_pending
     from gpunode.workflow.remove import plan_removal
 
     need_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
@@ -106,7 +106,7 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
 
     def undoing(node: Session) -> UndoPlan:
         facts = survey(node.host, image=is_image(root))
-        owed = still_owed(node.store.pending_triggers(), facts)
+        owed = still_pending(node.store.pending_triggers(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
         return plan_removal(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
 
@@ -127,7 +127,7 @@ def _undo(
     whole, yes = permissions.whole, permissions.yes
     with session(verb, how, place, permissions.lock_timeout_s, yes=yes, others=whole) as node:
         if (cut := node.swept()) is not None:
-            node.tell(told(cut, f"a {verb} undoes whatever it did"))
+            node.tell(describe_interrupted_run(cut, f"a {verb} undoes whatever it did"))
         repaired = whole and _finish_package_changes(verb, node, yes=yes)
         back = undoing(node)
         if isinstance(back, Undone):
@@ -204,12 +204,12 @@ def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
     Returns:
         Whether there was anything to finish.
     """
-    from gpunode.workflow.repair import finish, unfinished
+    from gpunode.workflow.repair import find_repair, run_repair
 
-    if (work := unfinished(survey(node.host, image=node.host.root != "/"))) is None:
+    if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
         return False
     node.tell(f"{work.why}: finishing it first, because only then gpunode knows what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.stop.pause
-    finish(work, node.host, node.store, version=__version__, argv=argv, tell=node.screen.tell, pause=pause)
+    run_repair(work, node.host, node.store, version=__version__, argv=argv, tell=node.screen.tell, pause=pause)
     return True

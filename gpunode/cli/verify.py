@@ -18,7 +18,7 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
     from gpunode.host.local import LocalHost
     from gpunode.workflow.container import container_check
     from gpunode.workflow.converge import survey
-    from gpunode.workflow.verify import Extra
+    from gpunode.workflow.verify import ExtraChecks
     from gpunode.workflow.verify import verify as look
 
     recipe, screen, host = wanted.read(), how.screen(), LocalHost("/")
@@ -27,7 +27,7 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
         check = container_check(host.runner, host.effective) if container else None
         left = left_undone("", "/", facts)
         again = str(setup_command(sys.argv[1:]))
-        extra = Extra(files=True, cuda=cuda, container=check)
+        extra = ExtraChecks(files=True, cuda=cuda, container=check)
         report = look(recipe, facts, host, host.effective, extra, left=left, setup_command=again)
         screen.put(*report_lines(recipe, report), *map(note, left.notes))
     result = {"checks": report.checks, "gpus": report.gpus}

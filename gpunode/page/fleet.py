@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer
     from gpunode.diagnoses.stack import State
     from gpunode.page.words import Condition
-    from gpunode.workflow.fleet import Row
-    from gpunode.workflow.picture import Left, Picture, Tally
+    from gpunode.workflow.fleet import FleetRow
+    from gpunode.workflow.picture import CauseTally, FleetSummary, SkippedNodes
 
 # Bytes beyond which each node is told in fewer words: a page of 5 000 nodes must open at once, and be mailed.
 _LARGEST: Final = 4_500_000
@@ -58,7 +58,7 @@ class _Filter:
         return f"{self.id}{self.values.index(value) if value in self.values else len(self.values)}"
 
 
-def fleet_page(seen: Picture, about: PageOrigin, recipe: str = "") -> str:
+def fleet_page(seen: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
     """Return the page about the fleet.
 
     Args:
@@ -73,7 +73,7 @@ def fleet_page(seen: Picture, about: PageOrigin, recipe: str = "") -> str:
     return whole if is_small else html_document(top, _page_body(seen, about, recipe, filters, _BRIEF))
 
 
-def _page_title(seen: Picture) -> str:
+def _page_title(seen: FleetSummary) -> str:
     how = Counter(map(condition_of, seen.rows))
     worst: Condition = next((one for one in CONDITIONS if how[one]), "healthy")
     all_ = count(len(seen.rows), "node")
@@ -82,7 +82,7 @@ def _page_title(seen: Picture) -> str:
     return f"{group_digits(how[worst])} of {all_} {'is' if how[worst] == 1 else 'are'} {worst}"
 
 
-def _page_body(seen: Picture, about: PageOrigin, recipe: str, filters: Sequence[_Filter], longest: int) -> Markup:
+def _page_body(seen: FleetSummary, about: PageOrigin, recipe: str, filters: Sequence[_Filter], longest: int) -> Markup:
     return page_body(
         about,
         "Skip to the nodes",
@@ -101,7 +101,7 @@ def _page_body(seen: Picture, about: PageOrigin, recipe: str, filters: Sequence[
     )
 
 
-def _render_verdict(seen: Picture) -> Markup:
+def _render_verdict(seen: FleetSummary) -> Markup:
     how = Counter(map(condition_of, seen.rows))
     tone = "error" if how["broken"] else "warning" if len(seen.rows) > how["healthy"] else "good"
     counted: list[tuple[str, int]] = [(one, how[one]) for one in CONDITIONS if how[one]]
@@ -121,7 +121,7 @@ def _render_kinds(title: str, legend: str, kinds: Iterable[Markup], id_: str | N
     return card(title, tag("ol.kinds", found[:_MOST_KINDS]), rest, legend=legend, id_=id_) if found else None
 
 
-def _render_cause(one: Tally) -> Markup:
+def _render_cause(one: CauseTally) -> Markup:
     disruption = f" ({DISRUPTIONS[one.disruption]})" if one.disruption != "none" else ""
     what = join_markup(tag("b", one.title), " ", tag("code", one.cause))
     return _render_kind(what, one.reports, tag("p", f"next: {one.advice}{disruption}"), command_block(one.command))
@@ -132,20 +132,20 @@ def _render_kind(what: str, names: Sequence[str], *more: Markup | None) -> Marku
     return tag("li", number, tag("div", tag("p", what), tag("p.names", _list_names(names)), *more))
 
 
-def _render_outliers(seen: Picture) -> Iterator[Markup]:
+def _render_outliers(seen: FleetSummary) -> Iterator[Markup]:
     for one in seen.odd:
         more = f"; and {count(one.more, 'other difference')}" if one.more else ""
         yield _render_kind(f"{_shorten(describe_outlier(one.odd), _LONGEST)}: {one.odd.why}{more}", one.reports)
 
 
-def _render_drift(seen: Picture) -> Iterator[Markup]:
+def _render_drift(seen: FleetSummary) -> Iterator[Markup]:
     for drifted in seen.drift:
         yield _render_kind(_shorten(f"{drifted.drift.title}: {drifted.drift.reason}", _LONGEST), drifted.reports)
     for left in seen.undrifted:
         yield _render_kind(_shorten(f"not compared: {left.why}", _LONGEST), left.reports)
 
 
-def _render_skipped(left: Sequence[Left]) -> Iterator[Markup]:
+def _render_skipped(left: Sequence[SkippedNodes]) -> Iterator[Markup]:
     for one in left:
         yield _render_kind(_shorten(one.why or _UNPROVEN, _LONGEST), one.reports)
 
@@ -180,7 +180,7 @@ def _render_layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup |
     return card("Layers", scroll_box("nodes by layer", found), legend="How many nodes have each layer in which state")
 
 
-def _render_versions(seen: Picture) -> Markup | None:
+def _render_versions(seen: FleetSummary) -> Markup | None:
     if not seen.spread:
         return None
     axes = tag("div.axes", (_render_axis(axis, values) for axis, values in seen.spread.items()))
@@ -210,11 +210,11 @@ _NEEDS_LOOK: Final = "look"
 _FINE: Final = "fine"
 
 
-def _needs_look(row: Row) -> bool:
+def _needs_look(row: FleetRow) -> bool:
     return row.status != "healthy" or bool(row.differences or row.drift)
 
 
-_AXES: Final[Mapping[str, tuple[str, Callable[[Row], str]]]] = {
+_AXES: Final[Mapping[str, tuple[str, Callable[[FleetRow], str]]]] = {
     "h": ("state", condition_of),
     "c": ("cause", lambda row: row.cause),
     "m": ("model", lambda row: row.model),
@@ -223,7 +223,7 @@ _AXES: Final[Mapping[str, tuple[str, Callable[[Row], str]]]] = {
 }
 
 
-def _make_filters(rows: Sequence[Row]) -> Iterator[_Filter]:
+def _make_filters(rows: Sequence[FleetRow]) -> Iterator[_Filter]:
     for id_, (title, value_of) in _AXES.items():
         counted = Counter(value for row in rows if (value := value_of(row)))
         values = sorted(counted, key=lambda value: (-counted[value], value))
@@ -237,7 +237,7 @@ def _filter_rules(filters: Sequence[_Filter]) -> Iterator[str]:
     yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
 
 
-def _render_nodes(seen: Picture, filters: Sequence[_Filter], longest: int) -> Markup:
+def _render_nodes(seen: FleetSummary, filters: Sequence[_Filter], longest: int) -> Markup:
     ordered = sorted(seen.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _needs_look(row)))
     shown = ordered[:_MOST_NODES]
     layers = tuple(id_ for id_ in STACK if id_ in seen.layers)
@@ -256,7 +256,7 @@ def _render_nodes(seen: Picture, filters: Sequence[_Filter], longest: int) -> Ma
     )
 
 
-def _render_buttons(rows: Sequence[Row], filters: Sequence[_Filter]) -> Markup:
+def _render_buttons(rows: Sequence[FleetRow], filters: Sequence[_Filter]) -> Markup:
     looks = sum(map(_needs_look, rows))
     first = len(rows) > _FEW and looks > 0
     show = tag(
@@ -280,7 +280,7 @@ def _render_button(name: str, id_: str, text: str, *, checked: bool = False) -> 
     return tag("label", tag("input", type="radio", name=name, id=id_, checked=checked), f" {text}")
 
 
-def _render_node(row: Row, layers: Sequence[StackLayer], filters: Sequence[_Filter], longest: int) -> Markup:
+def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[_Filter], longest: int) -> Markup:
     looks = _needs_look(row)
     classes = (_NEEDS_LOOK if looks else _FINE, *(one.class_of(_AXES[one.id][1](row)) for one in filters))
     return tag(
@@ -301,7 +301,7 @@ def _render_cell(state: State | None) -> Markup:
     return tag("td", mark, class_=state, title=word or None)
 
 
-def _describe_node(row: Row, longest: int) -> Iterator[Markup]:
+def _describe_node(row: FleetRow, longest: int) -> Iterator[Markup]:
     """Yield each fault of the node on its own line; in brief, only its kind."""
     is_brief = longest == _BRIEF
     if row.error:

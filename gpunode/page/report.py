@@ -19,7 +19,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition_suffix, count
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.stack import LayerState
-    from gpunode.workflow.doctor import Examined
+    from gpunode.workflow.doctor import Examination
 
 _SPOKEN: Final = re.compile(r"`([^`\n]+)`")
 # Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
@@ -27,7 +27,7 @@ _LARGEST: Final = 2_000_000
 _LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
-def node_page(examined: Examined, about: PageOrigin) -> str:
+def node_page(examined: Examination, about: PageOrigin) -> str:
     """Return the page about ``examined``, whose evidence was redacted.
 
     Its policy forbids scripts and requests, whatever the evidence contains.
@@ -39,7 +39,7 @@ def node_page(examined: Examined, about: PageOrigin) -> str:
     return whole if len(whole) <= _LARGEST else html_document(top, _page_body(examined, about, BRIEF))
 
 
-def _verdict_title(examined: Examined) -> str:
+def _verdict_title(examined: Examination) -> str:
     """Return the verdict where no fault was found."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return "What was seen fits several causes and decides none"
@@ -48,7 +48,7 @@ def _verdict_title(examined: Examined) -> str:
     return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
 
 
-def _page_body(examined: Examined, about: PageOrigin, detail: EvidenceDetail) -> Markup:
+def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
     return page_body(
@@ -67,7 +67,7 @@ def _page_body(examined: Examined, about: PageOrigin, detail: EvidenceDetail) ->
     )
 
 
-def _render_verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
+def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     if not faults:
         tone = "unknown" if examined.diagnosis.open_questions or not examined.works else "good"
         label, title, told, remedy = "verdict", _verdict_title(examined), None, None
@@ -135,7 +135,7 @@ def _render_remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Mark
     return tag("section", tag(f"{heading}#{name}", "What to do"), tag("ol.remedy", rows), aria_labelledby=name)
 
 
-def _render_fault(root: Finding, examined: Examined, number: int, detail: EvidenceDetail) -> Markup:
+def _render_fault(root: Finding, examined: Examination, number: int, detail: EvidenceDetail) -> Markup:
     """Return the proof, the causes ruled out and the consequences of a root cause."""
     level = "h3" if number else "h2"
     beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
@@ -157,7 +157,7 @@ def _render_fault(root: Finding, examined: Examined, number: int, detail: Eviden
     )
 
 
-def _render_consequence(finding: Finding, examined: Examined, detail: EvidenceDetail) -> Markup:
+def _render_consequence(finding: Finding, examined: Examination, detail: EvidenceDetail) -> Markup:
     title = tag("summary", tag("b", finding.title), " ", tag("code", finding.cause))
     proof = render_citations(finding.citations, examined.snapshot, detail)
     return tag("details", title, tag("p", finding.summary), proof, id=finding.cause)
@@ -185,7 +185,7 @@ def _render_denied(sources: Iterable[str]) -> Markup | None:
     return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
 
 
-def _render_questions(doubts: Sequence[OpenQuestion], examined: Examined, detail: EvidenceDetail) -> Markup | None:
+def _render_questions(doubts: Sequence[OpenQuestion], examined: Examination, detail: EvidenceDetail) -> Markup | None:
     if not doubts:
         return None
     rows = (
@@ -200,7 +200,7 @@ def _render_questions(doubts: Sequence[OpenQuestion], examined: Examined, detail
     return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
 
 
-def _render_suspects(suspects: Sequence[Suspect], examined: Examined, detail: EvidenceDetail) -> Markup | None:
+def _render_suspects(suspects: Sequence[Suspect], examined: Examination, detail: EvidenceDetail) -> Markup | None:
     if not suspects:
         return None
     rows = (
@@ -215,7 +215,7 @@ def _render_suspects(suspects: Sequence[Suspect], examined: Examined, detail: Ev
     return tag("section.card.unknown", tag("h2", "Likeliest causes, and what would show which it is"), tag("ol", rows))
 
 
-def _render_topology(examined: Examined) -> Markup | None:
+def _render_topology(examined: Examination) -> Markup | None:
     seen = examined.snapshot.view(find_topology)
     concerned = {gpu for finding in examined.diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
     drawn = wiring.draw_topology(seen, concerned)

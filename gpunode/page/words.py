@@ -10,7 +10,7 @@ from gpunode.diagnoses.model import Disruption
 from gpunode.diagnoses.stack import State
 
 if TYPE_CHECKING:
-    from gpunode.workflow.fleet import Odd, Row
+    from gpunode.workflow.fleet import FleetRow, Outlier
 
 # The conditions of a fleet's nodes, the worst first.
 Condition: TypeAlias = Literal["broken", "at risk", "undetermined", "unread", "healthy"]
@@ -84,7 +84,7 @@ def condition_suffix(when: str) -> str:
     return f" (if {when})" if when else ""
 
 
-def condition_of(row: Row) -> Condition:
+def condition_of(row: FleetRow) -> Condition:
     """Return the condition of a row's node."""
     match row.status:
         case "problem":
@@ -97,7 +97,7 @@ def condition_of(row: Row) -> Condition:
             return "healthy"
 
 
-def describe_outlier(odd: Odd) -> str:
+def describe_outlier(odd: Outlier) -> str:
     """Return ``VBIOS 96.00.89 among 511 nodes with 96.00.A5``."""
     here, usual = odd.here or "not there", odd.usual or "none"
     return f"{odd.name} {here} among {count(odd.among, 'node')} with {usual}"

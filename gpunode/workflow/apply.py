@@ -74,7 +74,7 @@ class Applier:
             ChangeFailed: one of them failed.
         """
         done: list[Settled] = []
-        for _, same in groupby(owed, key=_together):
+        for _, same in groupby(owed, key=_batch_key):
             batch = tuple(same)
             self.tell(Triggering(batch))
             done += self._settled(batch)
@@ -256,9 +256,9 @@ class Applier:
 
     def _conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
-        found = present.database(self.host).config_files(purged) if purged else {}
+        found = present.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
-            if (state := present.state(self.host, path)) is not None:
+            if (state := present.read_file_state(self.host, path)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
     def _spared(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
@@ -267,14 +267,15 @@ class Applier:
         None of them if the package database does not tell: then all may have been touched, and are undone as they are.
         """
         try:
-            database = present.database(self.host)
+            database = present.read_package_database(self.host)
             states, half = database.packages(), database.half_installed()
         except (GpunodeError, ValueError):
             return frozenset()  # the transaction's own failure is what the user must hear of
         return frozenset(
             change.id
             for change in batch
-            if change.id.name not in half and _version(states.get(change.id)) == _version(change.before)
+            if change.id.name not in half
+            and _installed_version(states.get(change.id)) == _installed_version(change.before)
         )
 
     def _make(
@@ -288,7 +289,7 @@ class Applier:
         except GpunodeError as failure:
             untouched = spared()
             intents = [entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs]
-            with _append_to(failure):
+            with _appending_errors(failure):
                 for intent in intents:
                     if not isinstance(intent.change, PackageChange) or intent.change.id in untouched:
                         self.run.failed(intent.seq, failure.what)
@@ -297,12 +298,12 @@ class Applier:
 
 
 @contextmanager
-def failure_recorded(run: Run) -> Iterator[None]:
+def recording_failure(run: Run) -> Iterator[None]:
     """Record what ends the work early as the end of ``run``, too."""
     try:
         yield
     except GpunodeError as error:
-        with _append_to(error):
+        with _appending_errors(error):
             run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
     except BaseException as error:
@@ -312,7 +313,7 @@ def failure_recorded(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _append_to(failure: GpunodeError) -> Iterator[None]:
+def _appending_errors(failure: GpunodeError) -> Iterator[None]:
     """Add to ``failure`` what goes wrong while it is recorded: the user must hear of the failure itself."""
     try:
         yield
@@ -324,12 +325,12 @@ def _last_file(step: StepPlan) -> FileChange | None:
     return next(iter(reversed(FileChange.among(step.changes))), None)
 
 
-def _version(state: PackageState | None) -> str:
+def _installed_version(state: PackageState | None) -> str:
     """Return the installed version; empty for none, also if only the configuration is left."""
     return "" if state is None or state.config_files_only else state.version
 
 
-def _together(trigger: Trigger) -> Trigger | str:
+def _batch_key(trigger: Trigger) -> Trigger | str:
     """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
     return trigger if trigger.kind in _UNITS else trigger.kind
 
@@ -339,6 +340,6 @@ def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
         yield tuple(same)
 
 
-def at_the_end(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
+def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
     """Return the triggers that are settled after the last stage."""
     return tuple(t for t in triggers(change for plan in plans for change in plan.changes) if not t.ends_stage)

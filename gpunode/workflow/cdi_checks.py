@@ -15,7 +15,7 @@ from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
 from gpunode.runtimes import podman
 from gpunode.steps import cdi
-from gpunode.workflow.verify import OFFERED
+from gpunode.workflow.verify import CDI_TITLE
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import Spec
@@ -29,25 +29,25 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
-        yield Check("cdi", OFFERED, "not run", "no NVIDIA driver is loaded", "fix the driver first")
+        yield Check("cdi", CDI_TITLE, "not run", "no NVIDIA driver is loaded", "fix the driver first")
         return
     judged = cdi.judge(recipe, facts, loaded)
-    yield _offered(judged, recipe, host)
-    yield from _kept_fresh(facts)
+    yield _check_devices(judged, recipe, host)
+    yield from _check_refresh_units(facts)
 
 
-def _offered(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
+def _check_devices(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
     anew = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
     if judged.spec is None or judged.fault:
-        return Check("cdi", OFFERED, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
+        return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
     if missing := [path for path in judged.spec.paths if _is_missing(path, host)]:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         detail = f"{judged.spec.path} names missing files: {', '.join(missing[:_SHOWN])}{more}"
         again = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={judged.spec.path}"
-        return Check("cdi", OFFERED, "failed", detail, again)
-    if takes_only_cdi(recipe.runtime.name) and (lack := _podman_lacks(judged.spec, host)):
-        return Check("cdi", OFFERED, "failed", *lack)
-    return Check("cdi", OFFERED, "passed", f"{cdi.described(judged)}; every file that it names exists")
+        return Check("cdi", CDI_TITLE, "failed", detail, again)
+    if takes_only_cdi(recipe.runtime.name) and (lack := _podman_too_old(judged.spec, host)):
+        return Check("cdi", CDI_TITLE, "failed", *lack)
+    return Check("cdi", CDI_TITLE, "passed", f"{cdi.described(judged)}; every file that it names exists")
 
 
 def _is_missing(path: str, host: HostView) -> bool:
@@ -56,7 +56,7 @@ def _is_missing(path: str, host: HostView) -> bool:
     return found.outcome == "ok" and not found.data
 
 
-def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
+def _podman_too_old(spec: Spec, host: HostView) -> tuple[str, str] | None:
     """Return what podman is too old for and what to do; None if it is not."""
     told = host.look(Probe("podman-version", argv=("podman", "--version")))
     numbers = re.search(r"\d+(?:\.\d+)+", told.text)
@@ -75,7 +75,7 @@ def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
     return None
 
 
-def _kept_fresh(facts: Facts) -> Iterator[Check]:
+def _check_refresh_units(facts: Facts) -> Iterator[Check]:
     """Yield the check of the units that write the specification at boot and when the driver changes."""
     title = "the CDI specification is written again when the driver changes"
     service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))

@@ -38,7 +38,7 @@ from gpunode.kubernetes.workload_checks import Workload, cause, crashing, worklo
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.workflow.cluster_plan import refuse_other_cluster
-from gpunode.workflow.verify import Report
+from gpunode.workflow.verify import VerifyReport
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller, or a pod that just ended, may still free a GPU; after that the scheduler's verdict is final.
@@ -67,7 +67,9 @@ class VerifyRequest:
     on_node: node_checks.OnNode
 
 
-def verify(request: VerifyRequest, cluster: Cluster, *, pause: Callable[[], None], progress: OnProgress) -> Report:
+def verify(
+    request: VerifyRequest, cluster: Cluster, *, pause: Callable[[], None], progress: OnProgress
+) -> VerifyReport:
     """Check the cluster and run the test pods, which are deleted afterwards.
 
     Raises:
@@ -100,7 +102,7 @@ def verify(request: VerifyRequest, cluster: Cluster, *, pause: Callable[[], None
     # A pod with a log was started through the handler, whether or not it found a GPU.
     through = {ran.trial.node for ran in results if ran.log and "runtimeClassName" in ran.trial.pod["spec"]}
     checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
-    return Report((*checks, *pod_checks, *_check_sharing(results), *skipped))
+    return VerifyReport((*checks, *pod_checks, *_check_sharing(results), *skipped))
 
 
 def _node_ref(edit: NodeEdit) -> Body:

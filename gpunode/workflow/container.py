@@ -10,7 +10,7 @@ from gpunode.facts.nvml import Inventory
 from gpunode.host import container
 from gpunode.host.process import Runner
 from gpunode.runtimes import Runtime
-from gpunode.workflow.driver_checks import gpus
+from gpunode.workflow.driver_checks import count_gpus
 from gpunode.workflow.verify import Effective
 
 _TITLE = "a container sees the same GPUs"
@@ -18,7 +18,7 @@ _TRY_A_POD = "start a pod that requests nvidia.com/gpu"
 
 
 def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory, Runtime], Check]:
-    """Return the check for ``verify.Extra``, made with ``runner``."""
+    """Return the check for ``verify.ExtraChecks``, made with ``runner``."""
 
     def check(inventory: Inventory, row: Runtime) -> Check:
         commands = _commands(row, effective)
@@ -26,7 +26,9 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
             return Check("container", _TITLE, "not run", f"{row.id} runs containers only for a kubelet", _TRY_A_POD)
         found = container.check(runner, commands, inventory.uuids)
         if found.passed:
-            return Check("container", _TITLE, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")
+            return Check(
+                "container", _TITLE, "passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}"
+            )
         return Check(
             "container", _TITLE, "failed", "; ".join(found.problems), str(gpunode("verify", "--runtime", row.id))
         )

@@ -32,8 +32,8 @@ from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
 # Larger than the usual number of commands, so that one that hangs does not delay the others.
-_SIDE_BY_SIDE = 64
-_LONGEST_WORDS = 120
+_MAX_PARALLEL_PROBES = 64
+_MAX_QUOTE_LENGTH = 120
 # The step id of packages that the package manager adds as dependencies.
 DEPENDENCIES = "dependencies"
 
@@ -95,50 +95,50 @@ class StagePlan:
         return next((plan for plan in self.steps if change in plan.changes), None)
 
 
-Exact: TypeAlias = Callable[[Facts, StagePlan], StagePlan]
+ResolveVersions: TypeAlias = Callable[[Facts, StagePlan], StagePlan]
 Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
-def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
+def run_probes(host: HostView, wanted: Sequence[Probe]) -> Evidence:
     """Return what the ``wanted`` probes find; commands run in parallel, so the slowest one sets the time."""
-    with ThreadPoolExecutor(max_workers=_SIDE_BY_SIDE) as pool:
-        running = {probe.key: pool.submit(_seen, host, probe) for probe in wanted if probe.argv}
-        read = {probe.key: _seen(host, probe) for probe in wanted if not probe.argv}
+    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL_PROBES) as pool:
+        running = {probe.key: pool.submit(_run_probe, host, probe) for probe in wanted if probe.argv}
+        read = {probe.key: _run_probe(host, probe) for probe in wanted if not probe.argv}
         return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
 
 
-def _seen(host: HostView, probe: Probe) -> Capture:
+def _run_probe(host: HostView, probe: Probe) -> Capture:
     return replace(host.look(probe), holds=probe.holds)
 
 
-def look_at_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
+def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
     """Return what the ``wanted`` probes find, and the command line of the kubelet that systemd runs."""
-    evidence = look(host, wanted)
+    evidence = run_probes(host, wanted)
     command = kubelet_command(evidence.get("units"))
-    return {**evidence, command.key: _seen(host, command)} if command else evidence
+    return {**evidence, command.key: _run_probe(host, command)} if command else evidence
 
 
-def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
+def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
     """Return what the ``wanted`` probes find, and the files that runtimes read beside their root file.
 
     lspci runs if sysfs does not show which PCI devices there are.
     """
-    evidence = dict(look_at_kubelet(host, wanted))
+    evidence = dict(probe_with_kubelet(host, wanted))
 
     def ask(probe: Probe) -> Capture:
         if probe.key not in evidence:
-            evidence[probe.key] = _seen(host, probe)
+            evidence[probe.key] = _run_probe(host, probe)
         return evidence[probe.key]
 
     if not image and not isinstance(about_devices(evidence), Known):
         ask(LSPCI)
-    for row in _rows(evidence, image=image):
+    for row in _runtimes_to_probe(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
             by_looking(ask, row, DesiredConfig())
     return evidence
 
 
-def _rows(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
+def _runtimes_to_probe(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
     """Yield the runtimes, and the containerd of a product that the kubelet uses."""
     facts = about_kubelet(evidence, image=image)
     for row in RUNTIMES:
@@ -147,10 +147,10 @@ def _rows(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
             yield place
 
 
-def look_for(host: HostView, recipe: Recipe | None, *, image: bool = False) -> Evidence:
+def collect_evidence(host: HostView, recipe: Recipe | None, *, image: bool = False) -> Evidence:
     """Return the evidence for every fact, and for those that only ``recipe`` needs."""
-    evidence = look_around(host, probes(image=image), image=image)
-    return {**evidence, **look(host, tuple(_mig_probes(recipe, evidence)))} if recipe else evidence
+    evidence = probe_with_runtimes(host, probes(image=image), image=image)
+    return {**evidence, **run_probes(host, tuple(_mig_probes(recipe, evidence)))} if recipe else evidence
 
 
 def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
@@ -177,15 +177,15 @@ def survey(
         image: whether it is a root folder without a running kernel of its own.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
-    facts = derive(look_for(host, recipe, image=image), image=image, distribution=host.distribution())
+    facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 
 def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
     """Return the plans of a stage's steps, each of which sees what the steps before it will have changed."""
     plans: list[StepPlan] = []
-    recipe = scoped(recipe, only)
-    steps = iter(_steps(recipe, stage, only))
+    recipe = without_unneeded_driver(recipe, only)
+    steps = iter(_selected_steps(recipe, stage, only))
     for step in steps:
         outcome = step.plan(recipe, facts)
         if isinstance(outcome, Refusal):
@@ -193,7 +193,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
             more = (_hold_of(later, recipe, facts) for later in steps) if outcome.held else ()
             plans.append(StepPlan(step, with_all_holds((outcome, *filter(None, more)), facts)))
             break
-        outcome = with_managers(outcome) if isinstance(outcome, Planned) else outcome
+        outcome = with_manager_notes(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
         plans.append(StepPlan(step, outcome, changes))
         facts = project(facts, changes)
@@ -208,25 +208,25 @@ def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
     return None
 
 
-def with_managers(planned: Planned) -> Planned:
+def with_manager_notes(planned: Planned) -> Planned:
     """Return ``planned`` with a note for every changed file that another program says it manages."""
     files = (change for change in FileChange.among(planned.changes) if change.before != change.after)
-    notes = tuple(note for change in files if (note := _managed(change)))
+    notes = tuple(note for change in files if (note := _manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
 
-def _managed(change: FileChange) -> str:
+def _manager_note(change: FileChange) -> str:
     """Return a note that names the program that manages the file; empty if none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
     place = f"{change.path}:{manager.line} says"
     if not manager.name:
-        words = redact(manager.words)[:_LONGEST_WORDS]
+        words = redact(manager.words)[:_MAX_QUOTE_LENGTH]
         return f"{place}: {words!r}; if a tool writes this file, make the change there, too, or it will undo this one"
     return f"{place} that {manager.name} manages this file: make the change there, too, or it will undo this one"
 
 
-def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
+def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
     """Yield the selected steps of ``stage``; detection always, since every other step rests on it."""
     for step in STEPS:
         asked = step.id not in recipe.skip and (not only or step.id in only)
@@ -234,7 +234,7 @@ def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step
             yield step
 
 
-def scoped(recipe: Recipe, only: Collection[str]) -> Recipe:
+def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
     """Return ``recipe``, without its driver if no selected step needs one."""
     # Asked for by name it is about the driver, too; else it may be all that a recipe leaves of the driver's steps.
     steps = DRIVER_STEPS | ({MISSING_DEPENDENCIES.id} & {*only})
@@ -243,7 +243,7 @@ def scoped(recipe: Recipe, only: Collection[str]) -> Recipe:
 
 
 def walk(
-    recipe: Recipe, facts: Facts, exact: Exact, advance: Advance, only: Collection[str] = ()
+    recipe: Recipe, facts: Facts, exact: ResolveVersions, advance: Advance, only: Collection[str] = ()
 ) -> Iterator[StagePlan]:
     """Yield the plan of every stage, in order; a refusal ends it.
 
@@ -262,14 +262,16 @@ def walk(
         facts = advance(facts, plan)
 
 
-def projected(facts: Facts, plan: StagePlan) -> Facts:
+def project_stage(facts: Facts, plan: StagePlan) -> Facts:
     """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
     after = project(facts, plan.changes)
-    unseen = {path: Unknown(f"known after {name} is installed", PLAN) for path, name in _files_to_come(after, plan)}
+    unseen = {
+        path: Unknown(f"known after {name} is installed", PLAN) for path, name in _files_of_new_packages(after, plan)
+    }
     return replace(after, files={**after.files, **unseen}) if unseen else after
 
 
-def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
+def _files_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.after and not _is_present(change.before)}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from) if PackageId(name) in new]
@@ -283,19 +285,19 @@ def _is_present(state: PackageState | None) -> bool:
     return state is not None and not state.config_files_only
 
 
-def steps_of(plans: Sequence[StagePlan]) -> dict[Change, str]:
+def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
     """Return by change the id of the step that asks for it."""
     asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
     return {**{change: DEPENDENCIES for plan in plans for change in plan.dependencies}, **asked}
 
 
-def owed_by(plans: Sequence[StagePlan], *, image: bool, left: Sequence[Trigger] = ()) -> tuple[Trigger, ...]:
+def triggers_of_plans(plans: Sequence[StagePlan], *, image: bool, left: Sequence[Trigger] = ()) -> tuple[Trigger, ...]:
     """Return the triggers of ``plans`` and those ``left``; in an image, without those that need services."""
     every = settle_order({*left, *(trigger for plan in plans for trigger in plan.triggers)})
     return tuple(trigger for trigger in every if not (image and trigger.needs_services))
 
 
-def partial(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
+def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return the ids of the planned steps if ``--only`` left out some of the recipe's; else none."""
     taken = {step.step.id for plan in plans for step in plan.steps}
     if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
@@ -303,7 +305,7 @@ def partial(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
     return tuple(step.id for step in STEPS if step.id in taken - {DETECT.id}) or (DETECT.id,)
 
 
-def notes_of(plans: Sequence[StagePlan]) -> list[str]:
+def collect_notes(plans: Sequence[StagePlan]) -> list[str]:
     """Return the notes on the changes and on the node's state, each once."""
     outcomes = (step.outcome for plan in plans for step in plan.steps)
     found = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
@@ -322,8 +324,8 @@ def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tup
         only: ids of the steps to ask; empty asks all.
     """
     found: dict[str, None] = {}
-    recipe = scoped(recipe, only)
-    for step in (step for stage in STAGES for step in _steps(recipe, stage, only)):
+    recipe = without_unneeded_driver(recipe, only)
+    for step in (step for stage in STAGES for step in _selected_steps(recipe, stage, only)):
         with suppress(GpunodeError):
             outcome = step.plan(recipe, facts)
             found.update(dict.fromkeys(outcome.notes if isinstance(outcome, Planned) else ()))

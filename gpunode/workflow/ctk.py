@@ -15,10 +15,10 @@ from gpunode.host.runtime import differences
 from gpunode.journal.store import Store
 from gpunode.runtimes import ObservedConfig, Runtime
 from gpunode.steps.runtime_edits import reread
-from gpunode.workflow.apply import Applier, failure_recorded
+from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
 from gpunode.workflow.disruption import NO_DAEMON, refuse_while_running
-from gpunode.workflow.edits import CtkPlan, by_cdi
+from gpunode.workflow.edits import CtkPlan, cdi_only_recipe
 from gpunode.workflow.events import Observer
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
@@ -28,7 +28,7 @@ _NOT_ASKED = "not restarted: --restart was not given"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EditOptions:
     """The options of an edit.
 
     Attributes:
@@ -45,7 +45,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class EditResult:
     """The result of an edit; ``run`` is its id, ``checked`` what the runtime's own parser said before."""
 
     run: str
@@ -53,31 +53,31 @@ class Done:
     checked: str = ""
 
 
-def asked_for(plan: CtkPlan, *, restart: bool) -> CtkPlan:
+def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
     """Return ``plan`` with a restart if ``restart`` asks for one, and without changes that only cause one if not.
 
     A daemon that has failed, or may still fail at its start, is restarted, too.
     """
     if not restart:
         return plan.only(plan.written)
-    unit = _unit(plan)
-    if plan.planned.changes or plan.target is None or unit is None or not (_has_failed(unit) or unit.starting):
+    unit = _daemon_unit(plan)
+    if plan.planned.changes or plan.target is None or unit is None or not (_unit_has_failed(unit) or unit.starting):
         return plan
     again = reread(plan.target, (plan.main,), plan.planned.reason)
     return replace(plan, planned=replace(plan.planned, changes=again.changes, disrupts=again.disrupts))
 
 
-def has_failed(plan: CtkPlan) -> bool:
+def daemon_has_failed(plan: CtkPlan) -> bool:
     """Return whether the daemon should run and could not."""
-    unit = _unit(plan)
-    return unit is not None and _has_failed(unit)
+    unit = _daemon_unit(plan)
+    return unit is not None and _unit_has_failed(unit)
 
 
-def _has_failed(unit: Unit) -> bool:
+def _unit_has_failed(unit: Unit) -> bool:
     return unit.failed and not unit.masked
 
 
-def _unit(plan: CtkPlan) -> Unit | None:
+def _daemon_unit(plan: CtkPlan) -> Unit | None:
     """Return the unit of the daemon that reads the files; None if none need, or if it is unknown."""
     return plan.target.unit if plan.target and plan.target.trigger else None
 
@@ -87,7 +87,7 @@ def has_systemd(host: HostView) -> bool:
     return bool(host.look(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
 
 
-def was_skipped(host: HostView, plan: CtkPlan, done: Done) -> bool:
+def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
     """Return whether the daemon was not made to read its files though it may run: its socket is there."""
     if not any(one.skipped for one in done.settled) or has_systemd(host):
         return False
@@ -112,7 +112,7 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
         refuse_while_running(unit, host)
 
 
-def carry_out(plan: CtkPlan, host: Host, store: Store, asked: Asked, tell: Observer) -> Done:
+def apply_edit(plan: CtkPlan, host: Host, store: Store, asked: EditOptions, tell: Observer) -> EditResult:
     """Write the planned files, all or none; with ``asked.restart`` restart the daemon and check that it read them.
 
     Raises:
@@ -127,17 +127,17 @@ def carry_out(plan: CtkPlan, host: Host, store: Store, asked: Asked, tell: Obser
     unsettled = tuple(change for change in store.unsettled_changes() if change.triggers & set(stage.triggers))
     run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
     applier = Applier(host, run, tell, lambda: None, unsettled, earlier)
-    with failure_recorded(run):
+    with recording_failure(run):
         applier.stage(stage)
         due = tuple(one for one in stage.triggers if asked.restart or one.kind == "cdi")
         settled = applier.settle(due)
         # Else the next setup would take it for a debt of a run that was cut short.
         applier.waive((one for one in stage.triggers if one not in due), _NOT_ASKED)
     run.commit("done")
-    return Done(run.id, settled, applier.checked.get(plan.step.id, ""))
+    return EditResult(run.id, settled, applier.checked.get(plan.step.id, ""))
 
 
-def conclude(store: Store) -> None:
+def conclude_interrupted_edit(store: Store) -> None:
     """Record that an interrupted edit of which nothing is left to do is over."""
     cut = store.interrupted_run()
     if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
@@ -145,7 +145,7 @@ def conclude(store: Store) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConfigStatus:
     """The state of a runtime compared with the requested configuration.
 
     Attributes:
@@ -161,7 +161,7 @@ class Verdict:
     failed: bool = False
 
 
-def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
+def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigStatus:
     """Compare the CDI specification with what containers request.
 
     Raises:
@@ -169,17 +169,17 @@ def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
     """
     from gpunode.workflow.cdi_checks import cdi_checks
 
-    checks = tuple(cdi_checks(by_cdi(row), survey(host, image=image), host)) if not image else ()
+    checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host, image=image), host)) if not image else ()
     failed = tuple(check for check in checks if check.status == "failed")
     untold = (
         "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
     )
     is_told = any(check.status == "passed" for check in checks)
     wrong = "; ".join(check.detail for check in failed)
-    return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
+    return ConfigStatus(otherwise=wrong, untold="" if is_told or failed else untold)
 
 
-def verdict(plan: CtkPlan, effective: Effective, *, is_live: bool) -> Verdict:
+def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> ConfigStatus:
     """Compare the files and the daemon with what ``plan`` would leave.
 
     Args:
@@ -191,42 +191,46 @@ def verdict(plan: CtkPlan, effective: Effective, *, is_live: bool) -> Verdict:
         Undetermined: if the daemon answers root alone.
     """
     if plan.written:
-        return Verdict(pending=True)
+        return ConfigStatus(pending=True)
     if not is_live:
-        return Verdict(untold="nothing runs in an image")
+        return ConfigStatus(untold="nothing runs in an image")
     if plan.target and not plan.target.is_usual:
-        return Verdict(untold=f"it reads {plan.main} only if its command line names it")
-    if untold := asleep(plan):
-        return Verdict(untold=untold)
-    if has_failed(plan):
-        return Verdict(otherwise="it has failed; no process is running that could read its files", failed=True)
-    if (unit := _unit(plan)) and unit.starting:
-        return Verdict(untold="it is still starting; try again in a moment")
+        return ConfigStatus(untold=f"it reads {plan.main} only if its command line names it")
+    if untold := why_no_reload(plan):
+        return ConfigStatus(untold=untold)
+    if daemon_has_failed(plan):
+        return ConfigStatus(otherwise="it has failed; no process is running that could read its files", failed=True)
+    if (unit := _daemon_unit(plan)) and unit.starting:
+        return ConfigStatus(untold="it is still starting; try again in a moment")
     if plan.files:
-        return Verdict(otherwise=plan.planned.reason)
+        return ConfigStatus(otherwise=plan.planned.reason)
     if plan.planned.expectation is None:
-        return Verdict(untold="its configuration is generated when it starts, and it has no command that shows it")
-    return _answered(plan.about, plan.planned.expectation, effective)
+        return ConfigStatus(untold="its configuration is generated when it starts, and it has no command that shows it")
+    return _compare_effective(plan.about, plan.planned.expectation, effective)
 
 
-def asleep(plan: CtkPlan) -> str:
+def why_no_reload(plan: CtkPlan) -> str:
     """Return why no daemon has to read the files again; empty if one has to, or if that is unknown."""
     if plan.target is None:
         return f"{plan.about} has no daemon"
     if plan.target.trigger is None:
         return "it notices changed files by itself"
     unit = plan.target.unit
-    if unit is None or unit.state.active or _has_failed(unit):
+    if unit is None or unit.state.active or _unit_has_failed(unit):
         return ""
     return "it is not running; it reads its files when it starts" if unit.exists else "it is not installed"
 
 
-def _answered(runtime: str, meant: RuntimeExpectation, effective: Effective) -> Verdict:
+def _compare_effective(runtime: str, meant: RuntimeExpectation, effective: Effective) -> ConfigStatus:
     try:
         found = effective(runtime)
     except ChangeFailed as error:
         is_down = NO_DAEMON.search(error.why) is not None
-        return Verdict(untold="it is not running") if is_down else Verdict(otherwise=f"{error.what}: {error.why}")
+        return (
+            ConfigStatus(untold="it is not running")
+            if is_down
+            else ConfigStatus(otherwise=f"{error.what}: {error.why}")
+        )
     if found is None:
-        return Verdict(untold=f"{runtime} is not installed")
-    return Verdict(otherwise="\n".join(differences(meant, found)))
+        return ConfigStatus(untold=f"{runtime} is not installed")
+    return ConfigStatus(otherwise="\n".join(differences(meant, found)))

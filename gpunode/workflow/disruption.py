@@ -20,8 +20,8 @@ from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.undo import any_replaced
 
 _RESTART: Final = Trigger("restart", MPS_SERVICE)
-_ITSELF: Final = "nvidia-cuda-mps"
-_SHOWN: Final = 20
+_MPS_DAEMON: Final = "nvidia-cuda-mps"
+_MAX_NAMED: Final = 20
 
 
 def refuse_mps_clients(host: Host, changes: Collection[Change], owed: Collection[Trigger] = ()) -> None:
@@ -34,12 +34,12 @@ def refuse_mps_clients(host: Host, changes: Collection[Change], owed: Collection
     stops = any(change.before.active and not change.after.active for change in services)
     if not stops and _RESTART not in (*triggers(changes), *owed):
         return
-    named = [words for words in host.workloads().gpu if _ITSELF not in words]
+    named = [words for words in host.workloads().gpu if _MPS_DAEMON not in words]
     if named:
         number = "1 process" if len(named) == 1 else f"{len(named)} processes"
         raise DrainRequired(
             f"stopping the MPS daemon would end what computes through it: {number} on the GPUs",
-            why=f"running: {', '.join(named[:_SHOWN])}" + (" …" if len(named) > _SHOWN else ""),
+            why=f"running: {', '.join(named[:_MAX_NAMED])}" + (" …" if len(named) > _MAX_NAMED else ""),
             hint="end them first, or continue with --allow-disruption",
         )
 
@@ -51,7 +51,7 @@ _CONTAINERD_PACKAGES: Final = frozenset(map(PackageId, ("containerd", "container
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
 NO_DAEMON: Final = re.compile(r"daemon (?:is )?running")
 _RUNNING_CONTAINERS: Final = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
-_OTHERWISE: Final = "continue with --allow-disruption"
+_OVERRIDE_HINT: Final = "continue with --allow-disruption"
 
 
 def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
@@ -62,7 +62,7 @@ def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: F
         Undetermined: docker runs and does not say what.
     """
     changes = [change for stage in preview for change in stage.changes]
-    mig_layouts.refuse_clients(host, changes)
+    mig_layouts.refuse_gpu_clients(host, changes)
     refuse_mps_clients(host, changes, owed)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
@@ -83,14 +83,14 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
         refuse_while_running(docker, host)
     workloads = host.workloads()
     if any_replaced(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
-        raise _drain("take the driver from", "process", workloads.gpu)
+        raise _drain_error("take the driver from", "process", workloads.gpu)
     if any_replaced(packages, _CONTAINERD_PACKAGES) and workloads.containers:
-        raise _drain("take containerd from", "container", workloads.containers)
-    mig_layouts.refuse_clients(host, changes)
+        raise _drain_error("take containerd from", "container", workloads.containers)
+    mig_layouts.refuse_gpu_clients(host, changes)
     refuse_mps_clients(host, changes, owed)
 
 
-def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
+def _drain_error(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
     number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
     return DrainRequired(
         f"going on would {doing} {number}",
@@ -113,7 +113,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
         raise DrainRequired(
             f"continuing would stop {count}",
             why=f"running: {', '.join(names)}",
-            hint=f"drain them first, or {_OTHERWISE}",
+            hint=f"drain them first, or {_OVERRIDE_HINT}",
         )
     is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
     is_down = is_down or NO_DAEMON.search(running.error) is not None
@@ -121,5 +121,5 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
         raise Undetermined(
             "cannot tell which docker containers run, and continuing would stop them",
             why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
-            hint=f"make `docker ps` answer, or {_OTHERWISE}",
+            hint=f"make `docker ps` answer, or {_OVERRIDE_HINT}",
         )

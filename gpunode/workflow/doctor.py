@@ -35,13 +35,13 @@ _NVML_S = 10.0
 
 def examine(host: HostView) -> Evidence:
     """Collect the evidence of ``host``: first the quick probes, then those that their results give reason for."""
-    from gpunode.workflow.converge import look, look_around
+    from gpunode.workflow.converge import probe_with_runtimes, run_probes
 
     first = {probe.key: probe for probe in (*probes(UNITS), LSPCI, *EXAMINATION)}
-    evidence = dict(look_around(host, tuple(first.values())))
+    evidence = dict(probe_with_runtimes(host, tuple(first.values())))
     driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
-    evidence.update(look(host, (*follow_ups(evidence), *driver)))
-    evidence.update(look(host, last_looks(evidence)))
+    evidence.update(run_probes(host, (*follow_ups(evidence), *driver)))
+    evidence.update(run_probes(host, last_looks(evidence)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
@@ -56,7 +56,7 @@ def cause_of_xid(code: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class Examination:
     """A node after its examination.
 
     Attributes:
@@ -87,13 +87,13 @@ _DENIED: Final = re.compile(
 
 
 # journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
-_PARTLY: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
-_SHORT: Final = 4096
+_PARTIAL_ACCESS: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
+_MAX_MESSAGE_BYTES: Final = 4096
 # These leave out what they may not read, and go on.
-_LEFT_OUT: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
+_OMISSIONS: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
 
 
-def denied(capture: Capture) -> tuple[str, ...]:
+def denied_sources(capture: Capture) -> tuple[str, ...]:
     """Return the sources of ``capture`` that the system did not let us read; empty if we read all."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
@@ -105,16 +105,16 @@ def denied(capture: Capture) -> tuple[str, ...]:
 def _is_denied(capture: Capture) -> bool:
     if capture.outcome == "failed":
         # Some write their complaints where their answers go.
-        said = f"{capture.error}\n{capture.data[:_SHORT].decode('utf-8', 'replace')}"
+        said = f"{capture.error}\n{capture.data[:_MAX_MESSAGE_BYTES].decode('utf-8', 'replace')}"
         return _DENIED.search(said) is not None
-    if capture.source.startswith("journalctl") and _PARTLY.search(capture.error):
+    if capture.source.startswith("journalctl") and _PARTIAL_ACCESS.search(capture.error):
         return True
     return capture.outcome == "denied" or any(
-        capture.source.startswith(name) and sign.search(capture.data) for name, sign in _LEFT_OUT.items()
+        capture.source.startswith(name) and sign.search(capture.data) for name, sign in _OMISSIONS.items()
     )
 
 
-def _too_little(seen: Snapshot) -> OpenQuestion:
+def _ask_for_evidence(seen: Snapshot) -> OpenQuestion:
     """Return the question to ask if no fault shows and nothing shows that the driver works."""
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
@@ -125,22 +125,24 @@ def _too_little(seen: Snapshot) -> OpenQuestion:
     )
 
 
-_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
-def diagnosed(evidence: Evidence) -> Examined:
+def diagnose_evidence(evidence: Evidence) -> Examination:
     """Diagnose the node that ``evidence`` shows."""
     read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
     seen = take_snapshot(read)
     works = driver_answers(seen)
     diagnosis = diagnose(seen, guarded=True)
     if not (diagnosis.findings or diagnosis.open_questions or any(one.citations for one in diagnosis.suspects)):
-        doubt = find_unknown_error(seen) or (None if works else _too_little(seen))
+        doubt = find_unknown_error(seen) or (None if works else _ask_for_evidence(seen))
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
     if left_out:
-        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
+        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_NAMED])}", ())
         diagnosis = replace(diagnosis, open_questions=(*diagnosis.open_questions, rest))
-    kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
-    return Examined(seen, redact_recursively(diagnosis), redact_recursively(stack_layers(seen, diagnosis)), works, kept)
+    kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied_sources(capture)))
+    return Examination(
+        seen, redact_recursively(diagnosis), redact_recursively(stack_layers(seen, diagnosis)), works, kept
+    )

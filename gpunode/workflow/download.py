@@ -15,7 +15,9 @@ from gpunode.workflow.plan import plan
 from gpunode.workflow.transaction import resolve_stage
 
 
-def packages_ahead(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> list[PackageChange]:
+def packages_to_download(
+    recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()
+) -> list[PackageChange]:
     """Return the package changes that setup would make, in exact versions, dependencies included.
 
     Raises:

@@ -23,39 +23,39 @@ _LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 
 def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     """Yield checks that the driver answers, has one version in all its parts, and is reachable by programs."""
-    yield from _driver(facts, answer)
-    yield from _versions(recipe, facts, answer)
+    yield from _check_nvml(facts, answer)
+    yield from _check_versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
-        yield _libcuda(recipe, facts, answer.libcuda_error)
+        yield _check_libcuda(recipe, facts, answer.libcuda_error)
     if isinstance(answer, Inventory):
-        yield from _device_nodes(facts, answer)
+        yield from _check_device_nodes(facts, answer)
 
 
-def gpus(number: int) -> str:
+def count_gpus(number: int) -> str:
     """Return ``1 GPU``, ``8 GPUs``."""
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def _driver(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
+def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     title = "the driver answers (NVML)"
     if isinstance(answer, NoAnswer):
         status: Status = "not run" if answer.kind == "not asked" else "failed"
         yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):
-        anew = _reinstall("libnvidia-ml1", facts) if answer.code == _LIBRARY_NOT_FOUND else ""
+        anew = _reinstall_hint("libnvidia-ml1", facts) if answer.code == _LIBRARY_NOT_FOUND else ""
         said = f"{answer.name} ({answer.code}): {answer.meaning}"
         yield Check("nvml", title, "failed", said, anew or answer.remedy)
         return
     if not answer.gpus:
         yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
         return
-    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {gpus(len(answer.gpus))}")
+    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {count_gpus(len(answer.gpus))}")
     for gpu in answer.gpus:
-        yield _gpu(gpu)
+        yield _check_gpu(gpu)
 
 
-def _gpu(gpu: Gpu) -> Check:
+def _check_gpu(gpu: Gpu) -> Check:
     id, title = f"gpu-{gpu.index}", f"GPU {gpu.index}"  # noqa: A001 - the check's own word
     if gpu.faults:
         name, fault = gpu.faults[0]
@@ -64,25 +64,25 @@ def _gpu(gpu: Gpu) -> Check:
         str(gpu.name),
         f"{gpu.memory_mib} MiB" if isinstance(gpu.memory_mib, int) else "",
         str(gpu.uuid),
-        _switch("persistence", gpu.persistence),
-        _switch("ECC", gpu.ecc),
+        _describe_switch("persistence", gpu.persistence),
+        _describe_switch("ECC", gpu.ecc),
     ]
     return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
 
 
-def _switch(name: str, value: bool | Unread) -> str:
+def _describe_switch(name: str, value: bool | Unread) -> str:
     if isinstance(value, Unread):
         return ""
     return f"{name} {'on' if value else 'off'}"
 
 
-def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
+def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     """Yield the check that the loaded module, the library in use and the installed package are one driver."""
     title = "module, library, package: one version"
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     module = loaded.version if loaded else None
     library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
-    driver = _driver_here(recipe, facts)
+    driver = _managed_driver(recipe, facts)
     package = _package_version(recipe, facts, driver)
     problems = nvml_facts.compare(module, library, package)
     for problem in problems:
@@ -97,15 +97,15 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
         yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
 
 
-def _libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
+def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
     """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
     hint = "install libcuda.so.1 of the loaded driver from where this driver comes from: gpunode does not manage it"
-    if _driver_here(recipe, facts):
-        hint = _reinstall("libcuda1", facts) or "install the driver's libraries with gpunode setup"
+    if _managed_driver(recipe, facts):
+        hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with gpunode setup"
     return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)
 
 
-def _reinstall(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> str:
+def _reinstall_hint(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> str:
     """Return what to do about a library that the loader does not find although its package is there; else empty.
 
     setup looks at packages, not at their files, so it would find nothing to do.
@@ -117,7 +117,7 @@ def _reinstall(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> s
     return f"its package is installed: install it anew, and see what the loader finds:\nsudo {anew}\nldconfig -p"
 
 
-def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:
+def _managed_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
     """Return the driver that the node should have; None if gpunode manages none, or if that is unknown."""
     try:
         driver = wanted_driver(recipe, facts)
@@ -135,7 +135,7 @@ def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) 
     return next((packages[one].version for one in named if matches(packages.get(one), "")), None)
 
 
-def _device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
+def _check_device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
     """Yield the check of /dev/nvidiactl and a /dev/nvidiaN for every GPU, which every process needs."""
     if isinstance(facts.device_nodes, Unknown):
         return
@@ -148,7 +148,7 @@ def _device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
     yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
 
 
-def vector_addition(host: HostView) -> Check:
+def check_vector_addition(host: HostView) -> Check:
     """Check that every GPU adds correctly."""
     from gpunode.facts.cuda import CudaRun, answer_of
     from gpunode.host import cuda
@@ -160,7 +160,7 @@ def vector_addition(host: HostView) -> Check:
         return Check("cuda", title, "failed", str(answer), answer.remedy)
     if answer.passed:
         elements = sum(gpu.elements for gpu in answer.gpus)
-        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {gpus(len(answer.gpus))}")
+        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {count_gpus(len(answer.gpus))}")
     wrong = "; ".join(
         f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
         for gpu in answer.gpus

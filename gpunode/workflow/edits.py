@@ -27,7 +27,7 @@ from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime_edits
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import Missing, Target, missing, planned_edits
-from gpunode.workflow.converge import look_at_kubelet, survey, with_managers
+from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
 
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
@@ -35,7 +35,7 @@ _DUMP_S = 30.0
 _VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
 # systemd's own PATH for services, in which dockerd looks for a bare name (systemd.exec(5)).
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-_NOTHING: Recorded = MappingProxyType({})
+_NO_RECORD: Recorded = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class CtkPlan:
         return replace(self, planned=replace(self.planned, changes=tuple(changes)))
 
 
-def find(
+def find_target(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
 ) -> Target:
     """Find the runtime to edit: of several containerds the one that the kubelet uses, unless a file is named.
@@ -105,19 +105,19 @@ def find(
     """
     facts, notes = about_runtime({}), tuple[str, ...]()
     if has_products(row) and not desired.config:
-        facts = about_kubelet(look_at_kubelet(host, kubelet_probes(image=image)), image=image)
+        facts = about_kubelet(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
         place = chosen(row, facts)
         row, notes = place.row, place.notes
         desired = replace(desired, enable_cri=desired.enable_cri or kubelet_using(row, facts) is not None)
     if row.product and dumps:
         notes = (*notes, f"--config-source=command is ignored: the files of {row.product} are read")
         dumps = ()
-    version = None if row.product else _version(host, row, desired, dumps, image=image)
-    source = _dumped(host, dumps) if dumps else None
-    return looked_at(host, row, replace(desired, version=version, source=source), facts, notes, image=image)
+    version = None if row.product else _find_version(host, row, desired, dumps, image=image)
+    source = _dump_config(host, dumps) if dumps else None
+    return inspect_target(host, row, replace(desired, version=version, source=source), facts, notes, image=image)
 
 
-def looked_at(
+def inspect_target(
     host: HostView,
     row: Runtime,
     desired: DesiredConfig,
@@ -147,7 +147,7 @@ def looked_at(
     return replace(target, facts=replace(facts, units=now.units, changed_at=changed_at))
 
 
-def _version(
+def _find_version(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]], *, image: bool
 ) -> tuple[int, ...] | None:
     """Return the version that the program reports, or for an image, whose programs are not run, its packages."""
@@ -161,7 +161,7 @@ def _version(
     return tuple(int(number) for number in found[1].split(".")) if found else None
 
 
-def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
+def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     for argv in dumps:
         told = host.look(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
         if told.outcome != "absent":
@@ -175,7 +175,7 @@ def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     )
 
 
-def configuring(host: HostView, target: Target, recorded: Recorded = _NOTHING, root: str = "/") -> CtkPlan:
+def plan_configuring(host: HostView, target: Target, recorded: Recorded = _NO_RECORD, root: str = "/") -> CtkPlan:
     """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
     Args:
@@ -190,7 +190,7 @@ def configuring(host: HostView, target: Target, recorded: Recorded = _NOTHING, r
     row, desired = target.row, target.desired
     others = others_in(desired.drop_in or row.drop_in, contents(target.present), recorded)
     target = replace(target, desired=replace(desired, others=others))
-    planned = with_managers(runtime_edits.configuring(target))
+    planned = with_manager_notes(runtime_edits.configuring(target))
     finds_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")
@@ -208,14 +208,14 @@ def _is_missing(host: HostView, binary: str) -> bool:
     return all(one.outcome == "absent" for one in looked)
 
 
-def specifying(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image: bool) -> CtkPlan:
+def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image: bool) -> CtkPlan:
     """Plan a CDI specification, kept up to date, for a runtime that takes no handler.
 
     Raises:
         Undetermined: if the evidence does not show what there is.
     """
     facts = survey(host, image=image)
-    planned = cdi.plan(by_cdi(row), facts)
+    planned = cdi.plan(cdi_only_recipe(row), facts)
     assert isinstance(planned, Planned), "the step refuses nothing"
     plan = CtkPlan(row.id, cdi.output(facts), replace(planned, reason=planned.reason.removesuffix(cdi.KEPT)), cdi.CDI)
     # A file is what this command writes; the units are setup's to enable, or the user's.
@@ -227,12 +227,12 @@ def specifying(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image
     return replace(plan, planned=planned).only(plan.files)
 
 
-def by_cdi(row: Runtime) -> Recipe:
+def cdi_only_recipe(row: Runtime) -> Recipe:
     """Return a recipe that asks for CDI devices alone."""
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
-def unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPlan:
+def plan_unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPlan:
     """Plan the removal of what configure added to the runtime's files.
 
     Args:
@@ -243,9 +243,9 @@ def unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPlan:
         Refused: its files cannot be edited so.
     """
     row = target.row
-    edited = removed(row, target.desired, contents(target.present), recorded(trails))
+    edited = removed(row, target.desired, contents(target.present), recorded_edits(trails))
     reason = edited.how or "removes what configure added"
-    planned = with_managers(planned_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
+    planned = with_manager_notes(planned_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
     return plan.only([_with_folders(change, trails) for change in plan.files])
 
@@ -258,24 +258,24 @@ def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileCh
     return replace(change, folders=tuple(dict.fromkeys(made)))
 
 
-def recorded(trails: Mapping[str, FileTrail]) -> Recorded:
+def recorded_edits(trails: Mapping[str, FileTrail]) -> Recorded:
     """Return gpunode's edits of each file, newest first; none of forgotten ones."""
     return {
         path: tuple(
-            RecordedEdit(_bytes(span.change.before), _bytes(span.change.after)) for span in reversed(trail.spans)
+            RecordedEdit(_content(span.change.before), _content(span.change.after)) for span in reversed(trail.spans)
         )
         for path, trail in trails.items()
         if not trail.forgotten
     }
 
 
-def _bytes(state: object) -> bytes | None:
+def _content(state: object) -> bytes | None:
     return state.content if isinstance(state, FileState) else None
 
 
-def shown(plan: CtkPlan) -> tuple[bytes, ...]:
+def preview_files(plan: CtkPlan) -> tuple[bytes, ...]:
     """Return the files that would change as they would be, and last the main file."""
-    changed = {change.path: _bytes(change.after) for change in plan.files}
+    changed = {change.path: _content(change.after) for change in plan.files}
     after = {**contents(plan.present), **changed}
     paths = dict.fromkeys((*(path for path in changed if path != plan.main), plan.main))
     return tuple(content for path in paths if (content := after.get(path)) is not None)
@@ -285,7 +285,7 @@ _ABOUT = "toolkit configuration"
 _REAL_LDCONFIG = "/sbin/ldconfig.real"
 
 
-def configure_toolkit(host: HostView, path: str, desired: Sequence[Setting], target: str = "") -> CtkPlan:
+def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], target: str = "") -> CtkPlan:
     """Plan ``target``, or ``path`` itself, as the file at ``path`` with all that is ``desired``.
 
     Raises:
@@ -293,21 +293,21 @@ def configure_toolkit(host: HostView, path: str, desired: Sequence[Setting], tar
         Undetermined: only root may read it.
     """
     present = one_by_looking(host.look, path).get(path)
-    content = toolkit.configure(present.content if present else None, desired, machine(host), path)
+    content = toolkit.configure(present.content if present else None, desired, inspect_machine(host), path)
     how = "in place" if target in {"", path} else f"made of {path}"
-    return _plan(host, target or path, content, present, how)
+    return _plan_toolkit_file(host, target or path, content, present, how)
 
 
-def anew(host: HostView, target: str) -> CtkPlan:
+def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
     """Plan ``target`` as the file that a new installation has.
 
     Raises:
         Refused, Undetermined: what is there cannot be read.
     """
-    return _plan(host, target, toolkit.default(machine(host)).encode(), None, "made anew")
+    return _plan_toolkit_file(host, target, toolkit.default(inspect_machine(host)).encode(), None, "made anew")
 
 
-def _plan(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:
+def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:
     """Plan a file; a new one is root's, with no more readers than its source, which may hold secrets."""
     present = one_by_looking(host.look, path)
     before = present.get(path)
@@ -317,7 +317,7 @@ def _plan(host: HostView, path: str, content: bytes, source: FileState | None, h
     return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)
 
 
-def machine(host: HostView) -> Machine:
+def inspect_machine(host: HostView) -> Machine:
     """Return what the default values depend on."""
     found = (host.look(Probe(path, path=path)) for path in os_release.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")

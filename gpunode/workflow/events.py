@@ -70,16 +70,16 @@ class Triggered:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Notice:
     """A sentence for the user: what an earlier run left owed, what was put back."""
 
     text: str
 
 
-Event: TypeAlias = Surveyed | Previewed | StageBegun | Applying | Applied | Triggering | Triggered | Told
+Event: TypeAlias = Surveyed | Previewed | StageBegun | Applying | Applied | Triggering | Triggered | Notice
 Observer: TypeAlias = Callable[[Event], None]
 
 
-def silent(event: Event) -> None:
+def ignore_event(event: Event) -> None:
     """Ignore the event."""
     del event

@@ -15,12 +15,12 @@ from gpunode.packages import system
 from gpunode.recipe import Expect, Recipe
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.packages import wants_toolkit
-from gpunode.workflow.converge import look
+from gpunode.workflow.converge import run_probes
 
 _RESEAT = "replace or reseat the hardware"
 
 
-def expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
+def expectation_checks(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
     """Yield a check for each key of ``[expect]``, compared with NVML's answer."""
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
@@ -49,7 +49,9 @@ def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[
 
 _TITLE = "programs and libraries are those of their packages"
 # What a node's programs reach the driver by: Debian's and NVIDIA's names, and Ubuntu's.
-_OF_DRIVER = re.compile(r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?")
+_DRIVER_LIBRARIES = re.compile(
+    r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?"
+)
 _CODE = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
 
 
@@ -62,7 +64,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     if not packages:
         return
     probes = {package: system(facts).changed_files(package) for package in packages}
-    answers = look(host, tuple(probes.values()))
+    answers = run_probes(host, tuple(probes.values()))
     changed: dict[PackageId, list[str]] = {}
     for package, probe in probes.items():
         if (answer := answers[probe.key]).outcome != "ok":
@@ -88,6 +90,6 @@ def _packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     installed = known(facts.packages, {})
     for package in sorted(installed):
         is_of_toolkit = wants_toolkit(recipe) and package in TOOLKIT_PACKAGES
-        is_of_driver = not package.arch and _OF_DRIVER.fullmatch(package.name) is not None
+        is_of_driver = not package.arch and _DRIVER_LIBRARIES.fullmatch(package.name) is not None
         if (is_of_toolkit or is_of_driver) and matches(installed[package], ""):
             yield package

@@ -25,7 +25,7 @@ from gpunode.outcome import Refusal, Waits
 from gpunode.recipe import Recipe
 from gpunode.redaction.evidence import redact, redact_recursively
 from gpunode.workflow import side_by_side
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from gpunode.workflow.plan import plan
 
 Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
@@ -34,7 +34,7 @@ _MOST_DIFFERENCES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class Outlier:
     """Something that is not as on most nodes of the same model.
 
     Attributes:
@@ -62,7 +62,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetRow:
     """One report's answer.
 
     Attributes:
@@ -100,14 +100,14 @@ class Row:
     stack: Mapping[StackLayer, State] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[Axis, str] = field(default_factory=dict)
-    differences: tuple[Odd, ...] = ()
+    differences: tuple[Outlier, ...] = ()
     drift: tuple[Drift, ...] = ()
     undrifted: str = ""
 
 
-def rows(
+def fleet_rows(
     found: Sequence[reports.Found], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
-) -> Iterator[Row]:
+) -> Iterator[FleetRow]:
     """Yield a row for each report, in their order, as soon as it is known; not yet compared with the others.
 
     Args:
@@ -118,11 +118,11 @@ def rows(
     """
     rules_by_cause()  # loaded once, here, not by every process
     readable = [one for one in found if not one.problem]
-    outcomes = side_by_side.each(readable, partial(_looked_at, recipe), processes)
+    outcomes = side_by_side.run_parallel(readable, partial(_read_row, recipe), processes)
     for one in found:
-        outcome = side_by_side.Failed(one.problem) if one.problem else next(outcomes)
-        if isinstance(outcome, side_by_side.Failed):
-            yield Row(one.name, one.path, "unreadable", error=outcome.why)
+        outcome = side_by_side.JobFailure(one.problem) if one.problem else next(outcomes)
+        if isinstance(outcome, side_by_side.JobFailure):
+            yield FleetRow(one.name, one.path, "unreadable", error=outcome.why)
             continue
         row, seen = outcome.answer
         if census is not None:
@@ -130,16 +130,16 @@ def rows(
         yield row
 
 
-def _looked_at(recipe: Recipe | None, one: reports.Found) -> tuple[Row, NodeProfile]:
-    return row_of(one, reports.read(one.path), recipe)
+def _read_row(recipe: Recipe | None, one: reports.Found) -> tuple[FleetRow, NodeProfile]:
+    return build_row(one, reports.read(one.path), recipe)
 
 
-def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[Row, NodeProfile]:
+def build_row(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[FleetRow, NodeProfile]:
     """Return the row of a report, and its portrait of the node."""
-    examined = diagnosed(evidence)
+    examined = diagnose_evidence(evidence)
     keep_those_of_rules(examined.diagnosis.bugs)
     seen = profile_node(examined.snapshot, examined.stack)
-    row = Row(
+    row = FleetRow(
         one.name, one.path, examined.verdict, _node(examined),
         unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
         stack={layer.id: layer.state for layer in examined.stack},
@@ -162,14 +162,14 @@ def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
     return next(typed, (remedy[0].text if remedy else "", ""))
 
 
-def _node(examined: Examined) -> str:
+def _node(examined: Examination) -> str:
     name = examined.snapshot.file("/proc/sys/kernel/hostname")
     return name.text.strip()[:253] if name is not None and name.outcome == "ok" else ""
 
 
-def _with_drift(row: Row, evidence: Evidence, recipe: Recipe) -> Row:
+def _with_drift(row: FleetRow, evidence: Evidence, recipe: Recipe) -> FleetRow:
     try:
-        return replace(row, drift=redact_recursively(drift(evidence, recipe)))
+        return replace(row, drift=redact_recursively(find_drift(evidence, recipe)))
     except Undetermined as error:
         return replace(row, undrifted=redact_recursively(f"{error.what}: {error.why}" if error.why else error.what))
     except GpunodeError as error:
@@ -177,7 +177,7 @@ def _with_drift(row: Row, evidence: Evidence, recipe: Recipe) -> Row:
         return replace(row, drift=redact_recursively((refused,)))
 
 
-def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
+def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
     """Return the steps that ``gpunode plan`` would take on that node.
 
     Raises:
@@ -201,7 +201,7 @@ def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
     return tuple(found)
 
 
-def held_against_each_other(answers: Sequence[Row], groups: Sequence[ModelGroup]) -> tuple[Row, ...]:
+def with_outliers(answers: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tuple[FleetRow, ...]:
     """Return ``answers`` with the differences of outliers, each compared with the most typical node."""
     paths = {row.report: row.path for row in answers}
     pairs = [
@@ -210,9 +210,9 @@ def held_against_each_other(answers: Sequence[Row], groups: Sequence[ModelGroup]
         if group.reference is not None
         for node, places in group.outliers.items()
     ]
-    found: dict[str, tuple[Odd, ...]] = defaultdict(tuple)
-    for pair, outcome in zip(pairs, side_by_side.each(pairs, _odds), strict=True):
-        if isinstance(outcome, side_by_side.Done):
+    found: dict[str, tuple[Outlier, ...]] = defaultdict(tuple)
+    for pair, outcome in zip(pairs, side_by_side.run_parallel(pairs, _find_outliers), strict=True):
+        if isinstance(outcome, side_by_side.JobResult):
             found[pair.node] = outcome.answer
     models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
     return tuple(
@@ -230,20 +230,20 @@ class _Pair:
     places: Mapping[FeatureKey, int]
 
 
-def _odds(pair: _Pair) -> tuple[Odd, ...]:
-    differences = compare(_usual_node(pair.reference), _redacted(pair.path), Diagnosis((), ())).differences
-    told = (_odd(one, pair) for one in differences if (one.trait, one.name) in pair.places)
-    return redact_recursively(tuple(told)[:_MOST_DIFFERENCES])
+def _find_outliers(pair: _Pair) -> tuple[Outlier, ...]:
+    differences = compare(_reference_snapshot(pair.reference), _read_redacted(pair.path), Diagnosis((), ())).differences
+    outliers = (_outlier(one, pair) for one in differences if (one.trait, one.name) in pair.places)
+    return redact_recursively(tuple(outliers)[:_MOST_DIFFERENCES])
 
 
-def _odd(one: Difference, pair: _Pair) -> Odd:
-    return Odd(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
+def _outlier(one: Difference, pair: _Pair) -> Outlier:
+    return Outlier(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
 
 
 @lru_cache(maxsize=1)
-def _usual_node(path: str) -> Snapshot:
-    return _redacted(path)
+def _reference_snapshot(path: str) -> Snapshot:
+    return _read_redacted(path)
 
 
-def _redacted(path: str) -> Snapshot:
+def _read_redacted(path: str) -> Snapshot:
     return take_snapshot(redact(reports.read(path)))

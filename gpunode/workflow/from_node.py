@@ -33,7 +33,7 @@ _FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
 _SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
 
 
-def recipe_of(facts: Facts, host: HostView) -> Recipe:
+def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
     """Return a recipe whose first plan on this node is empty.
 
     Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step.
@@ -45,9 +45,9 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
     recipe = Recipe(
         name="from-node",
         description="written from a node as it was found",
-        driver=_driver(facts),
-        toolkit=_toolkit(facts),
-        runtime=_runtime(facts),
+        driver=_detect_driver(facts),
+        toolkit=_detect_toolkit(facts),
+        runtime=_detect_runtime(facts),
     )
     is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
     if is_host and isinstance(facts.devices, Known) and not own_gpus(facts.devices.value):
@@ -59,12 +59,12 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
     if isinstance(DETECT.plan(recipe, facts), Refusal):
         # A vGPU guest or a container has a driver that is not gpunode's to install.
         recipe = replace(recipe, driver=Driver(version="none"))
-    while left := _left(recipe, facts, host):
+    while left := _steps_to_skip(recipe, facts, host):
         recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))
     return recipe
 
 
-def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
+def _steps_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
     """Return the steps that would change something or refuse to; a refusal hides the steps after it."""
     plans = plan(recipe, facts, host)
     left = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
@@ -79,7 +79,7 @@ def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
     return frozenset(left)
 
 
-def _driver(facts: Facts) -> Driver:
+def _detect_driver(facts: Facts) -> Driver:
     """Return the installed branch, flavour and scope.
 
     ``none`` where no set of driver packages that gpunode knows is whole.
@@ -94,38 +94,42 @@ def _driver(facts: Facts) -> Driver:
                 desired = Driver(version=str(branch), flavour=flavour, scope=scope)
                 chosen = choose(present, desired)
                 if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
-                    return replace(desired, flavour=_spoken(present, desired, chosen), persistence=_persistence(facts))
+                    return replace(
+                        desired,
+                        flavour=_shortest_flavour(present, desired, chosen),
+                        persistence=_detect_persistence(facts),
+                    )
     return Driver(version="none")
 
 
-def _spoken(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> Flavour:
+def _shortest_flavour(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> Flavour:
     """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
     auto = choose(present, replace(desired, flavour="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
     return "auto" if same else desired.flavour
 
 
-def _persistence(facts: Facts) -> bool:
+def _detect_persistence(facts: Facts) -> bool:
     unit = facts.unit("nvidia-persistenced.service")
     return not isinstance(unit, Known) or (unit.value.exists and unit.value.state.enabled)
 
 
-def _toolkit(facts: Facts) -> Toolkit:
+def _detect_toolkit(facts: Facts) -> Toolkit:
     state = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
     return Toolkit() if state and not state.config_files_only else Toolkit(version="none")
 
 
-def _runtime(facts: Facts) -> Runtime:
+def _detect_runtime(facts: Facts) -> Runtime:
     """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
-        if (found := _configured(placed(row, facts), facts)) is not None:
+        if (found := _configured_runtime(placed(row, facts), facts)) is not None:
             return found
     podman = known(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only
     return Runtime("podman", install="never") if is_there and cdi.offered(facts).devices else Runtime()
 
 
-def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
+def _configured_runtime(row: RuntimeRow, facts: Facts) -> Runtime | None:
     try:
         found = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):

@@ -14,13 +14,13 @@ from gpunode.steps.driver import DRIVER
 from gpunode.steps.installed_driver import branch_of, matches
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
-from gpunode.workflow.converge import StagePlan, projected
+from gpunode.workflow.converge import StagePlan, project_stage
 
 # They come along with a driver that has a display; their relations allow any newer version.
 _OPEN_SOURCE_PARTS = "libnvidia-egl-"
 
 
-def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
+def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
     """Return the versions after ``plans``: those of requested packages, and of the driver's dependencies.
 
     Kernel headers are not among them: they follow the kernel of each node.
@@ -29,16 +29,16 @@ def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str)
         Undetermined: a version is known only after the package index was read.
     """
     for plan in plans:
-        if problem := plan.unresolved or _unsettled(plan):
+        if problem := plan.unresolved or _unknown_versions(plan):
             raise Undetermined(
                 "the versions to lock are not known yet",
                 why=problem,
                 hint="run gpunode setup on this node first, or name one that is set up; then write the lock there",
             )
-        facts = projected(facts, plan)
+        facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
-    wanted = sorted({*_asked(recipe, facts), *_driver_parts(recipe, facts, packages)})
+    wanted = sorted({*_requested_packages(recipe, facts), *_driver_parts(recipe, facts, packages)})
     return VersionLock(
         file=file,
         recipe=recipe.name,
@@ -49,27 +49,27 @@ def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str)
     )
 
 
-def _unsettled(plan: StagePlan) -> str:
+def _unknown_versions(plan: StagePlan) -> str:
     """Return why some version is unknown; empty if all are known."""
     pending = [str(change.id) for change in plan.packages if isinstance(change.after, KnownAfter)]
     return f"{', '.join(pending)}: known after the package index is read" if pending else ""
 
 
-def _asked(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     """Yield the packages that steps request by name."""
     for step in STEPS:
         if step.packages and step.id not in recipe.skip:
             yield from step.packages.wanted(recipe, facts)
 
 
-def _driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
+def _recipe_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
     driver = wanted_driver(recipe, facts) if DRIVER.id not in recipe.skip else None
     return driver if isinstance(driver, WantedDriver) else None
 
 
 def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
     """Yield the driver's packages: all of its version, and those with their own versions that came along."""
-    driver = _driver(recipe, facts)
+    driver = _recipe_driver(recipe, facts)
     parts = {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PARTS))}
     for package in parts if driver is not None else ():
         state = packages[package]
@@ -78,7 +78,9 @@ def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, Pac
             yield package
 
 
-def lacked(missing_versions: Iterable[tuple[PackageId, str]], problem: str, lock: VersionLock) -> Refused | None:
+def missing_versions_error(
+    missing_versions: Iterable[tuple[PackageId, str]], problem: str, lock: VersionLock
+) -> Refused | None:
     """Return the refusal of a lock some of whose versions no archive has; None if all are there."""
     missing = [f"{one} {version}" for one, version in missing_versions if lock.packages.get(one) == version]
     if not missing:

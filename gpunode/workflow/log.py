@@ -7,7 +7,7 @@ from gpunode.journal.chronicle import RunRecord, record_of_run
 from gpunode.journal.store import Store
 
 
-def told(store: Store, run: str = "") -> tuple[RunRecord, ...]:
+def list_runs(store: Store, run: str = "") -> tuple[RunRecord, ...]:
     """Return every recorded run, oldest first, or the one with that id or number. Needs no backups.
 
     Raises:

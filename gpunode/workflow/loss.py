@@ -20,7 +20,7 @@ Offered: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collec
 _ASKED_BESIDE = 30
 
 
-def offered_by_look(host: HostView, facts: Facts) -> Offered:
+def archive_lookup(host: HostView, facts: Facts) -> Offered:
     """Return what asks the package index of ``host`` by looking alone; a capture has none."""
 
     def offered(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:

@@ -21,7 +21,7 @@ _CONTAINER = Pattern(r"[0-9a-f]{64}")
 _SHOWN = 20
 
 
-def _gpus(host: HostView) -> dict[str, MigGpu]:
+def _gpus_by_uuid(host: HostView) -> dict[str, MigGpu]:
     """Return the GPUs as NVML shows them now, by UUID.
 
     Raises:
@@ -43,7 +43,7 @@ def plan_restore(
     if not spans:
         return (), ()
     try:
-        present = _gpus(host)
+        present = _gpus_by_uuid(host)
     except ValueError as error:
         return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
     found: list[UndoStep] = []
@@ -69,7 +69,7 @@ def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
     )
 
 
-def refuse_clients(host: Host, changes: Collection[Change]) -> None:
+def refuse_gpu_clients(host: Host, changes: Collection[Change]) -> None:
     """Refuse if a process uses a GPU whose layout changes, or a pod holds one.
 
     Raises:
@@ -79,13 +79,13 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
     if not divided:
         return
     try:
-        present = _gpus(host)
+        present = _gpus_by_uuid(host)
     except ValueError:
         return  # whoever makes the change hears of it from the driver
     clients = sorted({pid for uuid in divided if uuid in present for pid in present[uuid].clients})
     if clients:
         commands = {words.partition(" ")[0]: words for words in host.workloads().gpu}
-        named = [f"{commands.get(str(pid), str(pid))}{_container(host, pid)}" for pid in clients[:_SHOWN]]
+        named = [f"{commands.get(str(pid), str(pid))}{_describe_container(host, pid)}" for pid in clients[:_SHOWN]]
         number = "1 process" if len(clients) == 1 else f"{len(clients)} processes"
         raise DrainRequired(
             f"changing the MIG layout would end {number} on the GPU",
@@ -102,13 +102,13 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
         )
 
 
-def pending(host: HostView, changes: Collection[Change]) -> str:
+def pending_mig_switch(host: HostView, changes: Collection[Change]) -> str:
     """Return why a reboot is needed after ``changes``; empty if it is not."""
     switched = {change.gpu: change.after.enabled for change in MigChange.among(changes)}
     if not switched:
         return ""
     try:
-        present = _gpus(host)
+        present = _gpus_by_uuid(host)
     except ValueError:
         return ""
     late = [uuid for uuid, on in switched.items() if uuid in present and _is_late(present[uuid], on)]
@@ -120,6 +120,6 @@ def _is_late(gpu: MigGpu, on: bool) -> bool:
     return gpu.layout is not None and gpu.layout.enabled != on
 
 
-def _container(host: Host, pid: int) -> str:
+def _describe_container(host: Host, pid: int) -> str:
     found = _CONTAINER.search(host.look(Probe(f"cgroup-{pid}", path=f"/proc/{pid}/cgroup")).text)
     return f" in container {found[0][:12]}" if found else ""

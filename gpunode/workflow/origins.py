@@ -32,17 +32,18 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
-    def vouched(archive: Archive) -> str:
-        return f"{' '.join(filter(None, (redact(archive.uri), archive.part)))}, {_vouching(archive, facts, host)}"
+    def describe(archive: Archive) -> str:
+        place = " ".join(filter(None, (redact(archive.uri), archive.part)))
+        return f"{place}, {_describe_signature(archive, facts, host)}"
 
-    def marked(change: Change) -> Change:
+    def with_origin(change: Change) -> Change:
         if not isinstance(change, PackageChange) or not isinstance(after := change.after, PackageState):
             return change
         found = archives.get((change.id.name, after.version), ())
-        return replace(change, after=replace(after, origin="; or ".join(map(vouched, found))))
+        return replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
 
-    steps = tuple(replace(step, changes=tuple(map(marked, step.changes))) for step in plan.steps)
-    dependencies = PackageChange.among(map(marked, plan.dependencies))
+    steps = tuple(replace(step, changes=tuple(map(with_origin, step.changes))) for step in plan.steps)
+    dependencies = PackageChange.among(map(with_origin, plan.dependencies))
     return replace(plan, steps=steps, dependencies=tuple(dependencies))
 
 
@@ -60,11 +61,14 @@ def archives_behind(problem: str, facts: Facts, host: HostView) -> str:
     for (name, version), archives in package_system.archives(answer.text).items():
         for archive in archives:
             versions.setdefault(archive, []).append(f"{name} {version}")
-    rows = (f"{redact(one.uri)}{_listed_in(one, facts)} has {', '.join(found[:3])}" for one, found in versions.items())
+    rows = (
+        f"{redact(one.uri)}{_sources_of_archive(one, facts)} has {', '.join(found[:3])}"
+        for one, found in versions.items()
+    )
     return "\n".join(rows) if len(versions) > 1 else ""
 
 
-def _listed_in(archive: Archive, facts: Facts) -> str:
+def _sources_of_archive(archive: Archive, facts: Facts) -> str:
     files = [
         f"{source.file}:{source.line}"
         for source in known(facts.sources, ())
@@ -73,7 +77,7 @@ def _listed_in(archive: Archive, facts: Facts) -> str:
     return f" ({', '.join(files)})" if files else ""
 
 
-def _vouching(archive: Archive, facts: Facts, host: HostView) -> str:
+def _describe_signature(archive: Archive, facts: Facts, host: HostView) -> str:
     """Return in words whose signature on the archive is required; all entries of one archive have to agree."""
     package_system = system(facts)
     found = [
@@ -81,21 +85,21 @@ def _vouching(archive: Archive, facts: Facts, host: HostView) -> str:
         for source in known(facts.sources, ())
         if source.enabled and not source.source_package and package_system.serves(source, archive)
     ]
-    ways = dict.fromkeys(_way(source, package_system.trusted_folder, host) for source in found)
+    ways = dict.fromkeys(_describe_entry(source, package_system.trusted_folder, host) for source in found)
     return " or ".join(ways) or "from an unknown entry of the sources"
 
 
-def _way(source: PackageSource, trusted_folder: str, host: HostView) -> str:
+def _describe_entry(source: PackageSource, trusted_folder: str, host: HostView) -> str:
     if source.is_unsigned:
         return f"signature not required ({' '.join(source.relaxed)} in {source.file})"
     if not source.signed_by:
         return f"signed by a key of {trusted_folder}"
     if source.signed_by == EMBEDDED:
         return f"signed by the key in {source.file}"
-    return "signed by " + " or ".join(_keys(word, host) for word in source.signed_by.replace(",", " ").split())
+    return "signed by " + " or ".join(_describe_keys(word, host) for word in source.signed_by.replace(",", " ").split())
 
 
-def _keys(word: str, host: HostView) -> str:
+def _describe_keys(word: str, host: HostView) -> str:
     """Return the fingerprints of a keyring, or the one that the entry itself names."""
     if named := _FINGERPRINT.fullmatch(word):
         return named[1].upper()

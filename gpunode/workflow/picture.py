@@ -13,13 +13,13 @@ from gpunode.diagnoses.node_profile import AXES, Axis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import State
 from gpunode.workflow.doctor import Verdict
-from gpunode.workflow.fleet import Drift, Odd, Row, first_step
+from gpunode.workflow.fleet import Drift, FleetRow, Outlier, first_step
 
 K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class CauseTally:
     """A cause, and the reports whose root it is, be it one of several.
 
     Attributes:
@@ -37,16 +37,16 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class OddOnes:
+class OutlierGroup:
     """Nodes that differ in the same from most of their model; ``more`` is how much else differs on all of them."""
 
-    odd: Odd
+    odd: Outlier
     reports: tuple[str, ...]
     more: int
 
 
 @dataclass(frozen=True, slots=True)
-class Drifted:
+class DriftGroup:
     """A step of the recipe, and the reports that are not in line with it for that reason."""
 
     drift: Drift
@@ -54,7 +54,7 @@ class Drifted:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class SkippedNodes:
     """Reports of which something is not known for the same reason."""
 
     why: str
@@ -62,7 +62,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class FleetSummary:
     """A fleet.
 
     Attributes:
@@ -73,64 +73,66 @@ class Picture:
         undrifted: what keeps reports from being held against the recipe.
     """
 
-    rows: tuple[Row, ...]
-    causes: tuple[Tally, ...]
-    odd: tuple[OddOnes, ...]
-    drift: tuple[Drifted, ...]
-    undrifted: tuple[Left, ...]
-    unread: tuple[Left, ...]
-    unknown: tuple[Left, ...]
+    rows: tuple[FleetRow, ...]
+    causes: tuple[CauseTally, ...]
+    odd: tuple[OutlierGroup, ...]
+    drift: tuple[DriftGroup, ...]
+    undrifted: tuple[SkippedNodes, ...]
+    unread: tuple[SkippedNodes, ...]
+    unknown: tuple[SkippedNodes, ...]
     layers: Mapping[StackLayer, Mapping[State, int]]
     spread: Mapping[Axis, Mapping[str, int]]
     models: Mapping[str, int]
 
 
-def picture(rows: Sequence[Row]) -> Picture:
+def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
     """Return the summary of the fleet with these ``rows``."""
-    return Picture(
+    return FleetSummary(
         rows=tuple(rows),
-        causes=tallies(rows),
-        odd=tuple(_odd_ones(rows)),
-        drift=tuple(Drifted(one, names) for one, names in _by((one, row) for row in rows for one in row.drift)),
-        undrifted=_left((row.undrifted, row) for row in rows if row.undrifted),
-        unread=_left((row.error.replace(row.path, "it"), row) for row in rows if row.error),
-        unknown=_left((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
+        causes=tally_causes(rows),
+        odd=tuple(_group_outliers(rows)),
+        drift=tuple(
+            DriftGroup(one, names) for one, names in _group_reports((one, row) for row in rows for one in row.drift)
+        ),
+        undrifted=_skipped_nodes((row.undrifted, row) for row in rows if row.undrifted),
+        unread=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
+        unknown=_skipped_nodes((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
         layers={id_: counted for id_ in STACK if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))},
-        spread={axis: found for axis in AXES if (found := _counted(row.versions.get(axis, "") for row in rows))},
-        models=_counted(row.model for row in rows),
+        spread={axis: found for axis in AXES if (found := _count_values(row.versions.get(axis, "") for row in rows))},
+        models=_count_values(row.model for row in rows),
     )
 
 
-def tallies(rows: Iterable[Row]) -> tuple[Tally, ...]:
+def tally_causes(rows: Iterable[FleetRow]) -> tuple[CauseTally, ...]:
     """Return the root causes across the fleet, most frequent first."""
     causes = [(cause, row) for row in rows for cause in ((row.cause, *row.others) if row.cause else ())]
     steps: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for cause, row in causes:
         if cause == row.cause:
             steps[cause].add((row.advice, row.command))
-    return tuple(_tally(cause, names, steps[cause]) for cause, names in _by(causes))
+    return tuple(_tally_cause(cause, names, steps[cause]) for cause, names in _group_reports(causes))
 
 
-def _tally(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> Tally:
+def _tally_cause(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> CauseTally:
     rule = rules_by_cause()[cause]
     # What names this node's GPU or package does not do for another.
     advice, command = next(iter(steps)) if len(steps) == 1 else first_step(generic_remedy(cause, take_snapshot({})))
-    return Tally(cause, rule.title, names, advice, command, rule.disruption)
+    return CauseTally(cause, rule.title, names, advice, command, rule.disruption)
 
 
-def _odd_ones(rows: Sequence[Row]) -> Iterator[OddOnes]:
+def _group_outliers(rows: Sequence[FleetRow]) -> Iterator[OutlierGroup]:
     """Yield the outliers by their most telling difference; broken nodes have their cause, and are left out."""
     odd = [row for row in rows if row.differences and row.status != "problem"]
     more = {row.report: len(row.differences) - 1 for row in odd}
-    for one, names in _by((row.differences[0], row) for row in odd):
-        yield OddOnes(one, names, min(more[name] for name in names))
+    for one, names in _group_reports((row.differences[0], row) for row in odd):
+        yield OutlierGroup(one, names, min(more[name] for name in names))
 
 
-def _left(reasons: Iterable[tuple[str, Row]]) -> tuple[Left, ...]:
-    return tuple(Left(why, names) for why, names in _by(reasons))
+def _skipped_nodes(reasons: Iterable[tuple[str, FleetRow]]) -> tuple[SkippedNodes, ...]:
+    return tuple(SkippedNodes(why, names) for why, names in _group_reports(reasons))
 
 
-def _by(pairs: Iterable[tuple[K, Row]]) -> list[tuple[K, tuple[str, ...]]]:
+def _group_reports(pairs: Iterable[tuple[K, FleetRow]]) -> list[tuple[K, tuple[str, ...]]]:
     """Return the names of the reports with the same key, the largest group first."""
     found: dict[K, list[str]] = defaultdict(list)
     for key, row in pairs:
@@ -139,12 +141,12 @@ def _by(pairs: Iterable[tuple[K, Row]]) -> list[tuple[K, tuple[str, ...]]]:
     return [(key, tuple(names)) for key, names in sorted(found.items(), key=by_size)]
 
 
-def _counted(values: Iterable[str]) -> Mapping[str, int]:
+def _count_values(values: Iterable[str]) -> Mapping[str, int]:
     counted = Counter(value for value in values if value)
     return dict(sorted(counted.items(), key=lambda each: (-each[1], each[0])))
 
 
-def worst(answers: Iterable[Row]) -> Verdict:
+def overall_verdict(answers: Iterable[FleetRow]) -> Verdict:
     """Return ``problem`` if any node has one, else ``unknown`` if anything is unknown or unreadable."""
     statuses = {row.status for row in answers}
     if "problem" in statuses:

@@ -14,7 +14,7 @@ from gpunode.packages import SYSTEMS, Database
 _LIMIT = 64 << 20
 
 
-def state(host: HostView, path: str) -> FileState | None:
+def read_file_state(host: HostView, path: str) -> FileState | None:
     """Return the file as it is; None if there is none.
 
     Raises:
@@ -52,7 +52,7 @@ def _names_in(host: HostView, folder: str) -> frozenset[str]:
     return frozenset(found.path for capture in captures for found in decode_found(capture.data))
 
 
-def database(host: HostView) -> Database:
+def read_package_database(host: HostView) -> Database:
     """Return the package database; empty if there is none.
 
     Raises:

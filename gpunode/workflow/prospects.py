@@ -9,7 +9,7 @@ from gpunode.journal.store import Store
 from gpunode.workflow.rollback import plan_rollback
 
 
-def prospect(store: Store, host: Host, run: RunSummary) -> str:
+def preview_rollback(store: Store, host: Host, run: RunSummary) -> str:
     """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
     by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
     if run.forgotten:

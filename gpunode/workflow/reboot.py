@@ -45,7 +45,7 @@ After=network-online.target multi-user.target
 [Service]
 Type=oneshot
 WorkingDirectory=/
-ExecStart={" ".join(map(_quoted, argv))}
+ExecStart={" ".join(map(_quote_word, argv))}
 ExecStopPost=/bin/systemctl disable {_NAME}
 ExecStopPost=/bin/rm -f {UNIT}
 TimeoutStartSec=infinity
@@ -55,13 +55,15 @@ WantedBy=multi-user.target
 """.encode()
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Return ``word`` quoted, ``%`` and ``$`` escaped. Source: systemd.syntax(7), systemd.service(5)."""
-    escaped = _plain(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = (
+        _refuse_control_characters(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    )
     return f'"{escaped}"'
 
 
-def _plain(word: str) -> str:
+def _refuse_control_characters(word: str) -> str:
     # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
         raise UsageError(
@@ -72,7 +74,7 @@ def _plain(word: str) -> str:
     return word
 
 
-def arrange(applier: Applier, resume: Resume, present: FileState | None) -> None:
+def arrange_resume(applier: Applier, resume: Resume, present: FileState | None) -> None:
     """Have the next boot continue the run; journaled as every change is.
 
     Args:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What the files begin with that only gpunode writes.
 MARK: Final = b"# Written by gpunode"
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Backlog:
     @property
     def left(self) -> tuple[str, ...]:
         """The work that is left, a few words for each item."""
-        marks = f"mark {_named(self.marks)} as before"
+        marks = f"mark {_list_subjects(self.marks)} as before"
         return (*map(str, self.owed), *((marks,) if self.marks else ()))
 
     @property
@@ -66,21 +66,21 @@ class Backlog:
         return f"{who} left this undone: {', '.join(self.left)}"
 
 
-NOTHING_LEFT = Backlog()
-_ENDED = {"failed": "failed", "interrupted": "was interrupted"}
+NO_BACKLOG = Backlog()
+_ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
 
 
-def backlog(store: Store, facts: Facts) -> Backlog:
+def find_backlog(store: Store, facts: Facts) -> Backlog:
     """Return the work that the runs of ``store`` left undone on the node with these facts.
 
     Raises:
         UsageError: only root may read them.
         JournalDamaged: one of the journals is.
     """
-    owed, cut = still_owed(store.pending_triggers(), facts), store.interrupted_run()
-    marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
+    owed, cut = still_pending(store.pending_triggers(), facts), store.interrupted_run()
+    marks = missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
     newest = store.runs()[-1:] if owed or marks else ()
-    ended = next((_ENDED.get(run.commit.result, "") for run in newest if run.commit), "")
+    ended = next((_ENDINGS.get(run.commit.result, "") for run in newest if run.commit), "")
     return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended, lost=find_lost_record(store, facts))
 
 
@@ -109,7 +109,7 @@ def visible_backlog(store: Store, facts: Facts) -> Backlog:
         JournalDamaged: one of the journals is.
     """
     try:
-        return backlog(store, facts)
+        return find_backlog(store, facts)
     except UsageError as error:
         return Backlog(unread=error.what)
 
@@ -138,10 +138,10 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
     for intent in intents:
         match intent.change:
             case FileChange(path=path, before=FileState(), after=None, folders=folders):
-                if present.state(host, path) is None and not present.has_empty_folder(host, folders):
+                if present.read_file_state(host, path) is None and not present.has_empty_folder(host, folders):
                     yield intent
             case FileChange(path=path, after=FileState() as after):
-                now = present.state(host, path)
+                now = present.read_file_state(host, path)
                 if now is not None and replace(now, content=digest(now.content).encode()) == after:
                     yield intent
             case _:
@@ -156,32 +156,32 @@ def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[I
         return ()
     from gpunode.workflow import present
 
-    database = present.database(host)
+    database = present.read_package_database(host)
     there, half = database.packages(), database.half_installed()
     return [intent for intent, package in removals if package not in there and package.name not in half]
 
 
-def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
+def still_pending(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """Return the pending triggers without those of units started since, which have read what was written."""
-    return tuple(trigger for trigger, since in owed.items() if not _is_younger(trigger, since, facts))
+    return tuple(trigger for trigger, since in owed.items() if not _was_started_since(trigger, since, facts))
 
 
-def _is_younger(trigger: Trigger, since: float, facts: Facts) -> bool:
+def _was_started_since(trigger: Trigger, since: float, facts: Facts) -> bool:
     unit = facts.unit(trigger.target)
     if trigger.kind not in {"reload", "restart"} or not isinstance(unit, Known):
         return False
     return unit.value.started_at is not None and unit.value.started_at > since
 
 
-def told(cut: InterruptedRun, then: str) -> str:
+def describe_interrupted_run(cut: InterruptedRun, then: str) -> str:
     """Describe which run was interrupted, who began it and when, and how far it came; ``then`` says what follows."""
     begin = cut.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
     what = f"rollback of {begin.of}" if begin.of else f"{begin.verb} {begin.recipe}".strip()
-    return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_how_far(cut)}; {then}"
+    return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_describe_progress(cut)}; {then}"
 
 
-def _how_far(cut: InterruptedRun) -> str:
+def _describe_progress(cut: InterruptedRun) -> str:
     if not cut.made and not cut.begun:
         return "before its first change"
     parts = []
@@ -189,17 +189,17 @@ def _how_far(cut: InterruptedRun) -> str:
         count = "1 change" if len(cut.made) == 1 else f"{len(cut.made)} changes"
         parts.append(f"after {count}, the last of them {cut.made[-1].subject}")
     if cut.begun:
-        parts.append(f"in the middle of {_named(cut.begun)}")
+        parts.append(f"in the middle of {_list_subjects(cut.begun)}")
     return ", ".join(parts)
 
 
-def _named(changes: Sequence[Change]) -> str:
+def _list_subjects(changes: Sequence[Change]) -> str:
     names = list(dict.fromkeys(one.subject for one in changes))
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def half_written(cut: InterruptedRun) -> tuple[str, ...]:
+def possible_temporary_files(cut: InterruptedRun) -> tuple[str, ...]:
     """Return the paths beside which the run may have left a temporary file.
 
     A candidate that a runtime's parser was reading stands in no journal, so every runtime's files are among them.
@@ -209,7 +209,7 @@ def half_written(cut: InterruptedRun) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*written, *candidates)))
 
 
-def marks_missing(cut: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def missing_marks(cut: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all that they are told by name as manually installed; a setup sets the marks after the

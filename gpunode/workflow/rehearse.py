@@ -13,11 +13,11 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
-from gpunode.workflow.converge import projected
-from gpunode.workflow.events import Observer, silent
+from gpunode.workflow.converge import project_stage
+from gpunode.workflow.events import Observer, ignore_event
 from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
-from gpunode.workflow.verify import configuration
+from gpunode.workflow.verify import check_configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def rehearse(
     """
     files = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     host = RehearsalHost(evidence, files)
-    done = setup(recipe, host, store, facts, advance=projected, options=options, tell=tell)
+    done = setup(recipe, host, store, facts, advance=project_stage, options=options, tell=tell)
     checks = _checks(recipe, done.facts, host)
     if not done.run:
         return Rehearsal(done, checks)
     back = plan_rollback(store, host, done.run)
     # Told as a whole at the end, each file compared.
-    undone = rollback(back, host, store, version=options.version, argv=options.argv, on_event=silent)
+    undone = rollback(back, host, store, version=options.version, argv=options.argv, on_event=ignore_event)
     restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
 
@@ -69,7 +69,7 @@ def _before(files: Mapping[str, FileState | None], path: str) -> FileState | Non
 
 
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
-    converged = configuration(recipe, facts, host)
+    converged = check_configuration(recipe, facts, host)
     driver = Check("nvml", "the driver answers (NVML)", "not run", "a rehearsal has no driver")
     if recipe.runtime.name == "none" or not runtime(recipe.runtime.name).unit:
         return (converged, driver)

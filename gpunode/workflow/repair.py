@@ -14,7 +14,7 @@ from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Observer
 
 
-def unfinished(facts: Facts) -> CommandChange | None:
+def find_repair(facts: Facts) -> CommandChange | None:
     """Return what finishes an interrupted change of packages; None if there is none.
 
     Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
@@ -23,7 +23,7 @@ def unfinished(facts: Facts) -> CommandChange | None:
     return system(facts).repair if known(facts.packages_interrupted, default=False) else None
 
 
-def finish(
+def run_repair(
     work: CommandChange,
     host: Host,
     store: Store,

@@ -18,9 +18,9 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.workflow import mig_layouts, present, standing
-from gpunode.workflow.apply import Applier, failure_recorded
+from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
-from gpunode.workflow.recovery import still_owed
+from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import UndoExecutor, UndoPlan, installed_packages
 from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edit_conflict, plan_configuration_undo, plan_undo
 
@@ -80,7 +80,9 @@ def plan_rollback(
         undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
         return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].beyond)))
     standing.refuse_shared(store, of, footprint.subjects)
-    request = replace(request, owed=still_owed(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of))
+    request = replace(
+        request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of)
+    )
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     going = standing.going((step.step_id, step.change) for step in undone.steps)
     standing.refuse_needed(store, of, going, partial(_is_there, host, installed_packages(facts)))
@@ -91,7 +93,7 @@ def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bo
     """Whether the file or package of ``change`` is on the node; of all else nobody takes it away unasked."""
     match change:
         case FileChange(path=path):
-            return present.state(host, path) is not None
+            return present.read_file_state(host, path) is not None
         case PackageChange(id=package):
             return package in packages
         case _:
@@ -150,9 +152,9 @@ def rollback(
     run = store.begin(verb, version=version, argv=argv, of=plan.of, whole=whole)
     reason = f"as it was before {plan.of or 'gpunode'}"
     executor = UndoExecutor(Applier(host, run, on_event, pause), host, reason, plan.owed)
-    with failure_recorded(run):
+    with recording_failure(run):
         executor.carry_out(plan.steps)
-    plan = replace(plan, reboot=plan.reboot or mig_layouts.pending(host, plan.changes))
+    plan = replace(plan, reboot=plan.reboot or mig_layouts.pending_mig_switch(host, plan.changes))
     run.commit("waiting" if plan.reboot else "done", plan.reboot)
     return RollbackResult(plan, run.id, tuple(executor.settled), whole)
 

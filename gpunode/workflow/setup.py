@@ -15,24 +15,24 @@ from gpunode.outcome import Planned, Waits, reboot_suffices
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
-from gpunode.workflow.apply import Applier, at_the_end, failure_recorded
+from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.disruption import refuse_setup
-from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
-from gpunode.workflow.locking import lacked
+from gpunode.workflow.events import Notice, Observer, Previewed, StageBegun, Surveyed
+from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.loss import loss_note, lost_packages, refuse_loss
 from gpunode.workflow.origins import archives_behind, with_origins
 from gpunode.workflow.plan import plan
-from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
-from gpunode.workflow.recovery import Backlog, backlog, marks_missing, told
+from gpunode.workflow.reboot import UNIT, Resume, arrange_resume, resume_unit
+from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, missing_marks
 from gpunode.workflow.transaction import describe_differences, resolve_stage, unplanned_removals
 
 
-def _agree(plans: Sequence[StagePlan]) -> None:
+def _accept_plan(plans: Sequence[StagePlan]) -> None:
     del plans
 
 
-def _go_on() -> None:
+def _never_pause() -> None:
     pass
 
 
@@ -55,8 +55,8 @@ class SetupOptions:
     only: Collection[str] = ()
     allow_disruption: bool = False
     allow_loss: bool = False
-    confirm: Callable[[Sequence[StagePlan]], None] = _agree
-    pause: Callable[[], None] = _go_on
+    confirm: Callable[[Sequence[StagePlan]], None] = _accept_plan
+    pause: Callable[[], None] = _never_pause
     resume: Resume | None = None
     started: float = 0.0
 
@@ -108,15 +108,19 @@ def setup(
     lost = lost_packages(preview, facts, host.offered)
     if not options.allow_loss:
         refuse_loss(lost)
-    left = backlog(store, facts)
+    left = find_backlog(store, facts)
     tell(Previewed(preview))
     if lost:
-        tell(Told(loss_note(lost)))
+        tell(Notice(loss_note(lost)))
     nothing_to_do = not left and not any(stage.changes for stage in preview)
     if left.cut is not None:
-        tell(Told(told(left.cut, "nothing is left to do" if nothing_to_do else "this run finishes it")))
+        tell(
+            Notice(
+                describe_interrupted_run(left.cut, "nothing is left to do" if nothing_to_do else "this run finishes it")
+            )
+        )
     if left:
-        tell(Told(f"{left}; this run does it"))
+        tell(Notice(f"{left}; this run does it"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
         if left.cut is not None:
@@ -139,7 +143,7 @@ def setup(
     )
     applier = Applier(host, run, tell, options.pause, unsettled, left.owed)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)
-    with failure_recorded(run):
+    with recording_failure(run):
         made.execute()
     run.commit("waiting" if made.waits else "done", "; ".join(wait.reason for wait in made.waits))
     seconds = time.monotonic() - started
@@ -191,7 +195,7 @@ class _SetupRun:
             self.applied.append(stage)
         self._restore_marks()
         late = {trigger for trigger in self.left.owed if not trigger.ends_stage}
-        ending = self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
+        ending = self.applier.settle(settle_order({*late, *final_triggers(self.applied)}))
         self.settled += ending
         if ending:
             # Daemons have been started anew since the node was looked at.
@@ -200,11 +204,11 @@ class _SetupRun:
         left = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
         if self.options.resume and reboot_suffices(self.waits):
-            arrange(self.applier, self.options.resume, known(self.facts.file(UNIT), None))
+            arrange_resume(self.applier, self.options.resume, known(self.facts.file(UNIT), None))
 
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
-        if self.left.cut is not None and (missing := marks_missing(self.left.cut, known(self.facts.packages, {}))):
+        if self.left.cut is not None and (missing := missing_marks(self.left.cut, known(self.facts.packages, {}))):
             self.applier.transaction("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 
@@ -218,11 +222,11 @@ class _SetupRun:
         exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
-            self.applier.tell(Told("the package index lacks packages of the plan; refreshing the whole index"))
+            self.applier.tell(Notice("the package index lacks packages of the plan; refreshing the whole index"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
             exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
         lacking = system(facts).versions_not_found(exact.unresolved)
-        if self.recipe.lock and (refused := lacked(lacking, exact.unresolved, self.recipe.lock)):
+        if self.recipe.lock and (refused := missing_versions_error(lacking, exact.unresolved, self.recipe.lock)):
             raise refused
         if exact.unresolved:
             raise ChangeFailed(
@@ -250,7 +254,7 @@ class _SetupRun:
                 hint="run the same command again: the index is read, so its plan is exact",
             )
         for text in describe_differences(agreed, exact, manager):
-            self.applier.tell(Told(text))
+            self.applier.tell(Notice(text))
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:

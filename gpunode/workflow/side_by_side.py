@@ -34,20 +34,20 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class JobFailure:
     """A job that has no answer, and why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Generic[R]):
+class JobResult(Generic[R]):
     """A job's answer."""
 
     answer: R
 
 
-def each(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[Done[R] | Failed]:
+def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[JobResult[R] | JobFailure]:
     """Yield the result of ``job`` for each of ``items``, in their order, as soon as it is known.
 
     Args:
@@ -58,37 +58,37 @@ def each(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Itera
     gc.freeze()
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
     half = available_bytes() // 2
-    beside = min(processes or min(_cores(), _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
-    alone = _between(half)
-    with _pool(beside, _between(half // beside), job) as pool:
+    beside = min(processes or min(_count_cores(), _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
+    alone = _clamp_memory(half)
+    with _pool(beside, _clamp_memory(half // beside), job) as pool:
         try:
-            running = [_submitted(pool, item) for item in items]
+            running = [_submit(pool, item) for item in items]
             running.reverse()
             for item in items:
-                yield _result(item, running.pop(), alone, job)
+                yield _job_result(item, running.pop(), alone, job)
         except BaseException:  # whoever asked has gone: what has not begun need not
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _between(size: int) -> int:
+def _clamp_memory(size: int) -> int:
     return max(_LEAST_BYTES, min(_MEMORY_BYTES, size))
 
 
 def _pool(processes: int, memory: int, job: Callable[[T], R]) -> ProcessPoolExecutor:
     # Forked: what is loaded is shared, and no process spends its first half second on imports.
     context = multiprocessing.get_context("fork")
-    return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(memory, job))
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(memory, job))
 
 
 _job: Callable[[Any], object]
 
 
-def _begin(memory: int, job: Callable[[Any], object]) -> None:
+def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
     """Limit the memory of this process, and leave Ctrl-C to the one that started it."""
     global _job
     _job = job
@@ -97,60 +97,62 @@ def _begin(memory: int, job: Callable[[Any], object]) -> None:
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGVTALRM, _too_long)
+    signal.signal(signal.SIGVTALRM, _raise_too_long)
 
 
 class _TooLong(BaseException):
     """A report has had its share of processor time; none of those that catch exceptions on the way may keep it."""
 
 
-def _too_long(_: int, __: FrameType | None) -> None:
+def _raise_too_long(_: int, __: FrameType | None) -> None:
     raise _TooLong
 
 
-_Answer: TypeAlias = "Done[object] | Failed | None"
+_Answer: TypeAlias = "JobResult[object] | JobFailure | None"
 
 
-def _submitted(pool: ProcessPoolExecutor, item: object) -> Future[_Answer] | None:
+def _submit(pool: ProcessPoolExecutor, item: object) -> Future[_Answer] | None:
     try:
-        return pool.submit(_run, item)
+        return pool.submit(_run_job, item)
     except BrokenProcessPool:
         return None
 
 
-def _result(item: T, future: Future[_Answer] | None, memory: int, job: Callable[[T], R]) -> Done[R] | Failed:
+def _job_result(
+    item: T, future: Future[_Answer] | None, memory: int, job: Callable[[T], R]
+) -> JobResult[R] | JobFailure:
     """Return the result for ``item``; from a second try alone if its process was killed or lacked memory.
 
     Another may have had the process killed.
     """
     try:
         if future is not None and (answer := future.result()) is not None:
-            return cast("Done[R] | Failed", answer)
+            return cast("JobResult[R] | JobFailure", answer)
     except BrokenProcessPool:
         pass
     try:
         with _pool(1, memory, job) as pool:
-            answer = pool.submit(_run, item).result()
+            answer = pool.submit(_run_job, item).result()
     except BrokenProcessPool:
-        return Failed("the process that read it was killed; it may need too much memory")
+        return JobFailure("the process that read it was killed; it may need too much memory")
     if answer is None:
-        return Failed(f"it took more than {memory / (1 << 30):.1f} GiB of memory")
-    return cast("Done[R] | Failed", answer)
+        return JobFailure(f"it took more than {memory / (1 << 30):.1f} GiB of memory")
+    return cast("JobResult[R] | JobFailure", answer)
 
 
-def _run(item: object) -> _Answer:
+def _run_job(item: object) -> _Answer:
     """Return the job's result; None if the memory of this process did not suffice."""
     signal.setitimer(signal.ITIMER_VIRTUAL, _PROCESSOR_S)
     try:
-        return Done(_job(item))
+        return JobResult(_job(item))
     except GpunodeError as error:
-        return Failed(f"{error.what}: {error.why}" if error.why else error.what)
+        return JobFailure(f"{error.what}: {error.why}" if error.why else error.what)
     except _TooLong:
-        return Failed(f"it took more than {_PROCESSOR_S} s of processor time")
+        return JobFailure(f"it took more than {_PROCESSOR_S} s of processor time")
     except MemoryError:
         return None
     except Exception as error:  # a bug of ours, which must not cost the others their answers
-        return Failed(f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
+        return JobFailure(f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         # gpunode seldom looks for dead circles; here a report's would stay until many more have been read.
@@ -164,21 +166,21 @@ _AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Return the free memory: the lowest of the values of the kernel and the cgroup."""
-    told = _AVAILABLE.search(_text(root / "proc/meminfo"))
+    told = _AVAILABLE.search(_read_text(root / "proc/meminfo"))
     free = int(told[1]) << 10 if told else _UNKNOWN_BYTES
-    return min([free, *_left_in_group(root / "sys/fs/cgroup")])
+    return min([free, *_cgroup_free_bytes(root / "sys/fs/cgroup")])
 
 
 def own_bytes(root: Path = Path("/")) -> int:
     """Return the address space of this process; 0 if unknown."""
-    pages = _text(root / "proc/self/statm").partition(" ")[0]
+    pages = _read_text(root / "proc/self/statm").partition(" ")[0]
     return int(pages) * os.sysconf("SC_PAGE_SIZE") if _is_number(pages) else 0
 
 
-def _left_in_group(folder: Path) -> list[int]:
+def _cgroup_free_bytes(folder: Path) -> list[int]:
     """Return the free bytes of a container's own cgroup, version 2 or 1, mounted as the root; none on a host."""
     names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-    pairs = [tuple(_text(folder / name).strip() for name in pair) for pair in names]
+    pairs = [tuple(_read_text(folder / name).strip() for name in pair) for pair in names]
     return [max(0, int(most) - int(used)) for most, used in pairs if _is_number(most) and _is_number(used)]
 
 
@@ -186,7 +188,7 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"[0-9]{1,19}", text) is not None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text("ascii", "replace")
     except OSError:

@@ -76,24 +76,24 @@ def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     drivers = found if has_driver(found) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    runtimes = tuple(_runtimes(facts))
+    runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     return Status(
         gpus=tuple((d.address, lookup(d.device).name or d.name) for d in own_gpus(known(facts.devices, ()))),
         driver=_driver_version(drivers),
         loaded=loaded.version if loaded else "",
         kernels=kernels,
-        without_module=_without_module(kernels, facts) if drivers else (),
+        without_module=_kernels_without_module(kernels, facts) if drivers else (),
         held=tuple(str(package) for package, state in drivers.items() if state.held),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.answer_of(host.look(nvml.probe())),
         undone=left.left,
-        notes=_notes(facts, {one.id: None for one in runtimes} or ("none",)),
+        notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )
 
 
-def _notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
+def _state_notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
     """Return the notes of the state for plain recipes, one for each of these runtimes: status is given no recipe."""
     recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in runtimes)
     return tuple(dict.fromkeys(note for recipe in recipes for note in state_notes(recipe, facts)))
@@ -106,30 +106,32 @@ def _driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
     return max(found, key=found.count) if found else ""
 
 
-def _without_module(kernels: Kernels | None, facts: Facts) -> tuple[str, ...]:
+def _kernels_without_module(kernels: Kernels | None, facts: Facts) -> tuple[str, ...]:
     if kernels is None or not isinstance(facts.module_files, Known):
         return ()
     built = {file.kernel for file in facts.module_files.value}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
-def _runtimes(facts: Facts) -> list[RuntimeStatus]:
+def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
     packages = known(facts.packages, {})
     found = []
     for row in RUNTIMES:
         states = (packages.get(PackageId(name)) for name in row.packages)
-        found += [_runtime(row, state.version, facts) for state in states if state and not state.config_files_only][:1]
-    return [*found, *_bundled(facts)]
+        found += [
+            _runtime_status(row, state.version, facts) for state in states if state and not state.config_files_only
+        ][:1]
+    return [*found, *_bundled_containerd(facts)]
 
 
-def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
+def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:
     """Yield the containerd that the kubelet's product brings."""
     row = placed(runtime("containerd"), facts)
     if row.product:
-        yield _runtime(row, f"of {row.product}", facts)
+        yield _runtime_status(row, f"of {row.product}", facts)
 
 
-def _runtime(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
+def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
     unit, active, unknown = facts.unit(row.unit), None, ""
     match unit:
         case Known(value, "units"):
@@ -139,10 +141,10 @@ def _runtime(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
             unknown = "systemd does not run here" if value.exists else ""
         case Unknown(reason):
             unknown = reason if row.unit else ""
-    return RuntimeStatus(row.id, version, active, _inspected(row, facts), unknown)
+    return RuntimeStatus(row.id, version, active, _inspect_config(row, facts), unknown)
 
 
-def _inspected(row: Runtime, facts: Facts) -> ObservedConfig | None:
+def _inspect_config(row: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
         return row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):

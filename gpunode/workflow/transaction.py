@@ -91,7 +91,7 @@ class _Resolver:
             return Transaction(self.changes, problem=simulation.problem if simulation else "")
         self._refuse_unplanned(simulation)
         along = frozenset({*self.upgraded, *(change.id for change in self.pins)})
-        return replace(_exact(self.intended, self.installed, simulation, along), upgraded=self.upgraded)
+        return replace(_exact_transaction(self.intended, self.installed, simulation, along), upgraded=self.upgraded)
 
     @property
     def installs(self) -> list[PackageChange]:
@@ -101,7 +101,7 @@ class _Resolver:
     @property
     def purges(self) -> list[PackageChange]:
         """The packages that the steps want removed."""
-        return _removals(self.changes)
+        return _removals_among(self.changes)
 
     @property
     def intended(self) -> list[PackageChange]:
@@ -111,7 +111,7 @@ class _Resolver:
     def _simulate_installs(self) -> Simulation | None:
         """Simulate the transaction without its purges, and pin the dependencies that would miss their lock."""
         simulation = self.simulate(self.installs) if self.installs else Simulation(())
-        if simulation is not None and (unlike := _unlike(simulation, self.locked)):
+        if simulation is not None and (unlike := _versions_unlike_lock(simulation, self.locked)):
             named = {change.id for change in self.changes}
             self.pins = tuple(self._along(one, self.locked[one]) for one in sorted(unlike.keys() - named))
             simulation = self.simulate(self.installs) if self.pins else simulation
@@ -131,7 +131,9 @@ class _Resolver:
             found = self.simulate([*self.intended, *stays.values()])
             if found is None or not left:
                 break
-            lost = {} if found.problem else _lost(found, {*stays, *(change.id for change in self.intended)})
+            lost = (
+                {} if found.problem else _collateral_removals(found, {*stays, *(change.id for change in self.intended)})
+            )
             needed = left & self.packages_in(found.problem) or (left if found.problem else set())
             if not needed and not lost:
                 break
@@ -146,11 +148,11 @@ class _Resolver:
         return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
 
     def _refuse_unplanned(self, simulation: Simulation) -> None:
-        leaving = _parts_of_old(simulation, self.installed, self.intended) if self.purges else []
+        leaving = _old_driver_parts(simulation, self.installed, self.intended) if self.purges else []
         wrong = (
             *unplanned([*self.intended, *leaving], simulation),
-            *_of_another_branch(self.installs, simulation),
-            *_unlocked(simulation, self.locked),
+            *_other_branch_installs(self.installs, simulation),
+            *_lock_violations(simulation, self.locked),
         )
         if wrong:
             raise Refused(
@@ -160,16 +162,16 @@ class _Resolver:
             )
 
 
-def _lost(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
+def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
     """Return the packages that would go and are no driver's, as they are asked for to stay."""
     gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
     others = sorted(gone.keys() - driver_packages(gone) - {*named})
     return {one: PackageChange(one, None, PackageState(gone[one])) for one in others if gone[one]}
 
 
-def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
+def _other_branch_installs(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
     """Yield driver packages that come along as dependencies and are of a branch that no step chose."""
-    wanted = set(_branches(brings))
+    wanted = set(_chosen_branches(brings))
     drivers = driver_packages(action.id for action in simulation.actions if action.verb == "install")
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.id in drivers else 0
@@ -179,7 +181,7 @@ def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) 
             )
 
 
-def _unlike(simulation: Simulation, locked: Mapping[PackageId, str]) -> dict[PackageId, str]:
+def _versions_unlike_lock(simulation: Simulation, locked: Mapping[PackageId, str]) -> dict[PackageId, str]:
     """Return the locked packages that would be installed in another version, with that version."""
     return {
         action.id: action.version
@@ -188,8 +190,8 @@ def _unlike(simulation: Simulation, locked: Mapping[PackageId, str]) -> dict[Pac
     }
 
 
-def _unlocked(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterator[str]:
-    for package, version in _unlike(simulation, locked).items():
+def _lock_violations(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterator[str]:
+    for package, version in _versions_unlike_lock(simulation, locked).items():
         yield f"{simulation.manager} would install {package} {version}, where the lock holds {locked[package]}"
 
 
@@ -198,7 +200,7 @@ def _is_automatic(before: PackageState | None) -> bool:
     return before is None or before.config_files_only or before.auto
 
 
-def _branches(brings: Sequence[PackageChange]) -> Iterator[int]:
+def _chosen_branches(brings: Sequence[PackageChange]) -> Iterator[int]:
     """Yield the driver branches that steps chose: of a prefix, or of an exact version."""
     exact = driver_packages(change.id for change in brings if isinstance(change.after, PackageState))
     for change in brings:
@@ -208,7 +210,7 @@ def _branches(brings: Sequence[PackageChange]) -> Iterator[int]:
             yield from (branch,) if change.id in exact else ()
 
 
-def _parts_of_old(
+def _old_driver_parts(
     simulation: Simulation, installed: Mapping[PackageId, PackageState], meant: Sequence[PackageChange]
 ) -> list[PackageChange]:
     """Return removals of the old driver's helpers with versions of their own, which may leave with it."""
@@ -217,7 +219,7 @@ def _parts_of_old(
     return [PackageChange(one, installed.get(one), None) for one in sorted(driver_packages(leaving) - named)]
 
 
-def _exact(
+def _exact_transaction(
     meant: Sequence[PackageChange],
     installed: Mapping[PackageId, PackageState],
     simulation: Simulation,
@@ -257,15 +259,15 @@ def resolve_stage(
         return replace(plan, unresolved=transaction.problem)
     exact = {change.id: change for change in transaction.asked}
     steps = tuple(
-        replace(step, changes=_with_versions(step, exact), outcome=_said(step, transaction.upgraded))
+        replace(step, changes=_with_versions(step, exact), outcome=_with_upgrades(step, transaction.upgraded))
         for step in plan.steps
     )
     return replace(plan, steps=steps, dependencies=transaction.dependencies)
 
 
-def _said(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> Outcome:
+def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> Outcome:
     """Return the step's answer with the packages that are upgraded, not purged, and why."""
-    mine = [change.id for change in _removals(step.changes) if change.id in upgraded]
+    mine = [change.id for change in _removals_among(step.changes) if change.id in upgraded]
     if not mine or not isinstance(step.outcome, Planned):
         return step.outcome
     ours = [str(package) for package in mine if not upgraded[package]]
@@ -289,25 +291,27 @@ def _with_versions(step: StepPlan, exact: Mapping[PackageId, PackageChange]) -> 
 
 def unplanned_removals(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:
     """Return the packages that ``exact`` removes and ``agreed`` did not, without helpers, which it counted."""
-    return tuple(str(c.id) for c in _more(agreed, exact) if c.before is None or branch_of(c.before.version))
+    return tuple(
+        str(c.id) for c in _additional_removals(agreed, exact) if c.before is None or branch_of(c.before.version)
+    )
 
 
-def _more(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
-    named = {change.id for change in _removals(agreed.packages)}
-    return [change for change in _removals(exact.packages) if change.id not in named]
+def _additional_removals(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
+    named = {change.id for change in _removals_among(agreed.packages)}
+    return [change for change in _removals_among(exact.packages) if change.id not in named]
 
 
 def describe_differences(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
     """Yield what ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
-    if more := _more(agreed, exact):
+    if more := _additional_removals(agreed, exact):
         names = ", ".join(str(change.id) for change in more)
         yield f"{manager} also removes packages that need the old driver: {names}"
     for before, step in ((one, two) for one in agreed.steps for two in exact.steps if one.step == two.step):
-        fewer = len(_removals(step.changes)) < len(_removals(before.changes))
+        fewer = len(_removals_among(step.changes)) < len(_removals_among(before.changes))
         if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):
             yield step.outcome.reason
             yield from (note for note in step.outcome.change_notes if note not in before.outcome.change_notes)
 
 
-def _removals(changes: Sequence[Change]) -> list[PackageChange]:
+def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
     return [change for change in PackageChange.among(changes) if change.after is None]

@@ -165,15 +165,15 @@ class UndoExecutor:
         steps = {step.change: step.step_id for step in batch}
         wanted = PackageChange.among(steps)
         changes = with_dependencies(self.host, wanted)
-        former = present.database(self.host).obsolete()
+        former = present.read_package_database(self.host).obsolete()
         self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
-        now = present.database(self.host).obsolete()
+        now = present.read_package_database(self.host).obsolete()
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
     def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
         """Configuration files that only the version which went had are gone, as before it came; edited ones stay."""
         for path, md5 in sorted(obsolete.items()):
-            state = present.state(self.host, path)
+            state = present.read_file_state(self.host, path)
             if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
                 change = FileChange(path, state, None)
                 self.applier.one("packages", OBSOLETE, change, "its package's former version does not ship it")
@@ -183,7 +183,7 @@ class UndoExecutor:
         if isinstance(change, FileChange):
             if change.before is None:
                 # A package that came back meanwhile has brought its own version, which nobody could know before.
-                change = replace(change, before=present.state(self.host, change.path))
+                change = replace(change, before=present.read_file_state(self.host, change.path))
             if step.step_id == CONFFILES and change.before is None:
                 return  # its package did not come back
             if step.expectation is not None:

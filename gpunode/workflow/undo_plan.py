@@ -106,7 +106,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         for package, span in footprint.packages.items()
         if request.restores_packages or _is_absent(span.change.before)
     }
-    packages, needed = plan_package_restore(wanted, there, present.database(host))
+    packages, needed = plan_package_restore(wanted, there, present.read_package_database(host))
     lost: tuple[str, ...] = ()
     if not request.restores_packages:
         packages = (*packages, *_restore_marks(footprint, there))
@@ -157,7 +157,7 @@ def _restore_files(
     kept: list[KeptItem] = []
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     for path, trail in reversed(tuple(trails.items())):
-        now = present.state(host, path)
+        now = present.read_file_state(host, path)
         if trail.forgotten and now is not None and not _is_gpunodes_alone(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
@@ -236,9 +236,9 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
         Conflict: somebody has written or edited one since.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
-    shipped = present.database(host).shipped() if backed_up else {}
+    shipped = present.read_package_database(host).shipped() if backed_up else {}
     for span, back in backed_up:
-        now = present.state(host, back.path)
+        now = present.read_file_state(host, back.path)
         if now == back.after:
             continue
         trail = footprint.files.get(back.path)

@@ -26,10 +26,10 @@ from gpunode.steps.mig import MIG
 from gpunode.steps.mig import is_wanted as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import enable_cri
-from gpunode.workflow.converge import StagePlan, partial, state_notes
-from gpunode.workflow.driver_checks import driver_checks, vector_addition
+from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
+from gpunode.workflow.driver_checks import check_vector_addition, driver_checks
 from gpunode.workflow.plan import plan
-from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
+from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
 if TYPE_CHECKING:
     pass
@@ -38,17 +38,17 @@ Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 
 
 _PLAN_SHOWS = "gpunode plan shows what, gpunode setup does it"
-_WANTED = "matches the recipe"
+_RECIPE_TITLE = "matches the recipe"
 _NOTHING_LEFT = "planned again: nothing left to do"
-_READS = "the container runtime reads the runtime nvidia"
-_SEES = "a container sees the same GPUs"
-_DIVIDED = "the GPUs have the MIG layout"
-_ASK_IT = "see what it reads, such as by `containerd config dump`: another file that it imports has the last word"
-OFFERED = "containers get the GPUs as CDI devices"
+_RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
+_CONTAINER_TITLE = "a container sees the same GPUs"
+_MIG_TITLE = "the GPUs have the MIG layout"
+_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another file that it imports has the last word"
+CDI_TITLE = "containers get the GPUs as CDI devices"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """The results of verify.
 
     Attributes:
@@ -81,7 +81,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class ExtraChecks:
     """Checks that start something on the node or take long, so they are made only when asked for.
 
     Attributes:
@@ -95,7 +95,7 @@ class Extra:
     container: Callable[[Inventory, Runtime], Check] | None = None
 
 
-_NO_EXTRA = Extra()
+_NO_EXTRA = ExtraChecks()
 
 
 def verify(
@@ -103,12 +103,12 @@ def verify(
     facts: Facts,
     host: HostView,
     effective: Effective,
-    extra: Extra = _NO_EXTRA,
+    extra: ExtraChecks = _NO_EXTRA,
     planned: Sequence[StagePlan] | None = None,
-    left: Backlog = NOTHING_LEFT,
+    left: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
     setup_command: str = _PLAN_SHOWS,
-) -> Report:
+) -> VerifyReport:
     """Check what the node answers; a check that cannot be made says so and is never passed.
 
     Args:
@@ -126,42 +126,52 @@ def verify(
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe()) if _concerns(only, MODULE_LOAD) else None
-        whole = lambda: [configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
-        checks = [*_told(whole, "configuration", _WANTED, untold)]
+        whole = lambda: [check_configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
+        checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, untold)]
         reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
-        of_runtime = _told(reads, "runtime", _READS, untold) if _concerns(only, RUNTIME_CONFIG) else ()
+        of_runtime = (
+            _checks_or_undetermined(reads, "runtime", _RUNTIME_TITLE, untold) if _concerns(only, RUNTIME_CONFIG) else ()
+        )
         answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
-    checks += _mig_layout(recipe, facts) if _concerns(only, MIG) else ()
+    checks += _check_mig_layout(recipe, facts) if _concerns(only, MIG) else ()
     checks += [*(driver_checks(recipe, facts, answer) if answer is not None else ()), *of_runtime]
-    checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold) if _concerns(only, CDI) else ()
-    checks += _expected(recipe.expect, inventory) if answer is not None else ()
-    checks += _package_files(recipe, facts, host) if extra.files else ()
-    checks += [vector_addition(host)] if extra.cuda else ()
+    checks += (
+        _checks_or_undetermined(lambda: [*_cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, untold)
+        if _concerns(only, CDI)
+        else ()
+    )
+    checks += _expectation_checks(recipe.expect, inventory) if answer is not None else ()
+    checks += _package_file_checks(recipe, facts, host) if extra.files else ()
+    checks += [check_vector_addition(host)] if extra.cuda else ()
     if (run := extra.container) is not None:
-        checks += _told(lambda: [_container(recipe, facts, inventory, run)], "container", _SEES, untold)
-    return Report(tuple(checks), inventory, tuple(untold), state_notes(recipe, facts, only))
+        checks += _checks_or_undetermined(
+            lambda: [_check_container(recipe, facts, inventory, run)], "container", _CONTAINER_TITLE, untold
+        )
+    return VerifyReport(tuple(checks), inventory, tuple(untold), state_notes(recipe, facts, only))
 
 
 def _concerns(only: Collection[str], step: Step) -> bool:
     return not only or step.id in only
 
 
-def _told(ask: Callable[[], Sequence[Check]], id: str, title: str, untold: list[Undetermined]) -> Sequence[Check]:  # noqa: A002 - the check's own word
-    """Return the checks of ``ask``; without evidence one that was not run, with the reason added to ``untold``."""
+def _checks_or_undetermined(
+    make_checks: Callable[[], Sequence[Check]], check_id: str, title: str, untold: list[Undetermined]
+) -> Sequence[Check]:
+    """Return the checks that are made; without evidence one that was not run, with the reason added to ``untold``."""
     try:
-        return ask()
+        return make_checks()
     except Undetermined as error:
         untold.append(error)
-        return [Check(id, title, "not run", _because(error.what, error.why), error.hint)]
+        return [Check(check_id, title, "not run", _because(error.what, error.why), error.hint)]
 
 
-def configuration(
+def check_configuration(
     recipe: Recipe,
     facts: Facts,
     host: HostView,
     planned: Sequence[StagePlan] | None = None,
-    left: Backlog = NOTHING_LEFT,
+    left: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
     setup_command: str = _PLAN_SHOWS,
 ) -> Check:
@@ -182,26 +192,26 @@ def configuration(
     if left.unread:
         what = f"nothing left to do, but gpunode cannot tell whether an earlier run left work undone: {left.unread}"
         return Check("configuration", title, "not run", what, "run it as root")
-    found = f"{', '.join(scope)}: nothing left to do" if (scope := partial(recipe, plans)) else _NOTHING_LEFT
+    found = f"{', '.join(scope)}: nothing left to do" if (scope := selected_step_ids(recipe, plans)) else _NOTHING_LEFT
     return Check("configuration", title, "passed", found)
 
 
-def _mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
+def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
     if not mig_is_wanted(recipe):
         return
     match MIG.plan(recipe, facts):
         case Planned(changes=(), later=False) as found:
-            yield Check("mig", _DIVIDED, "passed", found.reason)
+            yield Check("mig", _MIG_TITLE, "passed", found.reason)
         case Planned(changes=()) as found:
-            yield Check("mig", _DIVIDED, "not run", found.reason)
+            yield Check("mig", _MIG_TITLE, "not run", found.reason)
         case Planned() as found:
             todo = ", ".join(change.subject for change in found.changes)
-            yield Check("mig", _DIVIDED, "failed", f"still to do: {todo}", _PLAN_SHOWS)
+            yield Check("mig", _MIG_TITLE, "failed", f"still to do: {todo}", _PLAN_SHOWS)
         case Waits() as wait:
-            yield Check("mig", _DIVIDED, "not run", wait.reason, "reboot")
+            yield Check("mig", _MIG_TITLE, "not run", wait.reason, "reboot")
         case refusal:
-            yield Check("mig", _DIVIDED, "failed", _because(refusal.what, refusal.why), refusal.hint)
+            yield Check("mig", _MIG_TITLE, "failed", _because(refusal.what, refusal.why), refusal.hint)
 
 
 def _because(what: str, why: str) -> str:
@@ -217,7 +227,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
     if row.product:
         # Its containerd is part of it and is not asked.
         says = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
-        yield _handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}", facts)
+        yield _check_handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}", facts)
         return
     try:
         found = effective(row.id)
@@ -238,15 +248,15 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
             str(sudo_gpunode("setup", "--runtime", row.id)),
         )
         return
-    yield _handler(row, recipe, found, title, facts)
+    yield _check_handler(row, recipe, found, title, facts)
 
 
-def _handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str, facts: Facts) -> Check:
+def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str, facts: Facts) -> Check:
     if not row.unit:
         return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
     binary = found.handlers.get("nvidia")
     if binary is None:
-        return Check("runtime", title, "failed", *_without_handler(row, found, facts))
+        return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
     if recipe.runtime.default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
@@ -255,7 +265,7 @@ def _handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str, fa
     )
 
 
-def _without_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple[str, str]:
+def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple[str, str]:
     """Return what a runtime lacks that does not know NVIDIA's, and what to do; setup only where it would do something.
 
     Its files tell why: they lack the handler, they have it and were not read since, or the CRI plugin, which alone
@@ -278,32 +288,32 @@ def _without_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
     if changed and started_at is not None and started_at > changed:
-        return f"{detail}; {row.config} has it, and {row.unit} was started since", _ASK_IT
+        return f"{detail}; {row.config} has it, and {row.unit} was started since", _DUMP_HINT
     return f"{detail}; {row.config} has it", f"sudo systemctl restart {row.unit}"
 
 
-def _cdi(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
+def _cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
     from gpunode.workflow.cdi_checks import cdi_checks
 
     return cdi_checks(recipe, facts, host)
 
 
-def _package_files(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
+def _package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
     from gpunode.workflow.extra_checks import package_file_checks
 
     return package_file_checks(recipe, facts, host)
 
 
-def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
-    from gpunode.workflow.extra_checks import expected
+def _expectation_checks(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
+    from gpunode.workflow.extra_checks import expectation_checks
 
-    return expected(expect, inventory)
+    return expectation_checks(expect, inventory)
 
 
-def _container(
+def _check_container(
     recipe: Recipe, facts: Facts, inventory: Inventory | None, run: Callable[[Inventory, Runtime], Check]
 ) -> Check:
-    title = _SEES
+    title = _CONTAINER_TITLE
     if recipe.runtime.name == "none":
         return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:

@@ -20,7 +20,7 @@ from gpunode.recipe import Recipe, Runtime
 from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, runtime
 from gpunode.runtimes.found import contents, file_changes, in_facts
 from gpunode.steps.kernel import plan_load
-from gpunode.workflow.converge import projected, raise_refusal
+from gpunode.workflow.converge import project_stage, raise_refusal
 from gpunode.workflow.plan import plan
 from gpunode.workflow.verify import verify
 from tests.unit.workflow.nodes import Node
@@ -73,7 +73,7 @@ def setup(recipe: Recipe, facts: Facts) -> Answer:
     except GpunodeError as error:
         return Answer(error.exit_code, error.hint, facts)
     for stage in plans:
-        facts = projected(facts, stage)
+        facts = project_stage(facts, stage)
     if any(isinstance(outcome, Waits) for outcome in _waits(recipe, facts)):
         return Answer(10, "", facts)
     return check(recipe, _started(facts, recipe.runtime.name))

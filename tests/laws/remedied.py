@@ -56,7 +56,7 @@ from gpunode.runtimes.toolkit import CONFIG, settings
 from gpunode.steps.daemons import PERSISTENCED
 from gpunode.steps.kernel import BLACKLIST
 from gpunode.workflow import edits
-from gpunode.workflow.converge import StagePlan, projected, walk
+from gpunode.workflow.converge import StagePlan, project_stage, walk
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.transaction import resolve_stage
 from tests.ids import by_id, by_name
@@ -159,13 +159,13 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
         present = known(now.packages, {})
         return resolve_stage(stage, now, Archives(by_name(present)).simulate)
 
-    return tuple(walk(recipe, facts, exact, projected, only))
+    return tuple(walk(recipe, facts, exact, project_stage, only))
 
 
 def after(facts: Facts, plans: Iterable[StagePlan]) -> Facts:
     """The node when that was done."""
     for stage in plans:
-        facts = projected(facts, stage)
+        facts = project_stage(facts, stage)
     return facts
 
 
@@ -660,7 +660,7 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     """What ``gpunode ctk`` would write on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
-        return edits.configure_toolkit(host, given["config_file"] or CONFIG, settings(given["set_"]))
+        return edits.plan_toolkit_config(host, given["config_file"] or CONFIG, settings(given["set_"]))
     cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
     desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
-    return edits.configuring(host, edits.find(host, runtime(given["runtime"]), desired))
+    return edits.plan_configuring(host, edits.find_target(host, runtime(given["runtime"]), desired))

@@ -23,7 +23,7 @@ from gpunode.facts.sources import recognise
 from gpunode.host.capture import load, save
 from gpunode.redaction.anonymize import anonymize_evidence
 from gpunode.redaction.evidence import redact
-from gpunode.workflow.doctor import diagnosed
+from gpunode.workflow.doctor import diagnose_evidence
 from tests.fakes.examples import examples
 from tests.laws.reports import damaged, damaged_reports, pieces, reports
 from tests.laws.test_capture_laws import DATA, FOUND, TEXTS
@@ -58,7 +58,7 @@ def diagnosis(evidence: Evidence) -> Diagnosis:
 @given(SEEN)
 @settings(max_examples=examples(60), deadline=None)
 def test_it_answers_whatever_the_evidence_is(evidence: Evidence) -> None:
-    examined = diagnosed(evidence)
+    examined = diagnose_evidence(evidence)
     assert {finding.explained_by for finding in examined.diagnosis.findings} - {""} <= {
         finding.cause for finding in examined.diagnosis.findings
     }
@@ -68,7 +68,7 @@ def test_it_answers_whatever_the_evidence_is(evidence: Evidence) -> None:
 @given(damaged_reports)
 @settings(max_examples=examples(60), deadline=None)
 def test_it_answers_reports_that_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
-    diagnosed(evidence)
+    diagnose_evidence(evidence)
 
 
 @given(damaged, st.randoms(use_true_random=False))

@@ -20,7 +20,7 @@ from gpunode.diagnoses.views.history import is_driver_package
 from gpunode.facts import pasted
 from gpunode.page.frame import PageOrigin
 from gpunode.page.report import node_page
-from gpunode.workflow.doctor import diagnosed
+from gpunode.workflow.doctor import diagnose_evidence
 from tests.laws.test_remedy_laws import HOSTILE, MARK, Rows, all_printed, faults, of_rows, printed, taken
 
 UBUNTU = ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\n')
@@ -185,7 +185,7 @@ def test_backticks_of_a_report_are_no_command() -> None:
     for rows, word in taken()[::4]:
         hostile = f"{word}`{MARK}|sh`"
         changed = tuple((source.replace(word, hostile), text.replace(word, hostile)) for source, text in rows)
-        examined = diagnosed(pasted.evidence(changed))
+        examined = diagnose_evidence(pasted.evidence(changed))
         typed = set(printed(examined.diagnosis))
         spans = (span for line in diagnosis_lines(examined, verbose=True) for span in line.spans)
         wrong += [

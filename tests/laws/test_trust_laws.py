@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.diagnoses.views import evidence_origin
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found, encode_found
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -49,7 +49,7 @@ def node(name: str) -> Evidence:
     return evidence(HEALTHY[name]())
 
 
-def against_the_node(examined: Examined) -> Iterable[object]:
+def against_the_node(examined: Examination) -> Iterable[object]:
     """What speaks against the node, or is told for certain."""
     for one in examined.diagnosis.findings:
         if one.severity != "info" and (one.layer in evidence_origin.NODE_LAYERS or one.confidence == "certain"):
@@ -64,11 +64,11 @@ def test_what_a_pod_prints_is_nothing_against_a_healthy_node(at: int) -> None:
     names = sorted(set(HEALTHY) - {"one-gpu-lent-to-a-guest"})
     chosen = reports()[at * PODS : (at + 1) * PODS]
     logs = {f"app-{number}": log(one, FORMS[at % len(FORMS)]) for number, one in enumerate(chosen)}
-    assert list(against_the_node(diagnosed(with_pods(node(names[at % len(names)]), logs)))) == []
+    assert list(against_the_node(diagnose_evidence(with_pods(node(names[at % len(names)]), logs)))) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", range(len(reports())), ids=lambda at: reports()[at].name)
 def test_nor_is_any_of_them_by_itself(at: int) -> None:
     seen = with_pods(node("kubeadm-with-device-plugin"), {"app": log(reports()[at], FORMS[at % len(FORMS)])})
-    assert list(against_the_node(diagnosed(seen))) == []
+    assert list(against_the_node(diagnose_evidence(seen))) == []

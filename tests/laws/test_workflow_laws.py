@@ -17,9 +17,9 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe
-from gpunode.workflow.converge import StagePlan, notes_of, projected, state_notes
-from gpunode.workflow.events import silent
-from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.converge import StagePlan, collect_notes, project_stage, state_notes
+from gpunode.workflow.events import ignore_event
+from gpunode.workflow.plan import has_pending_work, plan
 from gpunode.workflow.rollback import plan_rollback, rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.fakes.examples import examples
@@ -65,7 +65,7 @@ def _plan(recipe: Recipe, node: Facts, host: RehearsalHost) -> tuple[StagePlan, 
 
 
 def _setup(recipe: Recipe, host: Memory, store: Store, node: Facts) -> SetupResult:
-    return setup(recipe, host, store, node, advance=projected, options=ASKED, tell=silent)
+    return setup(recipe, host, store, node, advance=project_stage, options=ASKED, tell=ignore_event)
 
 
 def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
@@ -81,8 +81,8 @@ def test_what_is_said_where_nothing_is_to_be_done_is_of_the_state(recipe: Recipe
     assert not [one for one in outcomes if isinstance(one, Planned) and one.change_notes and not one.changes]
     after = node
     for stage in plans:
-        after = projected(after, stage)
-    assert set(notes_of(plan(recipe, after, Memory(after)))) == set(state_notes(recipe, after))
+        after = project_stage(after, stage)
+    assert set(collect_notes(plan(recipe, after, Memory(after)))) == set(state_notes(recipe, after))
 
 
 @quick
@@ -90,7 +90,7 @@ def test_what_is_said_where_nothing_is_to_be_done_is_of_the_state(recipe: Recipe
 def test_planning_the_planned_state_is_empty(recipe: Recipe, node: Facts) -> None:
     after = node
     for stage in _plan(recipe, node, Memory(node)):
-        after = projected(after, stage)
+        after = project_stage(after, stage)
     again = plan(recipe, after, Memory(after))
     assert [change for stage in again for change in stage.changes] == []
 
@@ -124,7 +124,7 @@ def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts)
         store = Store(folder)
         done = _setup(recipe, host, store, node)
         assume(done.run)
-        rollback(plan_rollback(store, host, done.run), host, store, version="law", argv=(), on_event=silent)
+        rollback(plan_rollback(store, host, done.run), host, store, version="law", argv=(), on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 
@@ -147,7 +147,9 @@ def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, da
         _forget_the_end(store)
         host.cut_at = -1
         for summary in store.runs():
-            rollback(plan_rollback(store, host, summary.run), host, store, version="law", argv=(), on_event=silent)
+            rollback(
+                plan_rollback(store, host, summary.run), host, store, version="law", argv=(), on_event=ignore_event
+            )
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 
@@ -168,11 +170,11 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
         seen: list[Facts] = [node]
 
         def remember(now: Facts, stage: StagePlan) -> Facts:
-            seen.append(projected(now, stage))
+            seen.append(project_stage(now, stage))
             return seen[-1]
 
         with pytest.raises(PowerCut):
-            setup(recipe, host, store, node, advance=remember, options=ASKED, tell=silent)
+            setup(recipe, host, store, node, advance=remember, options=ASKED, tell=ignore_event)
         _forget_the_end(store)
         host.cut_at = -1
         present = _as_found(node, host)
@@ -201,4 +203,4 @@ def _as_found(node: Facts, host: Memory) -> Facts:
 
 
 def test_pending_is_false_only_for_nothing_to_do() -> None:
-    assert not pending(())
+    assert not has_pending_work(())

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.diagnoses.fleet_comparison import Census
 from gpunode.host import reports
-from gpunode.workflow.fleet import held_against_each_other, rows
+from gpunode.workflow.fleet import fleet_rows, with_outliers
 from tests.fleets import make
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("allow_subprocess")
 def test_what_was_injected_is_found_and_nothing_else(tmp_path: Path) -> None:
     injected = make(tmp_path, 60, every=20)
     census = Census()
-    answers = tuple(rows(reports.fleet([str(tmp_path)]), census))
-    found = held_against_each_other(answers, census.group_by_model())
+    answers = tuple(fleet_rows(reports.fleet([str(tmp_path)]), census))
+    found = with_outliers(answers, census.group_by_model())
     assert {row.report: row.cause for row in found if row.cause} == injected.faults
     assert {row.report for row in found if row.status == "unreadable"} == injected.unread
     odd = {row.report: row.differences for row in found if row.differences and row.status == "healthy"}

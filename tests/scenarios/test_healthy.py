@@ -11,7 +11,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Evidence
 from gpunode.host.capture import load, save
 from gpunode.redaction.anonymize import anonymize_evidence
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY, without_a_gpu
@@ -22,7 +22,7 @@ WORTH_A_WORD = {"one-gpu-lent-to-a-guest": ["vfio-bound"]}
 _DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", "modules", "smi", "smi-query")
 
 
-def told(examined: Examined) -> object:
+def told(examined: Examination) -> object:
     found = [(one.cause, one.severity, one.summary) for one in examined.diagnosis.findings]
     return examined.verdict, examined.works, found, examined.diagnosis.open_questions, examined.denied
 
@@ -35,15 +35,15 @@ def node(request: pytest.FixtureRequest) -> tuple[str, Evidence]:
 
 def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidence], tmp_path: Path) -> None:
     name, seen = node
-    live = diagnosed(seen)
+    live = diagnose_evidence(seen)
     assert [one.cause for one in live.diagnosis.findings] == WORTH_A_WORD.get(name, []), live.diagnosis.findings
     assert {one.severity for one in live.diagnosis.findings} <= {"info"}
     assert (live.verdict, live.works, live.diagnosis.open_questions, live.denied) == ("healthy", True, (), ())
     assert not live.diagnosis.suspects
     assert not [layer for layer in live.stack if layer.state in {"broken", "warned", "affected"}]
     save(seen, tmp_path / "capture.tar.gz")
-    assert told(diagnosed(load(tmp_path / "capture.tar.gz"))) == told(live)
-    assert told(diagnosed(anonymize_evidence(seen))) == told(live)
+    assert told(diagnose_evidence(load(tmp_path / "capture.tar.gz"))) == told(live)
+    assert told(diagnose_evidence(anonymize_evidence(seen))) == told(live)
 
 
 _LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)]
@@ -58,7 +58,7 @@ def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: s
 
 
 def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have_one() -> None:
-    examined = diagnosed(evidence(without_a_gpu()))
+    examined = diagnose_evidence(evidence(without_a_gpu()))
     assert examined.diagnosis.findings == ()
     assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.open_questions] == [True]
     assert (examined.verdict, examined.works) == ("unknown", False)

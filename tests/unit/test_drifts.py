@@ -21,9 +21,9 @@ from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import Entry
 from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
 from gpunode.steps.table import DRIVER_STEPS
-from gpunode.workflow.converge import StagePlan, notes_of, projected
-from gpunode.workflow.locking import lock_of
-from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.converge import StagePlan, collect_notes, project_stage
+from gpunode.workflow.locking import create_lock
+from gpunode.workflow.plan import has_pending_work, plan
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.status import status
@@ -65,10 +65,10 @@ def converged() -> tuple[Recipe, Facts]:
         "580.178.04", open_module=False, gpus=(gpu(GTX_1080),), packages=PACKAGES, units=units, run_installer=False
     )
     facts = replace(facts, dependencies=Known(relations(facts), "dpkg-status"))
-    recipe = replace(RECIPE, lock=lock_of(RECIPE, facts, (), "fleet.lock"))
+    recipe = replace(RECIPE, lock=create_lock(RECIPE, facts, (), "fleet.lock"))
     for stage in planned(recipe, facts):
-        facts = projected(facts, stage)
-    assert not pending(planned(recipe, facts))
+        facts = project_stage(facts, stage)
+    assert not has_pending_work(planned(recipe, facts))
     return recipe, facts
 
 
@@ -109,7 +109,7 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
         return
     if drift.answer == "noted":
         assert isinstance(step.outcome, Planned)
-        (note,) = set(step.outcome.notes) - {*notes_of(planned(recipe, facts))}
+        (note,) = set(step.outcome.notes) - {*collect_notes(planned(recipe, facts))}
         assert drift.named in note
         assert_every_verb_says(note, recipe, drifted)
         return
@@ -122,7 +122,7 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
 def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
     """Check that plan, a setup that finds nothing to do, verify and status all show the ``note``."""
     plans = planned(recipe, facts)
-    assert note in notes_of(plans)
+    assert note in collect_notes(plans)
     argv = ("setup", "node.toml")
     report = verify(recipe, facts, Node(facts), lambda _: None, planned=plans)
     assert note in report.notes

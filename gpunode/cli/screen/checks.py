@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpunode.check import Check
     from gpunode.facts.nvml import Inventory
     from gpunode.recipe import Recipe
-    from gpunode.workflow.verify import Report
+    from gpunode.workflow.verify import VerifyReport
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
 _WIDEST = 38
@@ -33,7 +33,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
             yield from indented(next_lines(check.hint), 4)
 
 
-def report_lines(recipe: Recipe, report: Report) -> Iterator[Line]:
+def report_lines(recipe: Recipe, report: VerifyReport) -> Iterator[Line]:
     """The answer of verify: the checks, then the verdict."""
     yield from check_lines(report.checks)
     yield BLANK
@@ -54,7 +54,7 @@ def matching(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> s
     return f"{sentence(scope)} {verb} recipe {recipe.name}; the other steps were not checked"
 
 
-def verdict(report: Report, good: str, *, is_proven: bool = False) -> Line:
+def verdict(report: VerifyReport, good: str, *, is_proven: bool = False) -> Line:
     """What the checks come to: ``good`` where all passed.
 
     Args:

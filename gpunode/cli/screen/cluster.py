@@ -20,7 +20,7 @@ from gpunode.workflow.cluster_plan import ClusterPlan
 
 if TYPE_CHECKING:
     from gpunode.host.cluster import Identity
-    from gpunode.workflow.verify import Report
+    from gpunode.workflow.verify import VerifyReport
 
 _MAX_DIFF_LINES: Final = 12
 # From the pod's limits to the kernel module, on one page.
@@ -98,7 +98,7 @@ def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 
 
-def verified_lines(report: Report) -> Iterator[Line]:
+def verified_lines(report: VerifyReport) -> Iterator[Line]:
     """Yield the checks of a cluster and their verdict."""
     yield from check_lines(report.checks)
     yield BLANK

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, OpenQuestion, Rule
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import LayerState
-    from gpunode.workflow.doctor import Examined
+    from gpunode.workflow.doctor import Examination
 
 
 _WORD: Final = re.compile(r"[\w.:/+-]*\w")
@@ -101,7 +101,7 @@ class _DisplayOptions:
         return f"{'NVRM: ' if wrapped.is_nvrm else ''}{wrapped.text}" if wrapped else citation.line
 
 
-def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
+def diagnosis_lines(examined: Examination, *, verbose: bool) -> Iterator[Line]:
     """Yield root causes, other faults and consequences, open questions, and the stack.
 
     Args:
@@ -131,7 +131,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
         yield from _summary_lines(diagnosis.roots, verbose=verbose)
 
 
-def _no_fault(examined: Examined) -> Line:
+def _no_fault(examined: Examination) -> Line:
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return line(span("? what was seen fits several causes and decides none", "warn"), hang=2)
     if examined.diagnosis.open_questions:

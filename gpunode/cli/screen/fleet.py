@@ -22,8 +22,8 @@ from gpunode.page.words import (
 
 if TYPE_CHECKING:
     from gpunode.page.words import Condition
-    from gpunode.workflow.fleet import Row
-    from gpunode.workflow.picture import Left, OddOnes, Picture, Tally
+    from gpunode.workflow.fleet import FleetRow
+    from gpunode.workflow.picture import CauseTally, FleetSummary, OutlierGroup, SkippedNodes
 
 _WIDEST = 48
 _MARKS: Final[dict[Condition, tuple[str, Style]]] = {
@@ -38,7 +38,7 @@ _NAMES = 6
 _MOST = 12
 
 
-def row_line(row: Row, names: Sequence[str]) -> Line:
+def row_line(row: FleetRow, names: Sequence[str]) -> Line:
     """Return ``✗ node17.tar.gz  cause  title``."""
     width = min(max(map(cells, names)), _WIDEST)
     mark, style = _MARKS[condition_of(row)]
@@ -46,7 +46,7 @@ def row_line(row: Row, names: Sequence[str]) -> Line:
     return line(span(f"{mark} ", style), name, "  ", *_row_summary(row, style), hang=width + 4)
 
 
-def _row_summary(row: Row, style: Style) -> tuple[str | Span, ...]:
+def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
     if row.error:
         return (span("not read: ", style), row.error)
     if row.cause:
@@ -58,7 +58,7 @@ def _row_summary(row: Row, style: Style) -> tuple[str | Span, ...]:
     return ("no fault detected, but nothing shows that the driver works",) if row.status == "unknown" else ("healthy",)
 
 
-def fleet_lines(seen: Picture, *, verbose: bool = False) -> Iterator[Line]:
+def fleet_lines(seen: FleetSummary, *, verbose: bool = False) -> Iterator[Line]:
     """Yield the nodes by condition and cause, the most frequent first, with the first step for each."""
     how = Counter(map(condition_of, seen.rows))
     said = [f"{group_digits(how[one])} {one}" for one in CONDITIONS if how[one]]
@@ -88,19 +88,19 @@ def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style =
     return len(reports), (head,)
 
 
-def _cause_lines(one: Tally) -> _CountedLines:
+def _cause_lines(one: CauseTally) -> _CountedLines:
     number, lines = _counted_lines(one.reports, one.cause, one.title)
     what = span(one.command, "command") if one.command else span(one.advice)
     words = f" ({DISRUPTIONS[one.disruption]})" if one.disruption != "none" else ""
     return number, (*lines, line("next: ", what, span(words, "dim")))
 
 
-def _outlier_lines(one: OddOnes) -> _CountedLines:
+def _outlier_lines(one: OutlierGroup) -> _CountedLines:
     more = f", and {count(one.more, 'other difference')}" if one.more else ""
     return _counted_lines(one.reports, "differs from its group", describe_outlier(one.odd) + more, style="warn")
 
 
-def _skipped_lines(what: str, one: Left) -> _CountedLines:
+def _skipped_lines(what: str, one: SkippedNodes) -> _CountedLines:
     return _counted_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
 
 
@@ -117,7 +117,7 @@ def _block_lines(kinds: Iterable[_CountedLines], *, verbose: bool, blank: bool =
         yield line(f"  and {count(len(found) - _MOST, 'other')}; -v, --html and --json have all")
 
 
-def _next_lines(seen: Picture) -> Iterator[Line]:
+def _next_lines(seen: FleetSummary) -> Iterator[Line]:
     """Yield the next command: for a broken node."""
     if seen.causes:
         first = next(row for row in seen.rows if row.report in seen.causes[0].reports)

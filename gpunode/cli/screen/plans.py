@@ -18,8 +18,8 @@ from gpunode.outcome import WAITED_FOR, Planned, Refusal, Waits
 from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
-from gpunode.workflow.converge import StagePlan, StepPlan, notes_of, owed_by, partial
-from gpunode.workflow.plan import pending
+from gpunode.workflow.converge import StagePlan, StepPlan, collect_notes, selected_step_ids, triggers_of_plans
+from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.recovery import Backlog
 
 _TITLE = max(len(step.title) for step in STEPS)
@@ -29,15 +29,17 @@ def plan_lines(
     recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], left: Backlog, argv: Sequence[str], *, verbose: bool
 ) -> Iterator[Line]:
     """The whole answer of plan; one line when there is nothing to do."""
-    if not pending(plans, left):
+    if not has_pending_work(plans, left):
         if verbose:
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
             yield BLANK
         else:
-            yield from state_note_lines(notes_of(plans))
+            yield from state_note_lines(collect_notes(plans))
         what = "the image" if facts.is_image else "this node"
-        yield line(MARKS["nothing"], f"nothing to do: {matching(recipe, partial(recipe, plans), what)}", hang=2)
+        yield line(
+            MARKS["nothing"], f"nothing to do: {matching(recipe, selected_step_ids(recipe, plans), what)}", hang=2
+        )
         if left.unread:
             yield line(
                 MARKS["not run"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
@@ -142,7 +144,7 @@ def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: 
     did = _counts(plans, verbose=verbose)
     if did:
         yield line("setup ", sentence(did), hang=6)
-    triggers = owed_by(plans, image=image, left=left)
+    triggers = triggers_of_plans(plans, image=image, left=left)
     stopped = () if image else _stopped(plans)
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and _is_restart(triggers[-1]) else ""

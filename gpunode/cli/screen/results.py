@@ -16,7 +16,7 @@ from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.command import Command, gpunode, sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import RebootRequired, VerifyFailed
-from gpunode.workflow.converge import partial
+from gpunode.workflow.converge import selected_step_ids
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.setup import SetupResult
     from gpunode.workflow.standing import Undone
     from gpunode.workflow.undo import UndoPlan
-    from gpunode.workflow.verify import Report
+    from gpunode.workflow.verify import VerifyReport
 
 _RESTORED = "restored byte for byte"
 _SHOWN = 6
@@ -43,7 +43,7 @@ _RUN_MARKS = (
 )
 
 
-def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
+def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> Line:
     """The one line of a setup that found nothing to do."""
     parts = [works(report.inventory)] if report.inventory else []
     passed = {check.id for check in report.checks if check.status == "passed"}
@@ -52,7 +52,7 @@ def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
     elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} has the runtime nvidia")
     seen = f"; {', '.join(parts)}" if parts else ""
-    found = matching(recipe, partial(recipe, done.preview), _subject(done))
+    found = matching(recipe, selected_step_ids(recipe, done.preview), _subject(done))
     return line(MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({seconds(done.seconds)})", "dim"), hang=2)
 
 
@@ -63,7 +63,7 @@ def _subject(done: SetupResult) -> str:
 def setup_lines(
     recipe: Recipe,
     done: SetupResult,
-    report: Report,
+    report: VerifyReport,
     failure: GpunodeError | None,
     log: str,
     argv: Sequence[str],
@@ -86,7 +86,7 @@ def setup_lines(
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     elif failure is None:
-        scope = partial(recipe, done.preview)
+        scope = selected_step_ids(recipe, done.preview)
         works_too = report.checks and not scope
         good = matching(recipe, scope, "this node works and" if works_too else _subject(done))
         yield verdict(report, good)

@@ -12,7 +12,7 @@ import pytest
 
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import ProblemFound, Refused, VerifyFailed
-from gpunode.workflow.fleet import Row
+from gpunode.workflow.fleet import FleetRow
 from tests.conformance.ansible.conftest import COLLECTION, Ansible, StandIn, stand_in
 from tests.conformance.ansible.test_modules import DONE, DRAIN, REBOOT, answer
 
@@ -99,7 +99,7 @@ def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
     assert [one.calls for one in site.hosts.values()][1:] == [[], [], []]
     seen = json.loads((site.folder / "seen.json").read_text())["result"]
     assert [row["status"] for row in seen["reports"]] == ["problem"]
-    assert {*seen["reports"][0]} - {"setup"} <= {one.name for one in fields(Row)}, "as doctor's own rows"
+    assert {*seen["reports"][0]} - {"setup"} <= {one.name for one in fields(FleetRow)}, "as doctor's own rows"
     assert seen["causes"] == [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]
 
 

@@ -23,7 +23,7 @@ from gpunode.facts.nvml import Gpu, Inventory
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow.converge import StagePlan, projected
+from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.events import Event, Observer
 from gpunode.workflow.plan import plan
 from gpunode.workflow.rehearse import Rehearsal, rehearse
@@ -107,7 +107,7 @@ def converged() -> Facts:
     """The node after the plan."""
     node = free()
     for stage in planned(node):
-        node = projected(node, stage)
+        node = project_stage(node, stage)
     packages = {
         package: replace(state, version="580.178.04-1" if package.name.startswith("nvidia-driver") else "1.20.1-1")
         if state.version.startswith("known after")
@@ -124,7 +124,13 @@ def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> Se
     """What setup answers, on the node in memory."""
     with tempfile.TemporaryDirectory() as folder:
         return setup(
-            RECIPE, host(node), Store(folder), node, advance=projected, options=asked or SetupOptions("test"), tell=tell
+            RECIPE,
+            host(node),
+            Store(folder),
+            node,
+            advance=project_stage,
+            options=asked or SetupOptions("test"),
+            tell=tell,
         )
 
 

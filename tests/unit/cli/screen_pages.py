@@ -39,7 +39,7 @@ from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.standing import Undone
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
-from gpunode.workflow.verify import Report
+from gpunode.workflow.verify import VerifyReport
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.journal.chronicles import BEGIN, RUN, entries
 from tests.unit.page import nodes as doctor_nodes
@@ -57,7 +57,7 @@ RESTART = Trigger("restart", "containerd.service")
 BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"version = 2\n"), frozenset({RESTART}))
 
 
-def ended(screen: Screen, done: SetupResult, report: Report, failure: GpunodeError | None = None) -> None:
+def ended(screen: Screen, done: SetupResult, report: VerifyReport, failure: GpunodeError | None = None) -> None:
     log = "/var/log/gpunode/setup.log"
     screen.conclude(setup_lines(nodes.RECIPE, done, report, failure, log, screen.argv), failure)
 
@@ -89,12 +89,12 @@ def setup(screen: Screen) -> None:
         for one in settled:
             screen.tell(Triggered(one))
         finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=settled)
-        ended(screen, finished, Report(CHECKS, nodes.INVENTORY))
+        ended(screen, finished, VerifyReport(CHECKS, nodes.INVENTORY))
 
 
 def converged(screen: Screen) -> None:
     done = replace(nodes.set_up(nodes.converged(), screen.tell), seconds=0.41)
-    ended(screen, done, Report(CHECKS, nodes.INVENTORY))
+    ended(screen, done, VerifyReport(CHECKS, nodes.INVENTORY))
 
 
 def one_step(screen: Screen) -> None:
@@ -105,9 +105,9 @@ def one_step(screen: Screen) -> None:
         for stage in whole.preview
     )
     done = replace(whole, preview=stages, seconds=0.2)
-    ended(screen, done, Report(CHECKS[3:]))
+    ended(screen, done, VerifyReport(CHECKS[3:]))
     changed = replace(done, run="000003-20250501T120000Z", settled=(Settled(RESTART, 0.4),))
-    ended(screen, changed, Report(CHECKS[3:]))
+    ended(screen, changed, VerifyReport(CHECKS[3:]))
 
 
 def reboot(screen: Screen) -> None:
@@ -118,13 +118,13 @@ def reboot(screen: Screen) -> None:
         why="\n".join(wait.reason for wait in done.waits),
         hint="systemctl reboot, then run the same command again",
     )
-    ended(screen, finished, Report(()), failure)
+    ended(screen, finished, VerifyReport(()), failure)
 
 
 def verify(screen: Screen) -> None:
     failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "replace or reseat the hardware")
     idle = Check("container", "a container sees the same GPUs", "not run", "NVML does not answer", "")
-    screen.put(*report_lines(nodes.RECIPE, Report((*CHECKS, failed, idle), nodes.INVENTORY)))
+    screen.put(*report_lines(nodes.RECIPE, VerifyReport((*CHECKS, failed, idle), nodes.INVENTORY)))
 
 
 def status_bare(screen: Screen) -> None:

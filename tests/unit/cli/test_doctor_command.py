@@ -235,7 +235,7 @@ def test_a_report_that_needs_more_memory_than_there_is_is_refused(
     def full(_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("gpunode.workflow.doctor.diagnosed", full)
+    monkeypatch.setattr("gpunode.workflow.doctor.diagnose_evidence", full)
     report = tmp_path / "report.txt"
     report.write_text("$ nvidia-smi\nNo devices were found\n")
     with pytest.raises(Refused, match=r"report\.txt was not examined"):

@@ -28,10 +28,10 @@ from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
 from gpunode.host.port import Settled
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
-from gpunode.workflow.converge import projected
+from gpunode.workflow.converge import project_stage
 from gpunode.workflow.events import Applying
 from gpunode.workflow.setup import SetupOptions, setup
-from gpunode.workflow.verify import Report
+from gpunode.workflow.verify import VerifyReport
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.cli.screen_pages import PAGES
 
@@ -148,7 +148,7 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
             host,
             Store(str(tmp_path)),
             node,
-            advance=projected,
+            advance=project_stage,
             options=SetupOptions("test"),
             tell=shown.tell,
         )
@@ -175,7 +175,7 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
     host = Unimpressed({}, dict(nodes.host(node).files))
     before, store = dict(host.files), Store(str(tmp_path))
     with pytest.raises(ChangeFailed, match="did not accept") as failed:
-        setup(nodes.RECIPE, host, store, node, advance=projected, options=SetupOptions("test"), tell=lambda _: None)
+        setup(nodes.RECIPE, host, store, node, advance=project_stage, options=SetupOptions("test"), tell=lambda _: None)
     assert "put back: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
     assert Trigger("restart", "containerd.service") not in store.pending_triggers()
@@ -207,7 +207,9 @@ def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "containerd"])
 def test_setup_of_a_kubernetes_node_names_the_command_for_the_cluster(name: str) -> None:
     done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
-    shown = [one.text for one in setup_lines(builtin.read(name), done, Report(()), None, "log", ("setup", name, "-y"))]
+    shown = [
+        one.text for one in setup_lines(builtin.read(name), done, VerifyReport(()), None, "log", ("setup", name, "-y"))
+    ]
     assert (f"  then  gpunode k8s apply {name}" in shown) == (name != "containerd")
 
 

@@ -12,20 +12,20 @@ from gpunode import __version__
 from gpunode.cli.monitoring import render_metrics
 from gpunode.diagnoses.model import Diagnosis, Finding, OpenQuestion
 from gpunode.facts import pasted
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.unit.workflow.test_fleet import NOUVEAU
 
-SICK = diagnosed(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
+SICK = diagnose_evidence(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
 
 
-def samples(examined: Examined) -> list[tuple[str, dict[str, str], float]]:
+def samples(examined: Examination) -> list[tuple[str, dict[str, str], float]]:
     """What Prometheus' own client reads of it; every family has a help and a type."""
     families = list(text_string_to_metric_families(render_metrics(examined, 1795292596.1314, 3.8)))
     assert all(family.documentation and family.type == "gauge" for family in families)
     return [(one.name, one.labels, one.value) for family in families for one in family.samples]
 
 
-def told(examined: Examined) -> dict[str, float]:
+def told(examined: Examination) -> dict[str, float]:
     return {name: value for name, labels, value in samples(examined) if not labels}
 
 

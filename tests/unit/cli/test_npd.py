@@ -13,16 +13,16 @@ from gpunode.cli import CommandExit, monitoring
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.unit.workflow.test_fleet import NOUVEAU
 
 FOLDER = Path(__file__).parents[3] / "recipes/node-problem-detector"
-SICK = diagnosed(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
+SICK = diagnose_evidence(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
 HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), works=True)
 
 
-def checked(examined: Examined | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    def examine() -> Examined:
+def checked(examined: Examination | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    def examine() -> Examination:
         if isinstance(examined, Exception):
             raise examined
         return examined

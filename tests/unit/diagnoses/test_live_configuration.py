@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.scenarios.healthy.captures import Said, evidence, failed, held, listed
 from tests.scenarios.healthy.nodes import HEALTHY
 
@@ -12,18 +12,18 @@ KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 TOOLKIT_CONFIG = "file:/etc/nvidia-container-runtime/config.toml"
 
 
-def ask(name: str, changes: Mapping[str, Said | None]) -> Examined:
+def ask(name: str, changes: Mapping[str, Said | None]) -> Examination:
     """What doctor says of a healthy node after ``changes``; None takes a thing away."""
     node = {**HEALTHY[name](), **{key: said for key, said in changes.items() if said is not None}}
     gone = {key for key, said in changes.items() if said is None}
-    return diagnosed(evidence({key: said for key, said in node.items() if key not in gone}))
+    return diagnose_evidence(evidence({key: said for key, said in node.items() if key not in gone}))
 
 
-def causes(examined: Examined) -> list[str]:
+def causes(examined: Examination) -> list[str]:
     return [one.cause for one in examined.diagnosis.roots]
 
 
-def commands(examined: Examined) -> list[str]:
+def commands(examined: Examination) -> list[str]:
     return [command for fix in examined.diagnosis.findings[0].remedy for command in fix.commands]
 
 

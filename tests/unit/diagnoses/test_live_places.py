@@ -12,17 +12,17 @@ from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.scenarios.healthy.captures import Said, evidence, held, listed
 from tests.scenarios.healthy.nodes import HEALTHY
 
 
-def ask(name: str, changes: Mapping[str, Said]) -> Examined:
+def ask(name: str, changes: Mapping[str, Said]) -> Examination:
     """What doctor says of a healthy node after ``changes``."""
-    return diagnosed(evidence({**HEALTHY[name](), **changes}))
+    return diagnose_evidence(evidence({**HEALTHY[name](), **changes}))
 
 
-def causes(examined: Examined) -> list[str]:
+def causes(examined: Examination) -> list[str]:
     return [one.cause for one in examined.diagnosis.roots]
 
 
@@ -58,8 +58,8 @@ def test_a_library_of_another_driver_and_the_error_that_it_gives() -> None:
 def test_nvidia_smi_is_slow_where_nvml_answers_and_hangs_where_it_does_not() -> None:
     node = evidence(HEALTHY["debian-12-docker"]())
     silent = {key: replace(node[key], outcome="timeout", data=b"") for key in ("smi", "smi-query", "smi-topology")}
-    assert not diagnosed({**node, **silent}).diagnosis.open_questions
-    hanging = diagnosed({**node, **silent, "nvml": replace(node["nvml"], outcome="timeout", data=b"")})
+    assert not diagnose_evidence({**node, **silent}).diagnosis.open_questions
+    hanging = diagnose_evidence({**node, **silent, "nvml": replace(node["nvml"], outcome="timeout", data=b"")})
     assert "gsp-rpc-timeout" in {one.cause for one in hanging.diagnosis.suspects}
     assert hanging.verdict == "unknown"
 
@@ -113,11 +113,11 @@ def test_a_keyring_of_another_name_is_looked_at_too() -> None:
     own = "/etc/apt/keyrings/nvidia.gpg"
     entry = f"deb [signed-by={own}] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
     node = {**HEALTHY["debian-12-docker"](), "apt-sources-d": held({"/etc/apt/sources.list.d/own.list": entry})}
-    found = diagnosed(evidence(node))
+    found = diagnose_evidence(evidence(node))
     assert causes(found) == ["apt-toolkit-key-missing"]
     assert own in {one.source for one in found.diagnosis.findings[0].citations}
     there = {**node, f"file:{own}": "of a form that nobody reads here\n"}
-    assert causes(diagnosed(evidence(there))) == []
+    assert causes(diagnose_evidence(evidence(there))) == []
 
 
 def test_dnfs_own_log_tells_what_came_in() -> None:

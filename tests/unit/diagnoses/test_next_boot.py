@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.scenarios.healthy.captures import evidence, listed
 from tests.scenarios.healthy.nodes import HEALTHY
 
 
-def live(node: str, kernel: str) -> Examined:
+def live(node: str, kernel: str) -> Examination:
     """That healthy node with one more kernel in /boot."""
     healthy = {**HEALTHY[node]()}
     images = healthy["boot-images"]
     assert isinstance(images, tuple)
     healthy["boot-images"] = (*images, *listed(f"/boot/vmlinuz-{kernel}"))
-    return diagnosed(evidence(healthy))
+    return diagnose_evidence(evidence(healthy))
 
 
 def test_a_newer_kernel_without_a_module_is_a_warning_and_gpunode_builds_it() -> None:

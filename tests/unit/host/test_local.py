@@ -33,7 +33,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.places import Place
 from gpunode.host.port import Host, Progress
 from gpunode.package_id import PackageId
-from gpunode.workflow.converge import look
+from gpunode.workflow.converge import run_probes
 from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -131,7 +131,7 @@ def test_a_survey_is_what_each_look_is_and_one_stuck_command_delays_no_other(too
     probes = [Probe("stuck", argv=("stuck",), timeout_s=0.5)]
     probes += [Probe(f"t{number}", argv=(f"tool{number}",)) for number in range(12)]
     probes += [Probe("file", path=f"{tmp_path}/file"), Probe("glob", glob=f"{tmp_path}/*.x")]
-    evidence = look(LocalHost(), probes)
+    evidence = run_probes(LocalHost(), probes)
     assert list(evidence) == [probe.key for probe in probes]
     assert evidence["stuck"].outcome == "timeout"
     assert [evidence[f"t{number}"].text for number in range(12)] == [f"{number}\n" for number in range(12)]

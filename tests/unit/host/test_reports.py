@@ -18,7 +18,7 @@ from gpunode.facts.evidence import CUT, Capture, Evidence
 from gpunode.host import capture, reports
 from gpunode.host.capture import save
 from gpunode.host.reports import fleet, is_fleet, read
-from gpunode.workflow.doctor import diagnosed
+from gpunode.workflow.doctor import diagnose_evidence
 
 ROWS = [
     {"source": "sudo dmesg | tail", "text": "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."},
@@ -379,6 +379,6 @@ def test_what_unpacks_of_a_cut_report_is_read_and_it_is_said_that_more_is_missin
     assert found[CUT].outcome == "failed"
     assert "cut off or damaged" in found[CUT].error
     assert "Xid" in found["sudo dmesg | tail"].text
-    examined = diagnosed(found)
+    examined = diagnose_evidence(found)
     assert examined.diagnosis.roots[0].cause == "gpu-fallen-off-bus"
     assert "rest of the report" in examined.diagnosis.open_questions[-1].question

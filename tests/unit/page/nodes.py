@@ -13,7 +13,7 @@ from gpunode.diagnoses.stack import LayerState
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.patterns import Pattern
-from gpunode.workflow.doctor import Examined
+from gpunode.workflow.doctor import Examination
 
 _GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 _NARROW = "2.5GT/s (downgraded), Width x8 (downgraded)"
@@ -139,7 +139,7 @@ def hostile() -> Evidence:
     )
 
 
-def examined() -> Examined:
+def examined() -> Examination:
     """The large node with findings that no rule made, so that pages stay the same when rules are reworded."""
     seen = take_snapshot(large())
     lost = Finding(
@@ -205,26 +205,26 @@ def examined() -> Examined:
         (Shell("nvidia-smi nvlink -e"),),
         seen.matching_lines(Pattern(r"<inactive>")),
     )
-    return Examined(
+    return Examination(
         seen, Diagnosis((lost, narrow, stopped), (doubt,)), _layers(), False, ("dmesg", "/etc/nvidia/gridd.conf")
     )
 
 
-def healthy() -> Examined:
+def healthy() -> Examination:
     """The large node, had nothing happened to it."""
     layers = tuple(replace(layer, state="works", findings=()) for layer in _layers()[:-1])
     absent = LayerState("kubernetes", "Kubernetes", "absent", "no kubelet")
-    return Examined(take_snapshot(large()), Diagnosis((), ()), (*layers, absent), True)
+    return Examination(take_snapshot(large()), Diagnosis((), ()), (*layers, absent), True)
 
 
-def untold() -> Examined:
+def untold() -> Examination:
     """Too little of it to tell what is wrong."""
     doubt = OpenQuestion(
         "why the module does not load: its own message was not seen",
         (Shell("sudo dmesg | grep -i nvrm"),),
     )
     layers = tuple(replace(layer, state="unseen", seen="", findings=()) for layer in _layers())
-    return Examined(take_snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), layers, False, ("dmesg",))
+    return Examination(take_snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), layers, False, ("dmesg",))
 
 
 def _layers() -> tuple[LayerState, ...]:

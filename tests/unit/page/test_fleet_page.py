@@ -11,16 +11,16 @@ from gpunode.diagnoses.stack import State
 from gpunode.page.fleet import fleet_page
 from gpunode.page.frame import PageOrigin
 from gpunode.page.words import collapse_ranges
-from gpunode.workflow.fleet import Drift, Odd, Row
-from gpunode.workflow.picture import picture
+from gpunode.workflow.fleet import Drift, FleetRow, Outlier
+from gpunode.workflow.picture import summarize_fleet
 from tests.unit.page.nodes import HOSTILE
 from tests.unit.page.test_page import Seen
 
 ABOUT = PageOrigin("", "reports in rack7", "2026-11-21 20:00 UTC", "0.1.0")
 STATES = get_args(State)
 LAYERS = {layer: STATES[number % len(STATES)] for number, layer in enumerate(STACK)}
-ODD = Odd("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
-HEALTHY = Row(
+ODD = Outlier("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
+HEALTHY = FleetRow(
     "x", "/x", "healthy", stack=LAYERS, model="XE9680 with H100", versions={"driver": "595.91.07", "kernel": "6.8.0-88"}
 )
 BROKEN = replace(
@@ -28,11 +28,11 @@ BROKEN = replace(
     confidence="certain", summary="nouveau drives 0000:1b:00.0", advice="keep nouveau away",
     command="sudo gpunode setup",
 )  # fmt: skip
-UNREAD = Row("x", "/x", "unreadable", error="/x is damaged: not a gzipped file")
+UNREAD = FleetRow("x", "/x", "unreadable", error="/x is damaged: not a gzipped file")
 DRIFTED = replace(HEALTHY, drift=(Drift("driver", "driver", "change", "580 is installed, the recipe wants 595"),))
 
 
-def named(*rows: Row) -> tuple[Row, ...]:
+def named(*rows: FleetRow) -> tuple[FleetRow, ...]:
     files = (f"rack7-n{number:04}.tar.gz" for number in range(len(rows)))
     return tuple(
         replace(row, report=file, path=f"/captures/{file}", error=row.error.replace("/x", f"/captures/{file}"))
@@ -40,8 +40,8 @@ def named(*rows: Row) -> tuple[Row, ...]:
     )
 
 
-def made(*rows: Row, recipe: str = "") -> str:
-    return fleet_page(picture(named(*rows)), ABOUT, recipe)
+def made(*rows: FleetRow, recipe: str = "") -> str:
+    return fleet_page(summarize_fleet(named(*rows)), ABOUT, recipe)
 
 
 def test_the_page_has_each_node_and_why_it_needs_a_look() -> None:
@@ -83,13 +83,13 @@ def test_five_thousand_nodes_fit_in_five_megabytes_at_their_worst() -> None:
 
 
 def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
-    row = Row(
+    row = FleetRow(
         HOSTILE, HOSTILE, "problem", cause="nouveau-bound", title=HOSTILE, severity="error", summary=HOSTILE,
         advice=HOSTILE, command=HOSTILE, stack=LAYERS, model=HOSTILE, versions={"driver": HOSTILE, "kernel": HOSTILE},
         differences=(replace(ODD, name=HOSTILE, here=HOSTILE),), error=HOSTILE,
         drift=(Drift("x", HOSTILE, "change", HOSTILE),),
     )  # fmt: skip
-    text = fleet_page(picture([row, replace(HEALTHY, report="y", model="<style>")]), ABOUT, HOSTILE)
+    text = fleet_page(summarize_fleet([row, replace(HEALTHY, report="y", model="<style>")]), ABOUT, HOSTILE)
     seen = Seen(text)
     assert {"script", "img", "svg", "a"} & {name for name, _ in seen.tags} <= {"a"}
     assert seen.links == ["#nodes"]

@@ -13,7 +13,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.page.frame import PageOrigin
 from gpunode.page.report import node_page
 from gpunode.redaction.evidence import redact
-from gpunode.workflow.doctor import diagnosed
+from gpunode.workflow.doctor import diagnose_evidence
 from tests.unit.page import nodes
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,7 +29,7 @@ NOUVEAU = nodes.evidence(
 
 
 def made(evidence: Evidence, about: PageOrigin = ABOUT) -> str:
-    return node_page(diagnosed(redact(evidence)), about)
+    return node_page(diagnose_evidence(redact(evidence)), about)
 
 
 class Seen(html.parser.HTMLParser):

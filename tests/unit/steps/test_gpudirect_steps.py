@@ -15,7 +15,7 @@ from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES, MODULES_FILE
-from gpunode.workflow.converge import projected
+from gpunode.workflow.converge import project_stage
 from gpunode.workflow.plan import plan
 from tests.ids import by_id
 from tests.unit.steps.machines import GTX_1080, KERNEL, files, gpu, machine, planned, recipe, refusal, unit, with_driver
@@ -62,7 +62,7 @@ def test_planned_again_nothing_is_left(wanted: GpuDirect, node: Facts) -> None:
     after = node
     for stage in plan(asking(wanted), node, Node(node)):
         assert stage.refusal is None, stage.refusal
-        after = projected(after, stage)
+        after = project_stage(after, stage)
     again = plan(asking(wanted), after, Node(after))
     assert [change for stage in again for change in stage.changes] == []
 

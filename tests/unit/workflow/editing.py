@@ -14,9 +14,9 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime_edits import Target
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import Asked, CtkVerb, Done
+from gpunode.workflow.ctk import CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.events import silent
+from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.nodes import Node
 
@@ -67,25 +67,27 @@ class Machine(Node):
 
 
 def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Target:
-    return edits.looked_at(host, runtime(row), desired, about_runtime({}))
+    return edits.inspect_target(host, runtime(row), desired, about_runtime({}))
 
 
 def plan_of(
     host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd", store: Store | None = None
 ) -> CtkPlan:
-    recorded = edits.recorded(store.footprint().files) if store else {}
-    return edits.configuring(host, target_of(host, desired, row), recorded)
+    recorded = edits.recorded_edits(store.footprint().files) if store else {}
+    return edits.plan_configuring(host, target_of(host, desired, row), recorded)
 
 
-def made(host: Machine, store: Store, plan: CtkPlan, verb: CtkVerb = "configure", *, restart: bool = False) -> Done:
-    return ctk.carry_out(plan, host, store, Asked(verb, "test", restart=restart), silent)
+def made(
+    host: Machine, store: Store, plan: CtkPlan, verb: CtkVerb = "configure", *, restart: bool = False
+) -> EditResult:
+    return ctk.apply_edit(plan, host, store, EditOptions(verb, "test", restart=restart), ignore_event)
 
 
-def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Done:
+def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> EditResult:
     return made(host, store, plan_of(host, desired, row))
 
 
 def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
-    plan = edits.unconfiguring(target_of(host, desired, row), store.footprint().files)
+    plan = edits.plan_unconfiguring(target_of(host, desired, row), store.footprint().files)
     made(host, store, plan, "unconfigure")
     return plan

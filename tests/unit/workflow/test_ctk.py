@@ -17,8 +17,8 @@ from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback, standing
-from gpunode.workflow.ctk import Asked
-from gpunode.workflow.events import silent
+from gpunode.workflow.ctk import EditOptions
+from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
     DOCKER,
@@ -63,7 +63,7 @@ def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(stor
     chosen = standing.newest(store)
     assert chosen.run == done.run
     back = rollback.plan_rollback(store, host, chosen.run)
-    rollback.rollback(back, host, store, version="test", argv=(), on_event=silent)
+    rollback.rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]
 
@@ -133,7 +133,7 @@ def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) 
         raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        ctk.carry_out(plan_of(host), host, store, Asked("configure", "test", pause=stop), silent)
+        ctk.apply_edit(plan_of(host), host, store, EditOptions("configure", "test", pause=stop), ignore_event)
     assert store.runs() == ()
 
 
@@ -176,11 +176,11 @@ def test_an_earlier_debt_is_not_paid_by_a_run_that_restarts_nothing(store: Store
 
 def test_an_edit_that_was_cut_short_is_over_when_nothing_is_left_to_do(store: Store) -> None:
     store.begin("configure", version="test").close()
-    ctk.conclude(store)
+    ctk.conclude_interrupted_edit(store)
     assert store.interrupted_run() is None
     cut = store.begin("setup", version="test")
     cut.close()
-    ctk.conclude(store)
+    ctk.conclude_interrupted_edit(store)
     assert store.interrupted_run() is not None
 
 
@@ -209,11 +209,11 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
     configured(host, store)
     plan = plan_of(host)
     assert bool(plan.files) is unread
-    assert ctk.asked_for(plan, restart=False).files == ()
-    made(host, store, ctk.asked_for(plan, restart=True), restart=True)
+    assert ctk.with_restart_choice(plan, restart=False).files == ()
+    made(host, store, ctk.with_restart_choice(plan, restart=True), restart=True)
     assert host.triggered == [RESTART] * unread
     assert (
-        "was changed after containerd.service" in ctk.verdict(plan, effective(HAS), is_live=True).otherwise
+        "was changed after containerd.service" in ctk.compare_with_plan(plan, effective(HAS), is_live=True).otherwise
     ) is unread
 
 
@@ -226,10 +226,10 @@ def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> No
     configured(host, store, desired, row)
     plan = plan_of(host, desired, row)
     assert plan.files == ()
-    (again,) = ctk.asked_for(plan, restart=True).files
+    (again,) = ctk.with_restart_choice(plan, restart=True).files
     assert again.before == again.after
-    assert ctk.asleep(plan) == ""
-    verdict = ctk.verdict(plan, effective({}), is_live=True)
+    assert ctk.why_no_reload(plan) == ""
+    verdict = ctk.compare_with_plan(plan, effective({}), is_live=True)
     assert (verdict.failed, "it has failed" in verdict.otherwise) == (True, True)
     assert str(read_again_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
 
@@ -238,9 +238,9 @@ def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("=active", "=activating\nSubState=start")})
     configured(host, store)
     plan = plan_of(host)
-    assert ctk.asked_for(plan, restart=True).files
-    verdict = ctk.verdict(plan, effective({}), is_live=True)
-    assert verdict == ctk.Verdict(untold="it is still starting; try again in a moment")
+    assert ctk.with_restart_choice(plan, restart=True).files
+    verdict = ctk.compare_with_plan(plan, effective({}), is_live=True)
+    assert verdict == ctk.ConfigStatus(untold="it is still starting; try again in a moment")
 
 
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:
@@ -249,23 +249,23 @@ def effective(handlers: Mapping[str, str]) -> ctk.Effective:
 
 def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
-    assert ctk.verdict(plan_of(host), effective({}), is_live=True).pending
+    assert ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).pending
     configured(host, store)
     plan = plan_of(host)
     good = effective(HAS)
-    assert ctk.verdict(plan, good, is_live=True) == ctk.Verdict()
-    assert "handler nvidia" in ctk.verdict(plan, effective({}), is_live=True).otherwise
-    assert "image" in ctk.verdict(plan, effective({}), is_live=False).untold
-    assert "containerd is not installed" in ctk.verdict(plan, lambda _: None, is_live=True).untold
+    assert ctk.compare_with_plan(plan, good, is_live=True) == ctk.ConfigStatus()
+    assert "handler nvidia" in ctk.compare_with_plan(plan, effective({}), is_live=True).otherwise
+    assert "image" in ctk.compare_with_plan(plan, effective({}), is_live=False).untold
+    assert "containerd is not installed" in ctk.compare_with_plan(plan, lambda _: None, is_live=True).untold
 
 
 def test_a_daemon_that_does_not_run_or_reads_another_file_is_not_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("ActiveState=active", "ActiveState=inactive")})
     configured(host, store)
-    assert "is not running" in ctk.verdict(plan_of(host), effective({}), is_live=True).untold
+    assert "is not running" in ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).untold
     elsewhere = replace(IN_PLACE, config="/opt/config.toml")
     configured(host, store, elsewhere)
-    assert "/opt/config.toml" in ctk.verdict(plan_of(host, elsewhere), effective({}), is_live=True).untold
+    assert "/opt/config.toml" in ctk.compare_with_plan(plan_of(host, elsewhere), effective({}), is_live=True).untold
 
 
 def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: Store) -> None:
@@ -275,7 +275,7 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
     def broken(_: str) -> ObservedConfig | None:
         raise ChangeFailed("containerd does not say", why="toml: line 3")
 
-    assert "toml: line 3" in ctk.verdict(plan_of(host), broken, is_live=True).otherwise
+    assert "toml: line 3" in ctk.compare_with_plan(plan_of(host), broken, is_live=True).otherwise
 
 
 @pytest.mark.parametrize("row", ["docker", "containerd"])
@@ -294,8 +294,8 @@ def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str],
     plan = plan_of(host, desired, row)
     assert plan.trigger is not None
     told = (Settled(plan.trigger, 0.0, "systemd is not running here"),)
-    assert ctk.was_skipped(host, plan, ctk.Done("1", told)) is skipped
-    assert not ctk.was_skipped(host, plan, ctk.Done("1", (Settled(plan.trigger, 0.1),)))
+    assert ctk.reload_was_skipped(host, plan, ctk.EditResult("1", told)) is skipped
+    assert not ctk.reload_was_skipped(host, plan, ctk.EditResult("1", (Settled(plan.trigger, 0.1),)))
     following = read_again_command(plan, failed=False, systemd=False)
     assert following == (
         "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"

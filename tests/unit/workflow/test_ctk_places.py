@@ -15,9 +15,9 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, Runtime, runtime
 from gpunode.runtimes.installations import chosen
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import Asked
-from gpunode.workflow.edits import CtkPlan, shown
-from gpunode.workflow.events import silent
+from gpunode.workflow.ctk import EditOptions
+from gpunode.workflow.edits import CtkPlan, preview_files
+from gpunode.workflow.events import ignore_event
 from tests.unit.steps.machines import machine, unit
 from tests.unit.workflow.editing import Machine
 
@@ -39,7 +39,7 @@ def k3s() -> Runtime:
 
 
 def plan_of(host: Machine, row: Runtime) -> CtkPlan:
-    return edits.configuring(host, edits.looked_at(host, row, WISH, about_runtime({})))
+    return edits.plan_configuring(host, edits.inspect_target(host, row, WISH, about_runtime({})))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_the_products_unit_is_what_reads_it_and_no_parser_on_the_path_is_asked(s
     host = Machine({CONFIG: WITH_FOLDER})
     plan = plan_of(host, k3s())
     assert plan.trigger == Trigger("restart", "k3s.service")
-    done = ctk.carry_out(plan, host, store, Asked("configure", "test"), silent)
+    done = ctk.apply_edit(plan, host, store, EditOptions("configure", "test"), ignore_event)
     assert set(host.contents) >= {CONFIG, DROP_IN}
     assert done.checked == ""
     assert plan_of(host, k3s()).files == ()
@@ -67,10 +67,10 @@ def test_what_the_product_generates_makes_no_daemon_older_than_its_files() -> No
 @pytest.mark.parametrize(("came", "owes"), [(50.0, True), (30.0, False), (None, False)])
 def test_a_product_that_finds_the_runtime_itself_is_only_restarted(came: float | None, owes: bool) -> None:
     host = Machine({CONFIG: OLDER})
-    target = edits.looked_at(host, k3s(), WISH, about_runtime({}))
+    target = edits.inspect_target(host, k3s(), WISH, about_runtime({}))
     times = {} if came is None else {CONFIG: 10.0, TOOLKIT_LIST: came}
     facts = replace(target.facts, units={"k3s.service": Known(unit(started_at=40.0), "units")}, changed_at=times)
-    plan = edits.configuring(host, replace(target, facts=facts))
+    plan = edits.plan_configuring(host, replace(target, facts=facts))
     assert plan.written == ()
     owed = {change.path: change.triggers for change in plan.files}
     assert owed == ({CONFIG: frozenset({Trigger("restart", "k3s.service")})} if owes else {})
@@ -89,7 +89,7 @@ def test_check_asks_nobody() -> None:
     files = {CONFIG: WITH_FOLDER}
     host = Machine(files)
     first = plan_of(host, k3s())
-    after = {**host.contents, DROP_IN: shown(first)[0]}
+    after = {**host.contents, DROP_IN: preview_files(first)[0]}
     plan = plan_of(Machine(after), k3s())
-    verdict = ctk.verdict(plan, lambda _: pytest.fail("asked"), is_live=True)
+    verdict = ctk.compare_with_plan(plan, lambda _: pytest.fail("asked"), is_live=True)
     assert "generated when it starts" in verdict.untold

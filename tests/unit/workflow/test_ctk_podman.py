@@ -12,8 +12,8 @@ from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.workflow import ctk, edits
-from gpunode.workflow.ctk import Asked
-from gpunode.workflow.events import silent
+from gpunode.workflow.ctk import EditOptions
+from gpunode.workflow.events import ignore_event
 from tests.unit.workflow.nodes import Node
 from tests.unit.workflow.test_cdi_checks import SPEC, THERE, node
 from tests.unit.workflow.test_cdi_checks import Node as Looking
@@ -34,11 +34,11 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
     facts: list[Facts], tmp_path: Path
 ) -> None:
     host = Node(facts[0])
-    plan = edits.specifying(host, PODMAN, image=False)
+    plan = edits.plan_cdi_specification(host, PODMAN, image=False)
     assert (plan.about, plan.main, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
-    assert (plan.trigger, ctk.asleep(plan)) == (None, "podman has no daemon")
+    assert (plan.trigger, ctk.why_no_reload(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
-    done = ctk.carry_out(plan, host, store, Asked("configure", "1"), silent)
+    done = ctk.apply_edit(plan, host, store, EditOptions("configure", "1"), ignore_event)
     assert [settled.trigger for settled in done.settled] == [Trigger("cdi")]
     assert isinstance(done.settled[0], Settled)
     assert SPEC not in host.files
@@ -47,8 +47,8 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
 
 def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
     facts[0] = node()
-    assert edits.specifying(Looking(), PODMAN, image=False).files == ()
-    assert ctk.offered(Looking(), PODMAN, image=False) == ctk.Verdict()
-    broken = ctk.offered(Looking(THERE[1:]), PODMAN, image=False)
+    assert edits.plan_cdi_specification(Looking(), PODMAN, image=False).files == ()
+    assert ctk.check_cdi_devices(Looking(), PODMAN, image=False) == ctk.ConfigStatus()
+    broken = ctk.check_cdi_devices(Looking(THERE[1:]), PODMAN, image=False)
     assert f"{SPEC} names missing files: /dev/nvidia0" in broken.otherwise
-    assert ctk.offered(Looking(), PODMAN, image=True).untold == "nothing runs in an image"
+    assert ctk.check_cdi_devices(Looking(), PODMAN, image=True).untold == "nothing runs in an image"

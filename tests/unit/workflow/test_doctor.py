@@ -7,11 +7,11 @@ from gpunode.facts.evidence import Capture, Found, encode_found
 from gpunode.facts.examination import EXAMINATION
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.evidence import redact
-from gpunode.workflow.doctor import diagnosed
+from gpunode.workflow.doctor import diagnose_evidence
 
 
 def test_what_the_system_kept_from_us_is_named() -> None:
-    examined = diagnosed({
+    examined = diagnose_evidence({
         "kernel-journal": Capture("journalctl -k", "denied", error="No journal files were opened"),
         "dmesg": Capture("dmesg", "ok", b""),
         "file:/etc/shadow": Capture("/etc/shadow", "denied"),
@@ -25,7 +25,7 @@ def test_what_the_system_kept_from_us_is_named() -> None:
 def test_the_text_of_a_wrapper_script_is_no_complaint() -> None:
     script = b'#!/bin/sh\n[ -e /x ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }\n'
     found = encode_found(iter([Found("/usr/bin/nvidia-ctk", data=script)]))
-    said = diagnosed({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
+    said = diagnose_evidence({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
     assert [line for doubt in said.open_questions for line in doubt.citations] == []
 
 
@@ -36,7 +36,7 @@ def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
     for captures in (evidence, redact(evidence)):
         derive(captures)
         derive(captures, image=True)
-        assert diagnosed(captures).diagnosis.bugs == ()
+        assert diagnose_evidence(captures).diagnosis.bugs == ()
 
 
 def test_what_a_user_sees_in_part_is_named_too() -> None:
@@ -50,16 +50,16 @@ def test_what_a_user_sees_in_part_is_named_too() -> None:
         "modprobe-d": Capture("/etc/modprobe.d/*", "ok", encode_found(iter(files))),
     }
     wanted = ("journalctl -n 0 --no-pager", "lslocks -u -n -o COMMAND,PID,PATH", "nvidia-smi mig -lgi")
-    assert diagnosed(evidence).denied == (*wanted, "/etc/modprobe.d/b.conf")
+    assert diagnose_evidence(evidence).denied == (*wanted, "/etc/modprobe.d/b.conf")
     fine = {"locks": Capture("lslocks -u -n -o COMMAND,PID,PATH", "ok", b"apt 225 /var/lib/dpkg/lock\n", "", 0)}
-    assert diagnosed(fine).denied == ()
+    assert diagnose_evidence(fine).denied == ()
 
 
 def test_a_folder_that_is_closed_to_us_takes_nothing_away_of_the_others() -> None:
     found = encode_found(iter([Found("/home/a/.config/docker/daemon.json", data=b'{"runtimes": {}}')]))
     source = "/home/*/.config/docker/daemon.json"
     evidence = {"docker-user": Capture(source, "denied", found, "/home/b: Permission denied")}
-    examined = diagnosed(evidence)
+    examined = diagnose_evidence(evidence)
     assert examined.denied == (source,)
     assert examined.snapshot.file("/home/a/.config/docker/daemon.json") is not None
 
@@ -72,7 +72,7 @@ CPU_ONLY = {
 
 
 def test_a_machine_without_a_gpu_misses_none_of_nvidias_tools() -> None:
-    examined = diagnosed(CPU_ONLY)
+    examined = diagnose_evidence(CPU_ONLY)
     (doubt,) = examined.diagnosis.open_questions
     assert (examined.verdict, doubt.citations) == ("unknown", ())
     assert "should this machine have a GPU" in doubt.question
@@ -82,7 +82,7 @@ def test_a_machine_without_a_gpu_misses_none_of_nvidias_tools() -> None:
 
 def test_with_a_gpu_a_tool_that_fails_is_a_complaint() -> None:
     gpu = Capture("lspci -nn", "ok", b"07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0] (rev a1)\n")
-    assert diagnosed({**CPU_ONLY, "lspci": gpu}).verdict != "healthy"
+    assert diagnose_evidence({**CPU_ONLY, "lspci": gpu}).verdict != "healthy"
 
 
 def test_a_fault_that_the_roots_power_cycle_settles_has_no_steps_of_its_own() -> None:
@@ -92,7 +92,7 @@ def test_a_fault_that_the_roots_power_cycle_settles_has_no_steps_of_its_own() ->
         ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri"),
         ("modinfo -F version nvidia", "550.127.05"),
     )
-    lost, mismatch = diagnosed(pasted.evidence(rows)).diagnosis.roots
+    lost, mismatch = diagnose_evidence(pasted.evidence(rows)).diagnosis.roots
     assert lost.cause == "gpu-fallen-off-bus"
     assert [(fix.kind, fix.commands) for fix in mismatch.remedy] == [("reboot", ())]
     assert lost.cause in mismatch.remedy[0].text

@@ -32,7 +32,7 @@ from tests.unit.workflow.editing import (
 
 
 def target(host: Machine, row: Runtime, desired: DesiredConfig = IN_PLACE) -> Target:
-    return edits.looked_at(host, row, desired, about_runtime({}))
+    return edits.inspect_target(host, row, desired, about_runtime({}))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> No
     a, b, c, d = (FileState(text) for text in (b"A", b"B", b"B, theirs", b"D, theirs"))
     trail = trail_of(FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d))
     row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _desired: ObservedConfig())
-    plan = edits.unconfiguring(target(Machine({CONTAINERD: d}), row), {CONTAINERD: trail})
+    plan = edits.plan_unconfiguring(target(Machine({CONTAINERD: d}), row), {CONTAINERD: trail})
     assert asked == [
         (b"D, theirs", RecordedEdit(b"B, theirs", b"D, theirs")),
         (b"B, theirs", RecordedEdit(b"A", b"B")),
@@ -95,7 +95,7 @@ def test_what_is_forgotten_is_no_former_state() -> None:
         return ConfigEdit(())
 
     row = replace(runtime("containerd"), unconfigure=unconfigure)
-    edits.unconfiguring(target(Machine({CONTAINERD: PLAIN}), row), {CONTAINERD: forgotten})
+    edits.plan_unconfiguring(target(Machine({CONTAINERD: PLAIN}), row), {CONTAINERD: forgotten})
     assert seen == [{}]
 
 
@@ -107,7 +107,7 @@ def test_the_folder_that_was_made_for_a_drop_in_goes_with_it() -> None:
     row = replace(
         runtime("containerd"), unconfigure=lambda _files, _desired, _former: ConfigEdit((Edit(DROP_IN, b"x", None),))
     )
-    (change,) = edits.unconfiguring(target(host, row, IN_DROP_IN), trails).files
+    (change,) = edits.plan_unconfiguring(target(host, row, IN_DROP_IN), trails).files
     assert change.folders == ("/etc/containerd/conf.d",)
 
 
@@ -131,33 +131,33 @@ def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -
 )
 def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int, ...] | None) -> None:
     host = Machine({}, {"containerd --version": printed})
-    assert edits.find(host, runtime("containerd"), DesiredConfig()).desired.version == version
+    assert edits.find_target(host, runtime("containerd"), DesiredConfig()).desired.version == version
 
 
 def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
     host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
-    assert edits.find(host, runtime("docker"), DesiredConfig(cdi=True)).desired.version == (28, 5, 2)
-    assert edits.find(host, runtime("docker"), DesiredConfig()).desired.version is None
+    assert edits.find_target(host, runtime("docker"), DesiredConfig(cdi=True)).desired.version == (28, 5, 2)
+    assert edits.find_target(host, runtime("docker"), DesiredConfig()).desired.version is None
 
 
 def test_the_first_dump_that_is_there_is_the_source() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})
-    assert edits.find(host, runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
+    assert edits.find_target(host, runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
 
 
 def test_a_dump_that_fails_is_told_in_the_programs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({})
     with pytest.raises(Refused, match="containerd config dump"):
-        edits.find(host, runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
+        edits.find_target(host, runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
 
 
 def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     plan = plan_of(host)
     configured(host, store)
-    assert edits.shown(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
-    assert edits.shown(plan_of(host)) == (host.contents[CONTAINERD],)
+    assert edits.preview_files(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
+    assert edits.preview_files(plan_of(host)) == (host.contents[CONTAINERD],)
 
 
 CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
@@ -166,11 +166,11 @@ K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
 def test_the_containerd_that_the_kubelet_uses_is_the_one_that_is_meant() -> None:
     host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"})
-    where = edits.find(host, runtime("containerd"), IN_PLACE, image=True)
+    where = edits.find_target(host, runtime("containerd"), IN_PLACE, image=True)
     assert (where.row.product, where.row.config) == ("k3s", K3S)
-    named = edits.find(host, runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
+    named = edits.find_target(host, runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
     assert named.row.product == ""
-    assert edits.find(host, runtime("docker"), DOCKER, image=True).row is runtime("docker")
+    assert edits.find_target(host, runtime("docker"), DOCKER, image=True).row is runtime("docker")
 
 
 KUBELET = {
@@ -184,7 +184,7 @@ def test_a_kubelet_gets_its_cri_plugin_and_its_cgroup_driver_where_there_is_none
     text: bytes, systemd: bool
 ) -> None:
     host = Machine({CONTAINERD: text, **KUBELET})
-    desired = edits.find(host, runtime("containerd"), IN_PLACE, image=True).desired
+    desired = edits.find_target(host, runtime("containerd"), IN_PLACE, image=True).desired
     assert (desired.enable_cri, desired.systemd_cgroup) == (True, systemd)
-    bare = edits.find(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).desired
+    bare = edits.find_target(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).desired
     assert (bare.enable_cri, bare.systemd_cgroup) == (False, False)

@@ -13,8 +13,8 @@ from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import Found
 from gpunode.workflow import fleet, side_by_side
-from gpunode.workflow.fleet import Row, rows
-from gpunode.workflow.picture import tallies, worst
+from gpunode.workflow.fleet import FleetRow, fleet_rows
+from gpunode.workflow.picture import overall_verdict, tally_causes
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
@@ -38,7 +38,7 @@ def test_each_report_has_a_row_and_the_broken_ones_say_why(tmp_path: Path) -> No
         Found("gone.json", str(tmp_path / "gone.json")),
         report(tmp_path / "c.json"),
     ]
-    answers = list(rows(found, processes=2))
+    answers = list(fleet_rows(found, processes=2))
     assert [row.report for row in answers] == [one.name for one in found]
     assert [row.status for row in answers] == ["problem", "unreadable", "unknown", "unreadable", "problem"]
     assert answers[0].cause == answers[4].cause == "nouveau-bound"
@@ -62,7 +62,7 @@ def test_a_report_that_kills_its_process_costs_its_own_row_alone(
         return _killed(name) if name.endswith("killer.json") else read(name)
 
     monkeypatch.setattr(reports, "read", dying)
-    answers = {row.report: row for row in rows(found, processes=1)}
+    answers = {row.report: row for row in fleet_rows(found, processes=1)}
     assert answers["killer.json"].status == "unreadable"
     assert "was killed" in answers["killer.json"].error
     assert answers["a.json"].cause == answers["b.json"].cause == "nouveau-bound"
@@ -89,13 +89,13 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
     read = reports.read
     monkeypatch.setattr(reports, "read", large)
     monkeypatch.setattr(side_by_side, "_pool", noted)
-    answers = {row.report: row for row in rows(found, processes=16)}
+    answers = {row.report: row for row in fleet_rows(found, processes=16)}
     assert given == [(4, 512 << 20), (1, 2 << 30)]
     assert answers["b.json"].error == "it took more than 2.0 GiB of memory"
     assert answers["a.json"].cause == "nouveau-bound"
     given.clear()
     monkeypatch.setattr(side_by_side, "available_bytes", lambda: 0)
-    assert len(list(rows(found[:1], processes=16))) == 1
+    assert len(list(fleet_rows(found[:1], processes=16))) == 1
     assert given == [(1, 512 << 20)]
 
 
@@ -106,18 +106,18 @@ def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(reports, "read", endless)
     monkeypatch.setattr(side_by_side, "_PROCESSOR_S", 0.05)
-    (row,) = rows([report(tmp_path / "a.json")])
+    (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
 
 
 def test_a_bug_of_ours_is_told_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "read", _killed)
-    (row,) = rows([report(tmp_path / "a.json")])
+    (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert row.error == "a bug in gpunode: ValueError: a bug"
 
 
-def row(name: str, status: fleet.Status, cause: str = "", *others: str) -> Row:
-    return Row(name, f"/x/{name}", status, cause=cause, others=others)
+def row(name: str, status: fleet.Status, cause: str = "", *others: str) -> FleetRow:
+    return FleetRow(name, f"/x/{name}", status, cause=cause, others=others)
 
 
 def test_causes_are_counted_the_most_frequent_first_and_further_roots_too() -> None:
@@ -127,13 +127,13 @@ def test_causes_are_counted_the_most_frequent_first_and_further_roots_too() -> N
         row("c", "healthy"),
         row("d", "unreadable"),
     ]
-    counted = tallies(answers)
+    counted = tally_causes(answers)
     assert next((one.cause, one.reports) for one in counted) == ("nouveau-bound", ("a", "b"))
     assert len(counted) == 2
     assert all(one.title for one in counted)
 
 
 def test_the_worst_of_all_is_the_answer() -> None:
-    assert worst([row("a", "healthy")]) == "healthy"
-    assert worst([row("a", "healthy"), row("b", "unreadable")]) == "unknown"
-    assert worst([row("a", "unknown"), row("b", "problem", "nouveau-bound")]) == "problem"
+    assert overall_verdict([row("a", "healthy")]) == "healthy"
+    assert overall_verdict([row("a", "healthy"), row("b", "unreadable")]) == "unknown"
+    assert overall_verdict([row("a", "unknown"), row("b", "problem", "nouveau-bound")]) == "problem"

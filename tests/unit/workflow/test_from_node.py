@@ -12,7 +12,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
-from gpunode.workflow.from_node import recipe_of
+from gpunode.workflow.from_node import recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, UBUNTU, gpu, machine, unit, with_driver
@@ -40,9 +40,9 @@ def asks_for_nothing(found: Recipe, node: Facts) -> bool:
 def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
     if isinstance(node.packages_interrupted, Known) and node.packages_interrupted.value:
         with pytest.raises(Refused, match="was interrupted on this node"):
-            recipe_of(node, HOST)
+            recipe_from_node(node, HOST)
         return
-    found = recipe_of(node, HOST)
+    found = recipe_from_node(node, HOST)
     assert asks_for_nothing(found, node)
     again = parse(render(found), "from-node.toml", lambda _place: "")
     assert asks_for_nothing(again, node)
@@ -60,7 +60,7 @@ def hand_built(**more: object) -> Facts:
 
 
 def test_it_says_what_the_node_is() -> None:
-    found = recipe_of(hand_built(), HOST)
+    found = recipe_from_node(hand_built(), HOST)
     assert (found.driver.version, found.driver.flavour, found.driver.scope) == ("580", "auto", "compute")
     assert (found.runtime.name, found.runtime.default) == ("docker", True)
     assert found.toolkit.version == "auto"
@@ -76,7 +76,7 @@ def test_a_refusal_does_not_hide_what_comes_after_it() -> None:
     )
     packages = {"docker-ce": PackageState("5:28.5.2-1"), "nvidia-container-toolkit": PackageState("1.19.1-1")}
     node = hand_built(packages=packages, files={"/etc/apt/sources.list": rival, DAEMON_JSON: _docker()})
-    found = recipe_of(node, HOST)
+    found = recipe_from_node(node, HOST)
     assert {"toolkit-repository", "toolkit"} <= set(found.skip)
     assert asks_for_nothing(found, node)
 
@@ -87,37 +87,37 @@ def _docker(desired: DesiredConfig = DesiredConfig()) -> bytes:  # noqa: B008 - 
 
 
 def test_in_a_container_the_driver_is_somebody_elses() -> None:
-    found = recipe_of(hand_built(platform=Platform("container", "lxc")), HOST)
+    found = recipe_from_node(hand_built(platform=Platform("container", "lxc")), HOST)
     assert found.driver.version == "none"
     assert asks_for_nothing(found, hand_built(platform=Platform("container", "lxc")))
 
 
 def test_a_distributions_own_driver_is_left_to_its_owner() -> None:
     node = machine(distro=UBUNTU, packages={"nvidia-driver-580-server-open": "580.95.05-0ubuntu1"})
-    found = recipe_of(node, HOST)
+    found = recipe_from_node(node, HOST)
     assert found.driver.version == "none"
     assert asks_for_nothing(found, node)
 
 
 def test_a_runtime_that_is_run_by_another_binary_is_left_as_it_is() -> None:
     own = b'{"runtimes": {"nvidia": {"path": "/opt/mine/nvidia-container-runtime"}}}'
-    found = recipe_of(hand_built(files={DAEMON_JSON: own}), HOST)
+    found = recipe_from_node(hand_built(files={DAEMON_JSON: own}), HOST)
     assert "runtime-config" in found.skip
 
 
 def test_a_file_that_cannot_be_read_names_no_runtime() -> None:
-    assert recipe_of(hand_built(files={DAEMON_JSON: b"{,}", CONTAINERD: b"= ="}), HOST).runtime.name == "none"
+    assert recipe_from_node(hand_built(files={DAEMON_JSON: b"{,}", CONTAINERD: b"= ="}), HOST).runtime.name == "none"
 
 
 def test_a_node_without_a_gpu_has_no_recipe() -> None:
     with pytest.raises(Refused, match="no NVIDIA GPU"):
-        recipe_of(machine(gpus=()), HOST)
+        recipe_from_node(machine(gpus=()), HOST)
 
 
 def test_a_vgpu_guest_keeps_its_own_driver() -> None:
     vgpu = gpu("13bd", subsystem=("10de", "11cc"))
     node = with_driver("580.95.05", open_module=False, gpus=(vgpu,))
-    found = recipe_of(node, HOST)
+    found = recipe_from_node(node, HOST)
     assert found.driver.version == "none"
     assert asks_for_nothing(found, node)
 
@@ -126,6 +126,6 @@ def test_a_podman_that_finds_gpus_as_cdi_devices_is_in_the_recipe() -> None:
     spec = b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n"
     with_podman = {**TOOLKIT, "podman": PackageState("5.4.2-1")}
     node = with_driver("580.95.05", packages=with_podman, files={"/var/run/cdi/nvidia.yaml": spec})
-    found = recipe_of(node, HOST)
+    found = recipe_from_node(node, HOST)
     assert (found.runtime.name, found.runtime.install) == ("podman", "never")
-    assert recipe_of(with_driver("580.95.05", packages=with_podman), HOST).runtime.name == "none"
+    assert recipe_from_node(with_driver("580.95.05", packages=with_podman), HOST).runtime.name == "none"

@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
-from gpunode.workflow.locking import lacked, lock_of
+from gpunode.workflow.locking import create_lock, missing_versions_error
 from gpunode.workflow.plan import plan
 from tests.ids import by_id, by_name
 from tests.unit.steps.machines import machine, recipe, with_driver
@@ -34,7 +34,7 @@ OTHERS = {
 def written(wanted: Recipe, facts: Facts, solver: object = None) -> VersionLock:
     node = Node(facts, solver=solver)  # type: ignore[arg-type]
     plans = [stage for stage in plan(wanted, facts, node) if stage.stage != "sources"]
-    return lock_of(wanted, facts, plans, "f.lock")
+    return create_lock(wanted, facts, plans, "f.lock")
 
 
 def test_it_holds_what_steps_ask_for_and_what_came_along_with_the_driver() -> None:
@@ -87,7 +87,7 @@ def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
 
     node = Node(facts, solver=solver)
     plans = plan(recipe("containerd"), facts, node, ["toolkit", "driver", "runtime-install"])
-    lock = lock_of(recipe("containerd"), facts, plans, "f.lock")
+    lock = create_lock(recipe("containerd"), facts, plans, "f.lock")
     assert {lock.packages[name] for name in TOOLKIT_PACKAGES} == {"1.19.1-1"}
 
 
@@ -100,7 +100,7 @@ def test_versions_that_nobody_knows_yet_are_not_guessed() -> None:
 
 def test_what_the_archive_lacks_is_named() -> None:
     lock = VersionLock("f.lock", "r", "debian", "12", "amd64", by_id({"nvidia-driver-cuda": "580.1-1"}))
-    refused = lacked([(PackageId("nvidia-driver-cuda"), "580.1-1")], "E: Version", lock)
+    refused = missing_versions_error([(PackageId("nvidia-driver-cuda"), "580.1-1")], "E: Version", lock)
     assert refused is not None
     assert "nvidia-driver-cuda 580.1-1" in refused.what
     assert refused.exit_code == 3
@@ -109,7 +109,7 @@ def test_what_the_archive_lacks_is_named() -> None:
 @pytest.mark.parametrize("missing", [[], [("other", "9")], [("nvidia-driver-cuda", "9")]])
 def test_another_problem_is_not_the_locks(missing: list[tuple[str, str]]) -> None:
     assert (
-        lacked(
+        missing_versions_error(
             [(PackageId(name), version) for name, version in missing],
             "E: refused",
             VersionLock("f.lock", "r", "debian", "12", "amd64", by_id({"nvidia-driver-cuda": "1-1"})),

@@ -11,7 +11,7 @@ from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
 from gpunode.facts.model import Known
 from gpunode.facts.probes import probes
 from gpunode.host.capture import CaptureHost
-from gpunode.workflow.converge import look_around
+from gpunode.workflow.converge import probe_with_runtimes
 
 PLACE = "/sys/bus/pci/devices/0000:01:00.0/modalias"
 ALIAS = b"pci:v000010DEd00001B80sv00001043sd000085AAbc03sc00i00\n"
@@ -24,7 +24,7 @@ def looked(seen: Mapping[str, Capture]) -> Evidence:
         def look(self, probe: Probe, /) -> Capture:
             return {"pci-driver": NO_DRIVERS, **seen}.get(probe.key) or super().look(probe)
 
-    return look_around(Host({}), probes())
+    return probe_with_runtimes(Host({}), probes())
 
 
 def modaliases(*found: Found) -> Capture:

@@ -12,7 +12,7 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.driver import CONFLICTS
 from gpunode.workflow.converge import StagePlan, StepPlan
-from gpunode.workflow.loss import lost_packages, offered_by_look, refuse_loss
+from gpunode.workflow.loss import archive_lookup, lost_packages, refuse_loss
 from gpunode.workflow.origins import archives_behind
 from tests.unit.steps.machines import machine
 
@@ -45,7 +45,7 @@ PLAN = purging(purge("nvidia-dkms-470"), purge("libcuda1"), purge("residue", res
 
 
 def test_what_no_archive_has_in_any_version_is_lost() -> None:
-    lost = lost_packages(PLAN, NODE, offered_by_look(WithIndex(INDEX), NODE))
+    lost = lost_packages(PLAN, NODE, archive_lookup(WithIndex(INDEX), NODE))
     assert lost is not None
     assert [str(one.id) for one in lost] == ["nvidia-dkms-470"]
     with pytest.raises(Refused, match=r"nvidia-dkms-470 470\.256\.02-1") as caught:
@@ -55,7 +55,7 @@ def test_what_no_archive_has_in_any_version_is_lost() -> None:
 
 
 def test_without_an_index_nobody_knows_and_without_a_purge_nobody_asks() -> None:
-    assert lost_packages(PLAN, NODE, offered_by_look(WithIndex(""), NODE)) is None
+    assert lost_packages(PLAN, NODE, archive_lookup(WithIndex(""), NODE)) is None
 
     def asked(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         raise AssertionError(packages)

@@ -15,7 +15,7 @@ from gpunode.journal.store import Store
 from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.steps import daemons, gpudirect, kernel, mig
 from gpunode.workflow.reboot import resume_unit
-from gpunode.workflow.recovery import MARK, backlog, find_lost_record
+from gpunode.workflow.recovery import MARK, find_backlog, find_lost_record
 from gpunode.workflow.remove import find_remainder, plan_removal
 from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
@@ -41,7 +41,7 @@ def test_everything_that_gpunode_alone_writes_begins_with_the_mark() -> None:
 
 
 def test_files_without_a_record_are_said_with_the_packages_under_their_pin(store: Store) -> None:
-    left = backlog(store, node())
+    left = find_backlog(store, node())
     assert left.lost is not None
     assert (left.lost.files, tuple(map(str, left.lost.packages))) == ((PIN_FILE, BLACKLIST), ("libcuda1",))
     (note,) = left.notes

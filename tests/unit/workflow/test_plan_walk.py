@@ -15,8 +15,8 @@ from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES, STEPS
-from gpunode.workflow.converge import StagePlan, notes_of, raise_refusal
-from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal
+from gpunode.workflow.plan import has_pending_work, plan
 from tests.laws.nodes import facts, recipes
 from tests.unit.steps.machines import CONTAINERD, machine, names, recipe, with_driver
 from tests.unit.workflow.nodes import Node
@@ -113,7 +113,7 @@ def test_apts_refusal_stands_in_the_plan_in_its_own_words() -> None:
     host = Node(node, solver=lambda _changes: Simulation((), "E: Unable to correct problems"))
     plans = plan(recipe("containerd"), node, host, ["runtime-install"])
     assert [stage.unresolved for stage in plans if stage.unresolved] == ["E: Unable to correct problems"]
-    assert pending(plans)
+    assert has_pending_work(plans)
 
 
 @settings(deadline=None)
@@ -141,7 +141,7 @@ def test_nothing_that_is_no_drivers_is_ever_purged(wanted: Recipe, node: Facts) 
 def test_a_file_that_another_manager_calls_its_own_is_named_before_it_is_changed() -> None:
     text = b"# rack 7\n# Ansible managed\nversion = 2\n"
     plans = plan(recipe("containerd"), with_driver(files={CONTAINERD: text}), Node(machine()))
-    (note,) = [note for note in notes_of(plans) if CONTAINERD in note]
+    (note,) = [note for note in collect_notes(plans) if CONTAINERD in note]
     assert f"{CONTAINERD}:2" in note
     assert "Ansible" in note
     assert "make the change there, too" in note
@@ -150,11 +150,11 @@ def test_a_file_that_another_manager_calls_its_own_is_named_before_it_is_changed
 def test_a_comment_that_names_no_program_is_quoted_and_no_program_is_made_up() -> None:
     text = b"# site config, do not edit without ticket OPS-1234\nversion = 2\n"
     plans = plan(recipe("containerd"), with_driver(files={CONTAINERD: text}), Node(machine()))
-    (note,) = [note for note in notes_of(plans) if f"{CONTAINERD}:1" in note]
+    (note,) = [note for note in collect_notes(plans) if f"{CONTAINERD}:1" in note]
     assert "'# site config, do not edit without ticket OPS-1234'" in note
     assert "if a tool writes this file" in note
 
 
 def test_a_file_that_is_left_alone_is_not_named() -> None:
     facts = machine(files={"/etc/modprobe.d/site.conf": b"# Ansible managed\n"})
-    assert not [note for note in notes_of(plan(recipe("containerd"), facts, Node(facts))) if "Ansible" in note]
+    assert not [note for note in collect_notes(plan(recipe("containerd"), facts, Node(facts))) if "Ansible" in note]

@@ -73,10 +73,10 @@ def test_a_mig_layout_is_not_changed_under_a_pod_that_only_holds_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML names no process of it."""
-    monkeypatch.setattr(mig_layouts, "_gpus", lambda _: {})
+    monkeypatch.setattr(mig_layouts, "_gpus_by_uuid", lambda _: {})
     text = json.dumps({"Data": {"PodDeviceEntries": [entry({"0": [GPU]})]}})
     change = MigChange(GPU, MigLayout(enabled=False), MigLayout(enabled=True))
     with pytest.raises(DrainRequired, match="would take the GPU from pods") as refused:
-        mig_layouts.refuse_clients(node(tmp_path, text), [change])
+        mig_layouts.refuse_gpu_clients(node(tmp_path, text), [change])
     assert f"pod {POD} (nvidia.com/gpu)" in refused.value.why
-    mig_layouts.refuse_clients(LocalHost(str(tmp_path / "empty")), [change])
+    mig_layouts.refuse_gpu_clients(LocalHost(str(tmp_path / "empty")), [change])

@@ -13,7 +13,12 @@ from gpunode.journal.history import InterruptedRun
 from gpunode.journal.record import Begin, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.workflow.recovery import half_written, marks_missing, record_what_was_made, told
+from gpunode.workflow.recovery import (
+    describe_interrupted_run,
+    missing_marks,
+    possible_temporary_files,
+    record_what_was_made,
+)
 from tests.ids import by_id
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.nodes import Node
@@ -37,14 +42,14 @@ PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")
     ],
 )
 def test_how_far_it_came_is_said(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
-    assert told(InterruptedRun(BEGIN, made, begun), "this run finishes it") == (
+    assert describe_interrupted_run(InterruptedRun(BEGIN, made, begun), "this run finishes it") == (
         "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
 
 
 def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_file() -> None:
-    paths = half_written(InterruptedRun(BEGIN, (), (FILE, *PACKAGES)))
+    paths = possible_temporary_files(InterruptedRun(BEGIN, (), (FILE, *PACKAGES)))
     assert paths == (
         "/etc/modprobe.d/x.conf",
         "/etc/containerd/config.toml",
@@ -63,10 +68,10 @@ def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
     cut = InterruptedRun(BEGIN, (), (FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
-    assert marks_missing(cut, by_id(installed)) == (
+    assert missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
-    assert marks_missing(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
+    assert missing_marks(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
 
 
 class TestRecordWhatWasMade:
@@ -152,6 +157,6 @@ def test_packages_that_a_cut_run_did_not_remove_are_automatic_again(verb: Verb) 
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
     cut = InterruptedRun(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
-    assert marks_missing(cut, by_id(installed)) == (
+    assert missing_marks(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )

@@ -11,7 +11,7 @@ from gpunode.packages.deb import status as dpkg
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
 from gpunode.steps.packages import REPAIR
-from gpunode.workflow.repair import unfinished
+from gpunode.workflow.repair import find_repair
 from tests.unit.steps.machines import machine, planned
 
 WHOLE = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
@@ -24,5 +24,5 @@ def test_setup_and_rollback_have_one_notion_of_what_dpkg_left_unfinished(state: 
     status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
     facts = replace(machine(), packages_interrupted=Known(dpkg.interrupted(dpkg.entries(status), ()), "test"))
     is_unfinished = state in {"half-installed", "unpacked", "half-configured"}
-    assert unfinished(facts) == (REPAIR_COMMAND if is_unfinished else None)
+    assert find_repair(facts) == (REPAIR_COMMAND if is_unfinished else None)
     assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())

@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
-from gpunode.workflow.prospects import prospect
+from gpunode.workflow.prospects import preview_rollback
 from gpunode.workflow.rollback import RollbackResult, mark_undone, plan_rollback, rollback
 from gpunode.workflow.standing import named, newest, undone
 from tests.fakes.journals import forget
@@ -404,7 +404,7 @@ def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: No
     ]
 
     def told(host: Node) -> list[str]:
-        return [prospect(store, host, run) for run in store.runs()]
+        return [preview_rollback(store, host, run) for run in store.runs()]
 
     assert told(host) == [
         "can be undone now: needs --packages",

@@ -37,13 +37,13 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe, Runtime
-from gpunode.workflow.converge import StagePlan, projected
-from gpunode.workflow.events import Event, Told
-from gpunode.workflow.plan import pending
+from gpunode.workflow.converge import StagePlan, project_stage
+from gpunode.workflow.events import Event, Notice
+from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.reboot import Resume
-from gpunode.workflow.recovery import Backlog, backlog
+from gpunode.workflow.recovery import Backlog, find_backlog
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
-from gpunode.workflow.verify import configuration
+from gpunode.workflow.verify import check_configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
 
@@ -66,7 +66,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def run(node: Facts, host: Node, store: Store, wanted: Recipe, asked: SetupOptions = ONLY_CONFIG) -> SetupResult:
-    return setup(wanted, host, store, node, advance=projected, options=asked, tell=lambda _event: None)
+    return setup(wanted, host, store, node, advance=project_stage, options=asked, tell=lambda _event: None)
 
 
 def containerd(**more: object) -> Facts:
@@ -332,8 +332,10 @@ def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_ba
 
 def told(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]:
     events: list[Event] = []
-    done = setup(recipe("containerd"), host, store, node, advance=projected, options=ONLY_CONFIG, tell=events.append)
-    return done, [event.text for event in events if isinstance(event, Told)]
+    done = setup(
+        recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, tell=events.append
+    )
+    return done, [event.text for event in events if isinstance(event, Notice)]
 
 
 def test_a_run_that_was_cut_short_is_told_and_finished(store: Store) -> None:
@@ -397,11 +399,11 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     node = converged(since - 1)
     host = Node(node)
     told: list[Event] = []
-    done = setup(recipe("containerd"), host, store, node, advance=projected, options=ONLY_CONFIG, tell=told.append)
+    done = setup(recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, tell=told.append)
     assert host.triggered == [RESTART]
     assert store.pending_triggers() == {}
     assert done.changed
-    assert any(isinstance(event, Told) and "containerd.service" in event.text for event in told)
+    assert any(isinstance(event, Notice) and "containerd.service" in event.text for event in told)
 
 
 def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> None:
@@ -411,16 +413,16 @@ def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> 
     failed.commit("failed", "the initramfs could not be rebuilt")
     whole = replace(node, files=converged(None).files)
 
-    left = backlog(store, whole)
+    left = find_backlog(store, whole)
 
     assert left.owed == (cold,)
-    assert pending((), left)
+    assert has_pending_work((), left)
     assert str(left) == "an earlier run failed and left this undone: initramfs"
-    check = configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
+    check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
     assert (check.status, check.detail) == ("failed", "still to do: initramfs")
     _, (said,) = told(whole, Node(whole), store)
     assert said.startswith(str(left))
-    assert not backlog(store, whole)
+    assert not find_backlog(store, whole)
 
 
 @pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
@@ -431,14 +433,14 @@ def test_cut_short_is_said_of_what_was_cut_short_alone(store: Store, cut: bool, 
         begun.close()
     else:
         begun.commit("interrupted", "SIGINT")
-    assert str(backlog(store, converged(None))) == f"an earlier run {words} and left this undone: {RESTART}"
+    assert str(find_backlog(store, converged(None))) == f"an earlier run {words} and left this undone: {RESTART}"
 
 
 def test_whoever_may_not_read_the_journal_is_told_so_and_no_check_passes(store: Store) -> None:
     left = Backlog(unread="only root may read the journal")
-    assert not pending((), left)
+    assert not has_pending_work((), left)
     node = converged(None)
-    check = configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
+    check = check_configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
     assert check.status == "not run"
     assert left.unread in check.detail
 
@@ -533,11 +535,11 @@ def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Sto
     heard: list[str] = []
 
     def tell(event: Event) -> None:
-        if isinstance(event, Told):
+        if isinstance(event, Notice):
             assert not any(isinstance(change, PackageChange) for change in host.made)
             heard.append(event.text)
 
-    setup(recipe(), host, store, node, advance=projected, options=replace(ASKED, only=DRIVER_ALONE), tell=tell)
+    setup(recipe(), host, store, node, advance=project_stage, options=replace(ASKED, only=DRIVER_ALONE), tell=tell)
     assert "the new driver needs libcuda1, which is upgraded" in heard[-1]
     gone = {str(change.id) for change in host.made if isinstance(change, PackageChange) and change.after is None}
     assert gone == {"nvidia-driver"}
@@ -589,7 +591,7 @@ def test_an_upgrade_reads_the_index_and_is_done_when_the_newest_is_there(store: 
         return Simulation(tuple(Action("install", c.id, newest, "595.91.07-1") for c in changes))
 
     def advance(facts: Facts, stage: StagePlan) -> Facts:
-        after = projected(facts, stage)
+        after = project_stage(facts, stage)
         host.solver = lambda _changes: Simulation(())
         return after
 

@@ -37,7 +37,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.events import silent
+from gpunode.workflow.events import ignore_event
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, failure_of, plan_rollback, rollback
 from gpunode.workflow.undo import UndoPlan, find_leftovers
@@ -149,7 +149,7 @@ def newest(store: Store) -> str:
 
 
 def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
-    return rollback(back, host, store, version="test", argv=(), on_event=silent, whole=True)
+    return rollback(back, host, store, version="test", argv=(), on_event=ignore_event, whole=True)
 
 
 class TestWholeRollback:
@@ -249,7 +249,7 @@ class TestWholeRollback:
     def test_a_plain_rollback_before_leaves_the_packages_to_be_undone(self, host: Machine, store: Store) -> None:
         run = newest(store)
         plain = plan_rollback(store, host, run)
-        rollback(plain, host, store, version="test", argv=(), on_event=silent)
+        rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
         chosen = standing.newest(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = plan_rollback(store, host, run, now())
@@ -313,7 +313,7 @@ class TestWholeRollback:
             assert plan_rollback(store, host, first.id, facts).steps
             host.apply([upper])
         back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
-        rollback(back, host, store, version="test", argv=(), on_event=silent, whole=path != DAEMON_JSON)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event, whole=path != DAEMON_JSON)
         assert plan_rollback(store, host, first.id, facts).steps
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
@@ -484,7 +484,7 @@ class TestWholeRollback:
         host.triggered.clear()
         back = plan_rollback(store, host, run)
         assert (back.steps, back.owed) == ((), (RESTART,))
-        rollback(back, host, store, version="test", argv=(), on_event=silent)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
         assert host.triggered == [RESTART]
         assert store.pending_triggers() == {}
 
@@ -660,7 +660,7 @@ def test_of_a_transaction_that_failed_only_what_it_touched_is_undone(store: Stor
     names = ("dkms", "half", "docker.io", "libnvidia:i386")
     batch = tuple(PackageChange(PackageId.of(name), None, PackageState("1")) for name in names)
     with pytest.raises(ChangeFailed, match="it could not be done"):
-        Applier(host, run, silent, lambda: None).transaction("packages", batch, lambda change: str(change.id))
+        Applier(host, run, ignore_event, lambda: None).transaction("packages", batch, lambda change: str(change.id))
     run.commit("failed")
     assert {intent.change.subject for intent in inverse_intents(store.read(run.id))} == {"dkms", "half"}
     assert set(store.footprint().packages) == ids("dkms", "half")
@@ -675,7 +675,7 @@ def test_where_dpkg_does_not_tell_a_failed_transaction_may_have_touched_all(
     run = store.begin("setup", version="test")
     change = PackageChange(PackageId("dkms"), None, PackageState("1"))
     with pytest.raises(ChangeFailed, match="it could not be done"):
-        Applier(host, run, silent, lambda: None).transaction("packages", (change,), lambda _: "x")
+        Applier(host, run, ignore_event, lambda: None).transaction("packages", (change,), lambda _: "x")
     run.commit("failed")
     assert set(store.footprint().packages) == ids("dkms")
 
@@ -920,7 +920,7 @@ class TestRemove:
 
     def test_a_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = plan_removal(store, host, now())
-        rollback(back, host, store, version="test", argv=(), on_event=silent, verb="remove", whole=True)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event, verb="remove", whole=True)
         assert plan_removal(store, host, machine()).steps == ()
 
 
@@ -929,7 +929,7 @@ class TestRemainder:
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, now())
-        rollback(back, host, store, version="test", argv=(), on_event=silent, verb="remove", whole=True)
+        rollback(back, host, store, version="test", argv=(), on_event=ignore_event, verb="remove", whole=True)
         return back
 
     def test_nothing_is_left_of_a_whole_removal(self, host: Machine, store: Store) -> None:

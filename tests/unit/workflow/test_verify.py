@@ -18,7 +18,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Expect, Recipe, Runtime
 from gpunode.runtimes import ObservedConfig
 from gpunode.workflow.extra_checks import package_file_checks
-from gpunode.workflow.verify import Extra, Report, verify
+from gpunode.workflow.verify import ExtraChecks, VerifyReport, verify
 from tests.unit.steps.machines import machine, recipe, with_driver
 
 GPU: dict[str, Any] = {
@@ -63,12 +63,12 @@ def report(
     node: Facts | None = None,
     answer: object = ANSWER,
     configured: ObservedConfig | None = None,
-) -> Report:
+) -> VerifyReport:
     facts = node or with_driver("580.95.05", device_nodes=NODES)
     return verify(wanted or recipe(), facts, Answering(answer), lambda _name: configured)
 
 
-def check(found: Report, name: str) -> Check:
+def check(found: VerifyReport, name: str) -> Check:
     return next(check for check in found.checks if check.id == name)
 
 
@@ -274,7 +274,9 @@ def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
 
     node = with_driver("580.95.05")
     for wanted in (recipe("docker"), recipe("none")):
-        found = verify(wanted, node, Answering(Capture("nvml", "timeout")), lambda _name: None, Extra(container=never))
+        found = verify(
+            wanted, node, Answering(Capture("nvml", "timeout")), lambda _name: None, ExtraChecks(container=never)
+        )
         assert check(found, "container").status == "not run"
 
 
@@ -299,7 +301,7 @@ def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> No
         def broken(_inventory: object, _row: object, error: GpunodeError = error) -> Check:
             raise error
 
-        found = verify(wanted, node, Answering(ANSWER), lambda _name: None, Extra(container=broken))
+        found = verify(wanted, node, Answering(ANSWER), lambda _name: None, ExtraChecks(container=broken))
         assert check(found, "container").status == status
         assert len(found.untold) == told
         assert check(found, "nvml").status == "passed"
