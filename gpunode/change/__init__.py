@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from gpunode.change.base import CONFFILES, CONFIGURATION, OBSOLETE, Action, ChangeKind, Trigger, bare_unit, settle_order
 from gpunode.change.cluster import ObjectChange
-from gpunode.change.files import Deferred, FileChange, FileState, SigningKey, Unsettled, closed, digest
+from gpunode.change.files import Deferred, FileChange, FileState, SigningKey, Unsettled, digest, without_foreign_writers
 from gpunode.change.node import (
     CommandChange,
     MigChange,
@@ -50,12 +50,12 @@ __all__ = [
     "Trigger",
     "Unsettled",
     "bare_unit",
-    "closed",
     "digest",
     "display_command",
     "ordered",
     "settle_order",
     "triggers",
+    "without_foreign_writers",
 ]
 
 Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange

@@ -45,7 +45,7 @@ class FileState:
         return f"mode {self.mode:04o} owner {self.uid}:{self.gid}"
 
 
-def closed(state: FileState) -> FileState:
+def without_foreign_writers(state: FileState) -> FileState:
     """Return the file owned by root and writable by root alone; who may read it stays as it is."""
     return replace(state, uid=0, mode=state.mode & ~0o022)
 

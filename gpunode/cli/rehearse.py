@@ -25,7 +25,7 @@ def rehearse(wanted: Wanted, how: OutputOptions, node: str, gpu: str) -> None:
     with tempfile.TemporaryDirectory(prefix="gpunode-rehearsal-") as folder, screen:
         screen.rehearsal_begins(recipe, node or SAMPLE)
         asked = SetupOptions(version=__version__, argv=tuple(sys.argv[1:]), recipe_sha256=digest(recipe))
-        done = make(recipe, seen.facts, seen.evidence, Store(folder), options=asked, tell=screen.tell)
+        done = make(recipe, seen.facts, seen.evidence, Store(folder), options=asked, on_event=screen.tell)
         screen.rehearsal(recipe, done)
     how.answer(
         Envelope(

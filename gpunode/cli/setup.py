@@ -122,7 +122,7 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
                 facts,
                 advance=lambda _, __: survey(node.host, image=image, gpus=named, recipe=recipe),
                 options=asked,
-                tell=node.screen.tell,
+                on_event=node.screen.tell,
             )
         report = _proved(recipe, done, node, options.only, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""

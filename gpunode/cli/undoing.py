@@ -211,5 +211,5 @@ def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
     node.tell(f"{work.why}: finishing it first, because only then gpunode knows what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.stop.pause
-    run_repair(work, node.host, node.store, version=__version__, argv=argv, tell=node.screen.tell, pause=pause)
+    run_repair(work, node.host, node.store, version=__version__, argv=argv, on_event=node.screen.tell, pause=pause)
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpunode.change import FileChange, FileState, closed
+from gpunode.change import FileChange, FileState, without_foreign_writers
 from gpunode.facts.model import Facts, known
 
 _GROUP, _OTHERS = 0o020, 0o002
@@ -22,7 +22,9 @@ def why_open(state: FileState) -> str:
 def closing(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:
     """Owner and mode of those of the files that somebody else than root may write to, put right."""
     states = ((path, known(facts.file(path), None)) for path in dict.fromkeys(paths))
-    return tuple(FileChange(path, state, closed(state)) for path, state in states if state and why_open(state))
+    return tuple(
+        FileChange(path, state, without_foreign_writers(state)) for path, state in states if state and why_open(state)
+    )
 
 
 def why_closed(changes: Iterable[FileChange]) -> str:

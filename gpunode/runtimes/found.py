@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpunode.change import FileChange, FileState, PackageState, Trigger, closed
+from gpunode.change import FileChange, FileState, PackageState, Trigger, without_foreign_writers
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
 from gpunode.facts.model import Facts, Unknown, need
@@ -49,7 +49,7 @@ def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger], is_r
     if edit.after is not None:
         like = before or present.get(edit.like) or FileState(b"")
         after = FileState(edit.after, like.mode, like.uid, like.gid)
-        after = closed(after) if is_roots and before is None else after
+        after = without_foreign_writers(after) if is_roots and before is None else after
     return FileChange(edit.path, before, after, triggers)
 
 

@@ -16,8 +16,8 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    closed,
     ordered,
+    without_foreign_writers,
 )
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
@@ -258,7 +258,7 @@ def _closed(target: Target, planned: Planned) -> Planned:
 
 def _closed_change(change: Change) -> Change:
     if isinstance(change, FileChange) and isinstance(change.after, FileState):
-        return replace(change, after=closed(change.after))
+        return replace(change, after=without_foreign_writers(change.after))
     return change
 
 

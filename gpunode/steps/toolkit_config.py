@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpunode.change import Deferred, FileChange, FileState, closed
+from gpunode.change import Deferred, FileChange, FileState, without_foreign_writers
 from gpunode.facts.model import Facts, Known, Unknown, holds, need
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
@@ -35,7 +35,7 @@ def configured(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
     content = toolkit.configure(state.content if state else None, desired, _machine(facts), CONFIG)
     if state and state.content == content:
         return ()
-    return (FileChange(CONFIG, state, replace(closed(state or FileState(b"")), content=content)),)
+    return (FileChange(CONFIG, state, replace(without_foreign_writers(state or FileState(b"")), content=content)),)
 
 
 def _later(facts: Facts, *, asked: bool) -> tuple[FileChange, ...]:

@@ -50,21 +50,21 @@ class Applier:
 
     host: Host
     run: Run
-    tell: Observer
+    on_event: Observer
     pause: Pause
     unsettled: tuple[FileChange, ...] = ()
     owed: Collection[Trigger] = ()
     checked: dict[str, str] = field(default_factory=dict)
-    _meant: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
+    _expectations: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
 
-    def stage(self, plan: StagePlan) -> None:
+    def apply_stage(self, plan: StagePlan) -> None:
         """Make the changes of a stage, and settle the triggers that later stages need.
 
         Raises:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.
         """
-        for batch in _batches(plan.changes):
-            self._batch(plan, batch)
+        for batch in _split_batches(plan.changes):
+            self._apply_batch(plan, batch)
         self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
 
     def settle(self, owed: Sequence[Trigger]) -> tuple[Settled, ...]:
@@ -76,39 +76,39 @@ class Applier:
         done: list[Settled] = []
         for _, same in groupby(owed, key=_batch_key):
             batch = tuple(same)
-            self.tell(Triggering(batch))
-            done += self._settled(batch)
+            self.on_event(Triggering(batch))
+            done += self._settle_batch(batch)
         return tuple(done)
 
-    def _settled(self, batch: tuple[Trigger, ...]) -> Iterator[Settled]:
+    def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[Settled]:
         try:
             settled = self.host.trigger(batch)
             for one in settled:
-                if one.trigger in self._meant and not one.skipped:
-                    self.host.confirm(self._meant[one.trigger])
+                if one.trigger in self._expectations and not one.skipped:
+                    self.host.confirm(self._expectations[one.trigger])
         except ChangeFailed as failure:
             if batch[0].kind in _UNITS:
-                self._put_back(batch, failure)
+                self._restore_and_restart(batch, failure)
             raise
         for one in settled:
             self.run.settle(one.trigger, one.skipped)
-            self.tell(Triggered(one))
+            self.on_event(Triggered(one))
             yield one
 
-    def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
+    def _restore_and_restart(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
         """Restore what the failed daemon read and start it with that; ``failure`` then says how it went."""
         units = ", ".join(trigger.target for trigger in failed)
         restored: list[str] = []
         try:
-            for change in self._guilty(failed):
-                self._restore(change, failure)
+            for change in self._writes_read_by(failed):
+                self._restore_file(change, failure)
                 restored.append(change.path)
             if not restored and failed[0].kind == "reload":
                 failure.why += "\ngpunode did not write the rejected file, so nothing was put back"
                 return
             for one in self.host.trigger(failed):
                 self.run.settle(one.trigger, "with the former configuration")
-                self.tell(Triggered(one))
+                self.on_event(Triggered(one))
         except GpunodeError as second:
             if restored:
                 failure.why += (
@@ -123,14 +123,14 @@ class Applier:
         else:
             failure.why += f"\ngpunode wrote none of its files, so none was put back; started again, {units} is running"
 
-    def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
+    def _writes_read_by(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
         """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
-        for change in (*self._written(), *self.unsettled):
+        for change in (*self._written_files(), *self.unsettled):
             # A file that only had to be read again holds what somebody else wrote.
             if change.triggers & set(failed) and change.before != change.after:
                 yield change
 
-    def _written(self) -> list[FileChange]:
+    def _written_files(self) -> list[FileChange]:
         """Return the changes of files that this run wrote, newest first, without those that it restored."""
         entries = self.run.entries()
         failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
@@ -139,36 +139,36 @@ class Applier:
         files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
         return [change for change in files if change.before != change.after and change.inverse() not in back]
 
-    def _restore(self, change: FileChange, failure: ChangeFailed) -> None:
+    def _restore_file(self, change: FileChange, failure: ChangeFailed) -> None:
         """Undo ``change``; the rejected file is kept, and ``failure`` says where."""
         if isinstance(change.after, FileState):
             kept = self.run.keep(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
         if (back := change.inverse()) is not None:
-            self.one(_RECOVERY, "put-back", back, failure.what)
+            self.apply_change(_RECOVERY, "put-back", back, failure.what)
 
     def expect(self, expectation: RuntimeExpectation, *read_by: Trigger) -> None:
         """Have a daemon checked against ``expectation`` after one of ``read_by`` made it read its files."""
-        self._meant.update(dict.fromkeys(read_by, expectation))
+        self._expectations.update(dict.fromkeys(read_by, expectation))
 
-    def take_back(self, failure: GpunodeError, paths: Collection[str] | None = None) -> bool:
+    def restore_files(self, failure: GpunodeError, paths: Collection[str] | None = None) -> bool:
         """Restore the files that this run wrote, or those of ``paths``, and say so in ``failure``.
 
         Returns:
             True if all of them are restored.
         """
         left = False
-        for change in self._written():
+        for change in self._written_files():
             if (paths is None or change.path in paths) and (back := change.inverse()) is not None:
                 try:
-                    self.one(_RECOVERY, "put-back", back, failure.what)
+                    self.apply_change(_RECOVERY, "put-back", back, failure.what)
                     failure.why += f"\nput back: {change.path}"
                 except GpunodeError as second:
                     left = True
                     failure.why += f"\n{change.path} could not be put back: {second.what}"
         return not left
 
-    def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
+    def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
             self.pause()
 
@@ -176,44 +176,44 @@ class Applier:
                 found = plan.step_of(change)
                 return found.step.id if found else DEPENDENCIES
 
-            self.transaction(plan.stage, PackageChange.among(batch), step_of)
+            self.apply_packages(plan.stage, PackageChange.among(batch), step_of)
             return
         for change in batch:
             self.pause()
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
-            note = self._checked(step) if isinstance(change, FileChange) else ""
+            note = self._check_candidates(step) if isinstance(change, FileChange) else ""
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
-                self.one(plan.stage, step.step.id, change, reason, note)
+                self.apply_change(plan.stage, step.step.id, change, reason, note)
                 if change == _last_file(step):
-                    self._read_back(step)
+                    self._check_written(step)
             except GpunodeError as failure:
                 if isinstance(failure, ChangeFailed):
-                    self._put_back_for(change, failure)
-                self._take_back_half(step, change, failure)
+                    self._restore_for_unit(change, failure)
+                self._restore_partial_edit(step, change, failure)
                 raise
 
-    def _read_back(self, step: StepPlan) -> None:
+    def _check_written(self, step: StepPlan) -> None:
         """Have the runtime's own parser check the written files of ``step``."""
         if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
             self.host.read_back(step.outcome.expectation)
 
-    def _take_back_half(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
+    def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
         if step.step.id != RUNTIME_CONFIG.id or not isinstance(change, FileChange):
             return
         files = FileChange.among(step.changes)
-        if self.take_back(failure, {change.path for change in files}):
-            self.waive(triggers(files), "put back before any daemon read it")
+        if self.restore_files(failure, {change.path for change in files}):
+            self.cancel_triggers(triggers(files), "put back before any daemon read it")
 
-    def waive(self, owed: Iterable[Trigger], why: str) -> None:
+    def cancel_triggers(self, owed: Iterable[Trigger], why: str) -> None:
         """Record that this run does not need ``owed``; what an earlier run left pending stays so."""
         for trigger in owed:
             if not set(triggers_settled_by(trigger)) & set(self.owed):
                 self.run.settle(trigger, why)
 
-    def _checked(self, step: StepPlan) -> str:
+    def _check_candidates(self, step: StepPlan) -> str:
         """Return what the runtime's parser said of all files of ``step``, before the first is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
         if expectation is None or step.step.id in self.checked:
@@ -223,45 +223,45 @@ class Applier:
         self.expect(expectation, *triggers(changes))
         return self.checked[step.step.id]
 
-    def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:
+    def _restore_for_unit(self, change: Change, failure: ChangeFailed) -> None:
         """Restore the former configuration, too, of a daemon that could not be started and did not run."""
         if not isinstance(change, ServiceChange) or not change.after.active:
             return
-        for one in self._written():
+        for one in self._written_files():
             if any(trigger.target == change.unit for trigger in one.triggers):
-                self._restore(one, failure)
+                self._restore_file(one, failure)
                 failure.why += f"\nput back: {one.path}"
 
-    def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
+    def apply_change(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Make one change: realized, journaled with its backup, made, recorded as done."""
-        self.tell(Applying(stage, step, (change,)))
+        self.on_event(Applying(stage, step, (change,)))
         started = time.monotonic()
         concrete = self.host.realize(change)
         (seq,) = self.run.intend_all(stage, step, (concrete,), reason)
-        self._make((concrete,), (seq,))
-        self.tell(Applied(stage, step, (concrete,), time.monotonic() - started, note))
+        self._make_and_record((concrete,), (seq,))
+        self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
 
-    def transaction(
+    def apply_packages(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
         """Make package changes in one transaction, with a backup of the configuration files that it purges."""
-        self.tell(Applying(stage, "packages", batch))
+        self.on_event(Applying(stage, "packages", batch))
         started = time.monotonic()
-        kept = tuple(self._conffiles(batch))
+        kept = tuple(self._find_conffiles(batch))
         seqs = [*self.run.intend_all(stage, CONFFILES, kept, "removed by the purge")] if kept else []
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
-        self._make(batch, tuple(seqs), spared=lambda: self._spared(batch))
-        self.tell(Applied(stage, "packages", batch, time.monotonic() - started))
+        self._make_and_record(batch, tuple(seqs), find_untouched=lambda: self._untouched_packages(batch))
+        self.on_event(Applied(stage, "packages", batch, time.monotonic() - started))
 
-    def _conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
+    def _find_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
         found = present.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := present.read_file_state(self.host, path)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
-    def _spared(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
+    def _untouched_packages(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
         """Return the packages that a failed transaction never touched; the user may change them later.
 
         None of them if the package database does not tell: then all may have been touched, and are undone as they are.
@@ -278,16 +278,16 @@ class Applier:
             and _installed_version(states.get(change.id)) == _installed_version(change.before)
         )
 
-    def _make(
+    def _make_and_record(
         self,
         changes: tuple[Change, ...],
         seqs: tuple[int, ...],
-        spared: Callable[[], Collection[PackageId]] = frozenset,
+        find_untouched: Callable[[], Collection[PackageId]] = frozenset,
     ) -> None:
         try:
             self.host.apply(changes)
         except GpunodeError as failure:
-            untouched = spared()
+            untouched = find_untouched()
             intents = [entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs]
             with _appending_errors(failure):
                 for intent in intents:
@@ -335,7 +335,7 @@ def _batch_key(trigger: Trigger) -> Trigger | str:
     return trigger if trigger.kind in _UNITS else trigger.kind
 
 
-def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
+def _split_batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
     for _, same in groupby(changes, key=type):
         yield tuple(same)
 

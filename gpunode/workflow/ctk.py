@@ -112,8 +112,8 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
         refuse_while_running(unit, host)
 
 
-def apply_edit(plan: CtkPlan, host: Host, store: Store, asked: EditOptions, tell: Observer) -> EditResult:
-    """Write the planned files, all or none; with ``asked.restart`` restart the daemon and check that it read them.
+def apply_edit(plan: CtkPlan, host: Host, store: Store, options: EditOptions, on_event: Observer) -> EditResult:
+    """Write the planned files, all or none; with ``options.restart`` restart the daemon and check that it read them.
 
     Raises:
         Refused: if the runtime's own parser rejects them; nothing was written.
@@ -121,18 +121,18 @@ def apply_edit(plan: CtkPlan, host: Host, store: Store, asked: EditOptions, tell
         Conflict: if somebody edited one meanwhile; the others are as they were.
     """
     host.vet(plan.files)
-    asked.pause()
+    options.pause()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.pending_triggers()
     unsettled = tuple(change for change in store.unsettled_changes() if change.triggers & set(stage.triggers))
-    run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
-    applier = Applier(host, run, tell, lambda: None, unsettled, earlier)
+    run = store.begin(options.verb, version=options.version, argv=options.argv)
+    applier = Applier(host, run, on_event, lambda: None, unsettled, earlier)
     with recording_failure(run):
-        applier.stage(stage)
-        due = tuple(one for one in stage.triggers if asked.restart or one.kind == "cdi")
+        applier.apply_stage(stage)
+        due = tuple(one for one in stage.triggers if options.restart or one.kind == "cdi")
         settled = applier.settle(due)
         # Else the next setup would take it for a debt of a run that was cut short.
-        applier.waive((one for one in stage.triggers if one not in due), _NOT_ASKED)
+        applier.cancel_triggers((one for one in stage.triggers if one not in due), _NOT_ASKED)
     run.commit("done")
     return EditResult(run.id, settled, applier.checked.get(plan.step.id, ""))
 
@@ -183,7 +183,7 @@ def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> 
     """Compare the files and the daemon with what ``plan`` would leave.
 
     Args:
-        plan: of what was asked.
+        plan: of what was requested.
         effective: what the runtime has, by its name.
         is_live: whether this is the system that runs, and not an image's.
 

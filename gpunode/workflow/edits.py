@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger, closed, triggers
+from gpunode.change import (
+    FileChange,
+    FileState,
+    RuntimeExpectation,
+    ServiceChange,
+    Trigger,
+    triggers,
+    without_foreign_writers,
+)
 from gpunode.errors import Refused
 from gpunode.facts import os_release
 from gpunode.facts.derive import about_kubelet, about_runtime
@@ -311,7 +319,7 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
     """Plan a file; a new one is root's, with no more readers than its source, which may hold secrets."""
     present = one_by_looking(host.look, path)
     before = present.get(path)
-    after = replace(before or closed(source or FileState(b"")), content=content)
+    after = replace(before or without_foreign_writers(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
     reason = f"{how}; every container start reads it, so no daemon has to"
     return CtkPlan(_ABOUT, path, Planned(changes, reason), present=present)

@@ -36,7 +36,7 @@ class Rehearsal:
 
 
 def rehearse(
-    recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, options: SetupOptions, tell: Observer
+    recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, options: SetupOptions, on_event: Observer
 ) -> Rehearsal:
     """Rehearse setup, verify and rollback on the node that ``evidence`` was captured from.
 
@@ -46,14 +46,14 @@ def rehearse(
         evidence: what was captured.
         store: a journal in a temporary folder.
         options: of setup.
-        tell: called with each event.
+        on_event: called with each event.
 
     Raises:
         GpunodeError: as ``setup`` does.
     """
     files = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     host = RehearsalHost(evidence, files)
-    done = setup(recipe, host, store, facts, advance=project_stage, options=options, tell=tell)
+    done = setup(recipe, host, store, facts, advance=project_stage, options=options, on_event=on_event)
     checks = _checks(recipe, done.facts, host)
     if not done.run:
         return Rehearsal(done, checks)

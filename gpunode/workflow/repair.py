@@ -30,7 +30,7 @@ def run_repair(
     *,
     version: str,
     argv: tuple[str, ...],
-    tell: Observer,
+    on_event: Observer,
     pause: Callable[[], None],
 ) -> None:
     """Carry out ``work`` as a run of its own.
@@ -39,10 +39,10 @@ def run_repair(
         ChangeFailed: if that failed; nothing else was touched.
     """
     run = store.begin("repair", version=version, argv=argv)
-    applier = Applier(host, run, tell, pause)
+    applier = Applier(host, run, on_event, pause)
     try:
         applier.pause()
-        applier.one("sources", "repair", work, work.why)
+        applier.apply_change("sources", "repair", work, work.why)
     except GpunodeError as error:
         run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise

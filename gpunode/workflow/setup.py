@@ -85,7 +85,14 @@ class SetupResult:
 
 
 def setup(
-    recipe: Recipe, host: Host, store: Store, facts: Facts, *, advance: Advance, options: SetupOptions, tell: Observer
+    recipe: Recipe,
+    host: Host,
+    store: Store,
+    facts: Facts,
+    *,
+    advance: Advance,
+    options: SetupOptions,
+    on_event: Observer,
 ) -> SetupResult:
     """Make the node as ``recipe`` wants it, as far as that goes without a reboot; ``waits`` has what remains.
 
@@ -96,31 +103,31 @@ def setup(
         facts: of the node now.
         advance: computes the facts after a stage, by looking again or, in a rehearsal, by projection.
         options: how setup is to work.
-        tell: called with each event.
+        on_event: called with each event.
 
     Raises:
         Refused, DrainRequired, Undetermined: before anything was touched.
         ChangeFailed, Conflict, Busy, Interrupted: in the middle; the journal holds what was done.
     """
     started = options.started or time.monotonic()
-    tell(Surveyed(recipe, facts))
+    on_event(Surveyed(recipe, facts))
     preview = _preview(recipe, facts, host, options)
     lost = lost_packages(preview, facts, host.offered)
     if not options.allow_loss:
         refuse_loss(lost)
     left = find_backlog(store, facts)
-    tell(Previewed(preview))
+    on_event(Previewed(preview))
     if lost:
-        tell(Notice(loss_note(lost)))
+        on_event(Notice(loss_note(lost)))
     nothing_to_do = not left and not any(stage.changes for stage in preview)
     if left.cut is not None:
-        tell(
+        on_event(
             Notice(
                 describe_interrupted_run(left.cut, "nothing is left to do" if nothing_to_do else "this run finishes it")
             )
         )
     if left:
-        tell(Notice(f"{left}; this run does it"))
+        on_event(Notice(f"{left}; this run does it"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
         if left.cut is not None:
@@ -141,7 +148,7 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=options.argv,
     )
-    applier = Applier(host, run, tell, options.pause, unsettled, left.owed)
+    applier = Applier(host, run, on_event, options.pause, unsettled, left.owed)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, knows_losses=lost is not None)
     with recording_failure(run):
         made.execute()
@@ -209,7 +216,7 @@ class _SetupRun:
     def _restore_marks(self) -> None:
         """Mark the packages that an interrupted run has brought as it would have marked them."""
         if self.left.cut is not None and (missing := missing_marks(self.left.cut, known(self.facts.packages, {}))):
-            self.applier.transaction("packages", missing, lambda _: "marks")
+            self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 
     def _resolve(self, facts: Facts, stage: StagePlan) -> StagePlan:
@@ -222,7 +229,7 @@ class _SetupRun:
         exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
-            self.applier.tell(Notice("the package index lacks packages of the plan; refreshing the whole index"))
+            self.applier.on_event(Notice("the package index lacks packages of the plan; refreshing the whole index"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
             exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
         lacking = system(facts).versions_not_found(exact.unresolved)
@@ -254,12 +261,12 @@ class _SetupRun:
                 hint="run the same command again: the index is read, so its plan is exact",
             )
         for text in describe_differences(agreed, exact, manager):
-            self.applier.tell(Notice(text))
+            self.applier.on_event(Notice(text))
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:
-            self.applier.tell(StageBegun(stage))
-            self.applier.stage(stage)
+            self.applier.on_event(StageBegun(stage))
+            self.applier.apply_stage(stage)
             facts = self.advance(facts, stage)
             self._check_converged(facts, stage)
         self.facts = facts

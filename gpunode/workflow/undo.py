@@ -166,7 +166,7 @@ class UndoExecutor:
         wanted = PackageChange.among(steps)
         changes = with_dependencies(self.host, wanted)
         former = present.read_package_database(self.host).obsolete()
-        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
+        self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
         now = present.read_package_database(self.host).obsolete()
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
@@ -176,7 +176,7 @@ class UndoExecutor:
             state = present.read_file_state(self.host, path)
             if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
                 change = FileChange(path, state, None)
-                self.applier.one("packages", OBSOLETE, change, "its package's former version does not ship it")
+                self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
     def _one(self, step: UndoStep) -> None:
         change, note = step.change, ""
@@ -188,7 +188,7 @@ class UndoExecutor:
                 return  # its package did not come back
             if step.expectation is not None:
                 note = self.host.check(step.expectation, (change,))
-        self.applier.one(step.stage, step.step_id, change, self.reason, note)
+        self.applier.apply_change(step.stage, step.step_id, change, self.reason, note)
 
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:

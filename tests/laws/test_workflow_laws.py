@@ -65,7 +65,7 @@ def _plan(recipe: Recipe, node: Facts, host: RehearsalHost) -> tuple[StagePlan, 
 
 
 def _setup(recipe: Recipe, host: Memory, store: Store, node: Facts) -> SetupResult:
-    return setup(recipe, host, store, node, advance=project_stage, options=ASKED, tell=ignore_event)
+    return setup(recipe, host, store, node, advance=project_stage, options=ASKED, on_event=ignore_event)
 
 
 def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
@@ -174,7 +174,7 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
             return seen[-1]
 
         with pytest.raises(PowerCut):
-            setup(recipe, host, store, node, advance=remember, options=ASKED, tell=ignore_event)
+            setup(recipe, host, store, node, advance=remember, options=ASKED, on_event=ignore_event)
         _forget_the_end(store)
         host.cut_at = -1
         present = _as_found(node, host)

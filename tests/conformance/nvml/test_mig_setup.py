@@ -81,7 +81,13 @@ class Machine(LocalHost):
     def setup(self, store: Store, recipe: Recipe = WANTED, *, disrupt: bool = False) -> SetupResult:
         asked = SetupOptions(version="test", only=ONLY, allow_disruption=disrupt)
         return setup(
-            recipe, self, store, self.facts(), advance=lambda _, __: self.facts(), options=asked, tell=lambda _: None
+            recipe,
+            self,
+            store,
+            self.facts(),
+            advance=lambda _, __: self.facts(),
+            options=asked,
+            on_event=lambda _: None,
         )
 
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:

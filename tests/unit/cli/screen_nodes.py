@@ -130,14 +130,14 @@ def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> Se
             node,
             advance=project_stage,
             options=asked or SetupOptions("test"),
-            tell=tell,
+            on_event=tell,
         )
 
 
 def rehearsed(node: Facts, tell: Observer) -> Rehearsal:
     """What rehearse answers."""
     with tempfile.TemporaryDirectory() as folder:
-        return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions("test"), tell=tell)
+        return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions("test"), on_event=tell)
 
 
 def told(node: Facts) -> list[Event]:

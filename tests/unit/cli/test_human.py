@@ -150,7 +150,7 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
             node,
             advance=project_stage,
             options=SetupOptions("test"),
-            tell=shown.tell,
+            on_event=shown.tell,
         )
     assert "the rejected /etc/containerd/config.toml is kept as" in failed.value.why
     rows = [row.strip() for row in capsys.readouterr().out.splitlines()]
@@ -175,7 +175,15 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
     host = Unimpressed({}, dict(nodes.host(node).files))
     before, store = dict(host.files), Store(str(tmp_path))
     with pytest.raises(ChangeFailed, match="did not accept") as failed:
-        setup(nodes.RECIPE, host, store, node, advance=project_stage, options=SetupOptions("test"), tell=lambda _: None)
+        setup(
+            nodes.RECIPE,
+            host,
+            store,
+            node,
+            advance=project_stage,
+            options=SetupOptions("test"),
+            on_event=lambda _: None,
+        )
     assert "put back: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
     assert Trigger("restart", "containerd.service") not in store.pending_triggers()

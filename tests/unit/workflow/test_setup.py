@@ -66,7 +66,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def run(node: Facts, host: Node, store: Store, wanted: Recipe, asked: SetupOptions = ONLY_CONFIG) -> SetupResult:
-    return setup(wanted, host, store, node, advance=project_stage, options=asked, tell=lambda _event: None)
+    return setup(wanted, host, store, node, advance=project_stage, options=asked, on_event=lambda _event: None)
 
 
 def containerd(**more: object) -> Facts:
@@ -333,7 +333,7 @@ def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_ba
 def told(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]:
     events: list[Event] = []
     done = setup(
-        recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, tell=events.append
+        recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, on_event=events.append
     )
     return done, [event.text for event in events if isinstance(event, Notice)]
 
@@ -399,7 +399,9 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     node = converged(since - 1)
     host = Node(node)
     told: list[Event] = []
-    done = setup(recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, tell=told.append)
+    done = setup(
+        recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, on_event=told.append
+    )
     assert host.triggered == [RESTART]
     assert store.pending_triggers() == {}
     assert done.changed
@@ -499,7 +501,7 @@ def test_a_tool_that_says_yes_and_does_nothing_is_found_out(store: Store) -> Non
             containerd(),
             advance=unmoved,
             options=ONLY_CONFIG,
-            tell=lambda _event: None,
+            on_event=lambda _event: None,
         )
     assert caught.value.exit_code == 6
 
@@ -539,7 +541,7 @@ def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Sto
             assert not any(isinstance(change, PackageChange) for change in host.made)
             heard.append(event.text)
 
-    setup(recipe(), host, store, node, advance=project_stage, options=replace(ASKED, only=DRIVER_ALONE), tell=tell)
+    setup(recipe(), host, store, node, advance=project_stage, options=replace(ASKED, only=DRIVER_ALONE), on_event=tell)
     assert "the new driver needs libcuda1, which is upgraded" in heard[-1]
     gone = {str(change.id) for change in host.made if isinstance(change, PackageChange) and change.after is None}
     assert gone == {"nvidia-driver"}
@@ -596,10 +598,10 @@ def test_an_upgrade_reads_the_index_and_is_done_when_the_newest_is_there(store: 
         return after
 
     host = Node(node, solver=solver)
-    done = setup(upgrade, host, store, node, advance=advance, options=only, tell=lambda _event: None)
+    done = setup(upgrade, host, store, node, advance=advance, options=only, on_event=lambda _event: None)
     assert host.triggered[0] == Trigger("index-refresh")
     assert {getattr(change, "after", None) for change in host.made} == {PackageState(newest)}
-    again = setup(upgrade, host, store, done.facts, advance=advance, options=only, tell=lambda _event: None)
+    again = setup(upgrade, host, store, done.facts, advance=advance, options=only, on_event=lambda _event: None)
     assert not again.changed
 
 

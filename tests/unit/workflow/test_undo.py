@@ -660,7 +660,7 @@ def test_of_a_transaction_that_failed_only_what_it_touched_is_undone(store: Stor
     names = ("dkms", "half", "docker.io", "libnvidia:i386")
     batch = tuple(PackageChange(PackageId.of(name), None, PackageState("1")) for name in names)
     with pytest.raises(ChangeFailed, match="it could not be done"):
-        Applier(host, run, ignore_event, lambda: None).transaction("packages", batch, lambda change: str(change.id))
+        Applier(host, run, ignore_event, lambda: None).apply_packages("packages", batch, lambda change: str(change.id))
     run.commit("failed")
     assert {intent.change.subject for intent in inverse_intents(store.read(run.id))} == {"dkms", "half"}
     assert set(store.footprint().packages) == ids("dkms", "half")
@@ -675,7 +675,7 @@ def test_where_dpkg_does_not_tell_a_failed_transaction_may_have_touched_all(
     run = store.begin("setup", version="test")
     change = PackageChange(PackageId("dkms"), None, PackageState("1"))
     with pytest.raises(ChangeFailed, match="it could not be done"):
-        Applier(host, run, ignore_event, lambda: None).transaction("packages", (change,), lambda _: "x")
+        Applier(host, run, ignore_event, lambda: None).apply_packages("packages", (change,), lambda _: "x")
     run.commit("failed")
     assert set(store.footprint().packages) == ids("dkms")
 
