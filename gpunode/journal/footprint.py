@@ -1,4 +1,4 @@
-"""What runs have made of a node, each thing with what was there before them: what an undo goes by. Pure.
+"""The footprint of runs: each thing on a node with its former state, by which an undo goes. Pure.
 
 Of one run it says what a rollback takes back, of all runs together what ``remove`` does.
 """
@@ -57,7 +57,7 @@ class Span(Generic[StatefulT]):
 
 @dataclass(frozen=True, slots=True)
 class FileTrail:
-    """What gpunode did to one file.
+    """The changes that gpunode made to one file.
 
     Attributes:
         spans: oldest first. Between two of them somebody else wrote the file.
@@ -72,7 +72,7 @@ class FileTrail:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What runs did to a node.
+    """The changes of runs that are still on a node.
 
     Attributes:
         packages: from the state of each before the first run to the state in which the last one left it.
@@ -248,7 +248,7 @@ def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[Span[Sta
 
 
 def _put(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
-    """Put what is ``found`` of a thing in the order in which it is undone backwards; or nothing, for None.
+    """Put ``value`` where an undo, which goes backwards, finds it in its turn; remove the thing for None.
 
     A file that was made goes after all that named it since, so it stands where it was made. One that was edited stands
     where it was edited last: that may name what was made shortly before.

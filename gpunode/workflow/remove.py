@@ -96,7 +96,7 @@ def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
 
 
 def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes | None, tuple[str, ...]]:
-    """What is left of ``now``, None where that cannot be told; and what the user should know of it."""
+    """Return what is left of ``now``, None if that is unknown, and notes for the user."""
     before = span.before.content if span.before else None
     docker = runtime("docker")
     if span.path != docker.config:
@@ -113,7 +113,7 @@ def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What is there of gpunode's once a removal is through, found by looking at the node.
+    """The things of gpunode that are still on the node after a removal.
 
     Attributes:
         kept: what stays, with the reason.
@@ -225,7 +225,7 @@ def _find_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptIte
 def _not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
-    """What gpunode did to packages that were there before it: that is not taken back."""
+    """Yield what gpunode did to packages that were there before it, which is not undone."""
     there = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
     gone = sorted(str(one) for one in there if one not in installed)
     changed = sorted(str(one) for one in there if one in installed and installed[one].version != there[one].version)
@@ -236,7 +236,7 @@ def _not_undone(
 
 
 def _enrolled_keys(host: HostView) -> Iterator[str]:
-    """Keys for Secure Boot that are in the firmware: only its own console takes one out again."""
+    """Yield Secure Boot keys that are in the firmware: only its own console deletes one."""
     for key in _MACHINE_KEYS:
         told = host.look(Probe("mok-test", argv=("mokutil", "--test-key", key)))
         if "already enrolled" in f"{told.text}{told.error}":

@@ -27,7 +27,7 @@ from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edit_conflict,
 
 @dataclass(frozen=True, slots=True)
 class RollbackResult:
-    """What a rollback or a removal did; ``run`` is itself a run that can be rolled back.
+    """The result of a rollback or a removal; ``run`` is itself a run that can be rolled back.
 
     Attributes:
         whole: whether packages, archives and units were undone, too.
@@ -90,7 +90,7 @@ def plan_rollback(
 
 
 def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bool:
-    """Whether the file or package of ``change`` is on the node; of all else nobody takes it away unasked."""
+    """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
     match change:
         case FileChange(path=path):
             return present.read_file_state(host, path) is not None
@@ -101,7 +101,7 @@ def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bo
 
 
 def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
-    """Whether undoing ``run`` takes away what was made; to undo an undoing makes it again."""
+    """Return whether undoing ``run`` removes what was made; undoing an undo makes it again."""
     if runs[run].verb in MAKING:
         return True
     of = runs[run].begin.of
@@ -109,7 +109,7 @@ def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
 
 
 def _keeping(change: FileChange, now: FileState | None, root: str) -> str:
-    """The command that takes out of ``now`` the runtimes that gpunode added; empty where it added none."""
+    """Return the command that removes gpunode's runtimes from ``now``; empty if it added none."""
     row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
     if row is None or row.unit == "":
         return ""
@@ -124,7 +124,7 @@ def _keeping(change: FileChange, now: FileState | None, root: str) -> str:
 
 
 def _handlers(row: Runtime, state: object) -> frozenset[str]:
-    """The runtimes that a file registers; none where it cannot be read."""
+    """Return the runtimes that a file registers; none if it cannot be read."""
     try:
         content = state.content if isinstance(state, FileState) else b""
         return frozenset(row.inspect({row.config: content}, DesiredConfig()).handlers)

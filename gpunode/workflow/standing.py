@@ -1,4 +1,4 @@
-"""Which recorded runs are not undone: the one to undo next, and those that block undoing another."""
+"""The recorded runs that are not undone: the one to undo next, and those that block undoing another."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Undone:
 
 
 def newest(store: Store, *, whole: bool = False) -> RunSummary:
-    """The newest run that made something which can be undone, whether it has been undone or not.
+    """Return the newest run that made something which can be undone, whether it has been undone or not.
 
     Args:
         store: the journal.
         whole: whether packages, archives and units are undone, too, and not the configuration alone.
 
     Raises:
-        UsageError: there is none.
+        UsageError: if there is none.
     """
     if found := _undoable(store, whole=whole):
         return found[0]
@@ -59,24 +59,24 @@ def newest(store: Store, *, whole: bool = False) -> RunSummary:
 
 
 def _undoable(store: Store, *, whole: bool) -> list[RunSummary]:
-    """The runs that a rollback without RUN may undo, newest first."""
+    """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
     made = (one for one in reversed(store.runs()) if one.verb in MAKING and not one.forgotten)
     return [one for one in made if one.configuration or (whole and one.beyond)]
 
 
 def undone(store: Store, of: RunSummary, why: str, *, whole: bool) -> Undone:
-    """``of`` is undone; the newest run that is not, with the command for it."""
+    """Return that ``of`` is undone, with the command for the newest run that is not."""
     left = (one for one in _undoable(store, whole=whole) if one.run != of.run and not one.is_undone(whole=whole))
     standing = next(left, None)
     return Undone(of, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
 
 
 def named(store: Store, run: str, *, whole: bool = True) -> RunSummary:
-    """The run with this id or number.
+    """Return the run with this id or number.
 
     Raises:
-        UsageError: there is none, or only ``--packages`` can undo what it changed and ``whole`` is false.
+        UsageError: if there is none, or if only ``--packages`` can undo what it changed and ``whole`` is false.
     """
     runs = store.runs()
     found = next((one for one in runs if run in {one.run, one.number}), None)
@@ -96,10 +96,10 @@ def named(store: Store, run: str, *, whole: bool = True) -> RunSummary:
 
 
 def refuse_shared(store: Store, of: str, touched: AbstractSet[str]) -> None:
-    """Nothing, unless a later run that stands changed one of ``touched``, which undoing ``of`` would change.
+    """Refuse if a later run that stands changed one of ``touched``, which undoing ``of`` would change.
 
     Raises:
-        Conflict: it did; the runs to undo first are named, newest first.
+        Conflict: naming the runs to undo first, newest first.
     """
     later = {run: shared for run in _later(store, of) if (shared := touched & run.standing)}
     if later:
@@ -114,7 +114,7 @@ def refuse_shared(store: Store, of: str, touched: AbstractSet[str]) -> None:
 def refuse_needed(
     store: Store, of: str, going: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
 ) -> None:
-    """Nothing, unless a later run that stands needs something that undoing ``of`` would take away.
+    """Refuse if a later run that stands needs something that undoing ``of`` would remove.
 
     Args:
         store: the journal.
@@ -123,7 +123,7 @@ def refuse_needed(
         is_there: whether the subject of a change is still on the node.
 
     Raises:
-        Conflict: it does; the runs to undo first are named, newest first.
+        Conflict: naming the runs to undo first, newest first.
     """
     needing: dict[RunSummary, frozenset[str]] = {}
     lines: list[str] = []
@@ -141,7 +141,7 @@ def refuse_needed(
 
 
 def _made(store: Store, run: RunSummary, is_there: Callable[[Change], bool]) -> Iterator[tuple[str, Change]]:
-    """What ``run`` added to the node that is still there, each with its step."""
+    """Yield what ``run`` added to the node and is still there, each with its step."""
     if run.verb not in MAKING or run.verb == "unconfigure":
         return  # what takes something back needs nothing
     for intent in intents_to_undo(store.entries(run.run), whole=True):
@@ -156,7 +156,7 @@ def _listed(names: list[str]) -> str:
 
 
 def going(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
-    """Those of ``changes``, each with its step, that take something away."""
+    """Return the subjects that ``changes`` remove, by the step of each."""
     found: dict[str, list[str]] = {}
     for step, change in changes:
         match change:
@@ -172,7 +172,7 @@ def going(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
 
 
 def _later(store: Store, of: str) -> list[RunSummary]:
-    """The runs after ``of``, without rollbacks that take back one of them or ``of`` itself."""
+    """Return the runs after ``of``, without rollbacks that undo one of them or ``of`` itself."""
     runs = store.runs()
     since = runs[[run.run for run in runs].index(of) :]
     here = {run.run for run in since}
@@ -180,7 +180,7 @@ def _later(store: Store, of: str) -> list[RunSummary]:
 
 
 def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> str:
-    """The commands that undo ``runs`` as far as their subjects here need it, newest first."""
+    """Return the commands that undo ``runs`` as far as their subjects here need it, newest first."""
     return "\n".join(
         rollback_command(store, run, whole=not subjects <= run.configuration)
         for run, subjects in reversed(list(runs.items()))
@@ -188,7 +188,7 @@ def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> st
 
 
 def rollback_command(store: Store, run: RunSummary, *, whole: bool) -> str:
-    """What undoes ``run`` in the same root folder."""
+    """Return the command that undoes ``run`` in the same root folder."""
     words = ["gpunode", "rollback", run.number, *(["--packages"] if whole else [])]
     if str(store.root) != "/":
         words += ["--root", str(store.root)]

@@ -1,4 +1,4 @@
-"""An undo as data, and the one way in which it is carried out: for rollback and remove."""
+"""An undo as data, and its executor, for rollback and remove."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class KeptItem:
 
 @dataclass(frozen=True, slots=True)
 class UndoPlan:
-    """What will be taken back, shown before it is done.
+    """The plan of an undo, shown before it is carried out.
 
     Attributes:
         of: the run that is undone; empty for all of them.
@@ -90,7 +90,7 @@ class UndoPlan:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What is changed, in order."""
+        """The changes, in order."""
         return tuple(step.change for step in self.steps)
 
     @property
@@ -105,7 +105,7 @@ class UndoPlan:
 
 
 def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
-    """``packages`` with what the package manager brings along with them.
+    """Return ``packages`` with what the package manager brings along.
 
     Raises:
         Refused: it would do something else.
@@ -141,7 +141,7 @@ class UndoExecutor:
     settled: list[Settled] = field(default_factory=list)
 
     def carry_out(self, steps: Sequence[UndoStep]) -> None:
-        """Every step is done in its turn, then what they owe.
+        """Carry out every step in its turn, then settle the triggers.
 
         Raises:
             GpunodeError: one could not be done; those before it stay done, and journaled.
@@ -171,7 +171,7 @@ class UndoExecutor:
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
     def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
-        """Configuration files that only the version which went had are gone, as before it came; edited ones stay."""
+        """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
         for path, md5 in sorted(obsolete.items()):
             state = present.read_file_state(self.host, path)
             if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
@@ -192,7 +192,7 @@ class UndoExecutor:
 
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
-    """The packages that there are. Raises Undetermined when that cannot be told."""
+    """Return the packages that are there. Raises Undetermined if that is unknown."""
     return need(facts.packages, "which packages are installed")
 
 
@@ -201,12 +201,12 @@ _LEFT = (".bak", ".backup", ".orig", ".old", ".save", ".prev", ".dpkg-", ".ucf-"
 
 
 def find_leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
-    """Those of ``names`` that other tools or people left beside ``path`` as its former versions."""
+    """Yield those of ``names`` that other tools or people left beside ``path`` as its former versions."""
     return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
 
 
 def any_replaced(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
-    """Whether one of ``those`` that is there goes, wholly or but for its configuration, or comes in another version."""
+    """Return whether one of ``those`` that is there is removed, purged or replaced by another version."""
     return any(change.id in those and _is_replaced(change) for change in packages)
 
 

@@ -1,4 +1,4 @@
-"""What takes changes back, compared with the node as it is: one plan for rollback and remove.
+"""Plan an undo, compared with the node as it is: one plan for rollback and remove.
 
 A rollback takes back the footprint of one run, remove that of all of them. They differ in what becomes of a file that
 somebody edited since, and in whether packages that were there before come back, too.
@@ -61,7 +61,7 @@ ResolveEdit: TypeAlias = Callable[[Span[FileChange], FileState | None], Restored
 
 @dataclass(frozen=True, slots=True)
 class UndoRequest:
-    """What is to be taken back, and how.
+    """The scope and the options of an undo.
 
     Attributes:
         of: the run; empty for all of them.
@@ -206,7 +206,7 @@ def _expectation(path: str) -> RuntimeExpectation | None:
 
 
 def with_needed_restart(change: FileChange) -> FileChange:
-    """``change``, owing a restart in place of a reload where a reload would not bring it into the running daemon.
+    """Return ``change`` with a restart in place of a reload that would not bring it into the running daemon.
 
     What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
     """
@@ -291,7 +291,7 @@ def redo_order(steps: Iterable[UndoStep]) -> tuple[UndoStep, ...]:
 def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
-    """What brings the packages to ``wanted``, and those that stay because others need them now.
+    """Plan the packages' return to ``wanted``; also return those that others need now, which stay.
 
     Args:
         wanted: the state of each; None for what was not there.
@@ -343,7 +343,7 @@ def keep_what_the_driver_needs(
     wanted: Mapping[PackageId, PackageState | None],
     there: Collection[PackageId],
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """``steps`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
+    """Return ``steps`` without what a remaining driver needs: blacklist, archive, key, pin, units; and why."""
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     if not (drivers := sorted(driver_packages(staying))):
@@ -364,14 +364,14 @@ def _serves_packages(step: UndoStep) -> bool:
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
-    """Whether a package is as wanted already; nothing brings back the mere residue of a removed one."""
+    """Return whether a package is as wanted already; nothing restores the mere residue of a removed one."""
     if wanted is None or wanted.config_files_only:
         return present is None or (wanted is not None and present.config_files_only)
     return present == wanted
 
 
 def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
-    """``changes`` without those to versions that no archive has any more, and a note for each of these.
+    """Return ``changes`` without versions that no archive has any more, and a note for each of these.
 
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
     """
@@ -423,7 +423,7 @@ def _restore_unit(facts: Facts, span: Span[ServiceChange], *, is_coming: bool) -
 
 
 def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
-    """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
+    """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty."""
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None or not any_replaced(packages, driver_packages(change.id for change in packages)):
         return ""
