@@ -23,7 +23,7 @@ from gpunode.errors import UsageError
 from gpunode.journal.history import made_changes, run_number, steps_by_change
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run
-from gpunode.workflow.standing import Undone
+from gpunode.workflow.standing import NothingToUndo
 
 if TYPE_CHECKING:
     from gpunode.journal.history import RunSummary
@@ -60,15 +60,15 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
     need_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(node: Session) -> UndoPlan | Undone:
+    def undoing(node: Session) -> UndoPlan | NothingToUndo:
         store, whole = node.store, permissions.whole
         try:
-            of = standing.named(store, run, whole=whole) if run else _newest(node, permissions)
+            of = standing.find_run(store, run, whole=whole) if run else _newest(node, permissions)
         except UsageError as error:
             for note in explain_lost_record(node.host, store):
                 error.why = f"{error.why}\n{note}"
             raise
-        if isinstance(of, Undone):
+        if isinstance(of, NothingToUndo):
             return of
         facts = survey(node.host, image=is_image(root)) if whole else None
         force, disrupt = permissions.force, permissions.allow_disruption
@@ -77,19 +77,19 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
             return back
         undo.mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
         why = "what is left of it stays" if back.remarks else "nothing of it is left on this node"
-        return replace(standing.undone(store, of, why, whole=whole), notes=back.remarks)
+        return replace(standing.explain_undone(store, of, why, whole=whole), notes=back.remarks)
 
     _undo("rollback", undoing, how, place, permissions)
 
 
-def _newest(node: Session, permissions: Permissions) -> RunSummary | Undone:
+def _newest(node: Session, permissions: Permissions) -> RunSummary | NothingToUndo:
     """The run that a rollback without RUN undoes; an older one than the newest only where somebody can say no."""
-    from gpunode.workflow.standing import newest, undone
+    from gpunode.workflow.standing import explain_undone, find_newest_run
 
-    last = newest(node.store, whole=permissions.whole)
+    last = find_newest_run(node.store, whole=permissions.whole)
     if not last.is_undone(whole=permissions.whole):
         return last
-    found = undone(node.store, last, f"run {run_number(last.undone_by)} undid it", whole=permissions.whole)
+    found = explain_undone(node.store, last, f"run {run_number(last.undone_by)} undid it", whole=permissions.whole)
     if found.standing is None or permissions.yes or not node.screen.can_ask:
         return found
     node.screen.put(*undone_lines(replace(found, command="")))
@@ -115,7 +115,7 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
 
 def _undo(
     verb: Literal["rollback", "remove"],
-    undoing: Callable[[Session], UndoPlan | Undone],
+    undoing: Callable[[Session], UndoPlan | NothingToUndo],
     how: OutputOptions,
     place: str,
     permissions: Permissions,
@@ -130,7 +130,7 @@ def _undo(
             node.tell(describe_interrupted_run(cut, f"a {verb} undoes whatever it did"))
         repaired = whole and _finish_package_changes(verb, node, yes=yes)
         back = undoing(node)
-        if isinstance(back, Undone):
+        if isinstance(back, NothingToUndo):
             node.screen.put(*undone_lines(back))
             result = {"of": back.of.run, "standing": back.standing.run if back.standing else ""}
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result=result))

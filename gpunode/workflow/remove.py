@@ -71,7 +71,7 @@ def plan_removal(
     request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
     first = {package: span.change.before for package, span in footprint.packages.items()}
-    notes = (*undone.notes, *_not_undone(first, undo.installed_packages(facts)), *_enrolled_keys(host))
+    notes = (*undone.notes, *_changes_not_undone(first, undo.installed_packages(facts)), *_enrolled_keys(host))
     # What cannot come back is of no use to a node without gpunode.
     return replace(undone, notes=notes, incomplete=False)
 
@@ -83,7 +83,7 @@ def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
         Conflict: they cannot be told apart.
     """
     before = span.before
-    content, notes = _content(span, after, now)
+    content, notes = _merge_content(span, after, now)
     if content is None:
         raise edit_conflict(replace(span, before=after, after=before), now)
     notes = (f"{span.path} was edited since gpunode wrote it; the edits stay, gpunode's lines go", *notes)
@@ -95,7 +95,7 @@ def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
     return RestoredFile(state, is_merged=True, notes=notes)
 
 
-def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes | None, tuple[str, ...]]:
+def _merge_content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes | None, tuple[str, ...]]:
     """Return what is left of ``now``, None if that is unknown, and notes for the user."""
     before = span.before.content if span.before else None
     docker = runtime("docker")
@@ -222,7 +222,7 @@ def _find_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptIte
             yield KeptItem(module, "stays in the kernel until the next boot")
 
 
-def _not_undone(
+def _changes_not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
     """Yield what gpunode did to packages that were there before it, which is not undone."""

@@ -72,7 +72,7 @@ def plan_rollback(
             return RestoredFile(span.change.before)
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
-        raise edit_conflict(back, now, _keeping(back, now, str(store.root)))
+        raise edit_conflict(back, now, _unconfigure_command(back, now, str(store.root)))
 
     request = UndoRequest(of, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
     if facts is None:
@@ -84,7 +84,7 @@ def plan_rollback(
         request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of)
     )
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
-    going = standing.going((step.step_id, step.change) for step in undone.steps)
+    going = standing.removals_by_step((step.step_id, step.change) for step in undone.steps)
     standing.refuse_needed(store, of, going, partial(_is_there, host, installed_packages(facts)))
     return undone
 
@@ -108,12 +108,12 @@ def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
     return of in runs and not _goes_backward(runs, of)
 
 
-def _keeping(change: FileChange, now: FileState | None, root: str) -> str:
+def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -> str:
     """Return the command that removes gpunode's runtimes from ``now``; empty if it added none."""
     row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
     if row is None or row.unit == "":
         return ""
-    former, ours, present = (_handlers(row, state) for state in (change.after, change.before, now))
+    former, ours, present = (_handler_names(row, state) for state in (change.after, change.before, now))
     command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
     commands = (
@@ -123,7 +123,7 @@ def _keeping(change: FileChange, now: FileState | None, root: str) -> str:
     return "\n".join(commands)
 
 
-def _handlers(row: Runtime, state: object) -> frozenset[str]:
+def _handler_names(row: Runtime, state: object) -> frozenset[str]:
     """Return the runtimes that a file registers; none if it cannot be read."""
     try:
         content = state.content if isinstance(state, FileState) else b""

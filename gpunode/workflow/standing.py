@@ -18,7 +18,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class NothingToUndo:
     """A run of which nothing is left to undo.
 
     Attributes:
@@ -35,7 +35,7 @@ class Undone:
     notes: tuple[str, ...] = ()
 
 
-def newest(store: Store, *, whole: bool = False) -> RunSummary:
+def find_newest_run(store: Store, *, whole: bool = False) -> RunSummary:
     """Return the newest run that made something which can be undone, whether it has been undone or not.
 
     Args:
@@ -45,9 +45,9 @@ def newest(store: Store, *, whole: bool = False) -> RunSummary:
     Raises:
         UsageError: if there is none.
     """
-    if found := _undoable(store, whole=whole):
+    if found := _undoable_runs(store, whole=whole):
         return found[0]
-    made = _undoable(store, whole=True)
+    made = _undoable_runs(store, whole=True)
     why = "no recorded run can be undone" if store.runs() else "no run of gpunode is recorded on this node"
     if made:
         why = "no recorded run changed a container runtime's configuration"
@@ -58,21 +58,21 @@ def newest(store: Store, *, whole: bool = False) -> RunSummary:
     )
 
 
-def _undoable(store: Store, *, whole: bool) -> list[RunSummary]:
+def _undoable_runs(store: Store, *, whole: bool) -> list[RunSummary]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
     made = (one for one in reversed(store.runs()) if one.verb in MAKING and not one.forgotten)
     return [one for one in made if one.configuration or (whole and one.beyond)]
 
 
-def undone(store: Store, of: RunSummary, why: str, *, whole: bool) -> Undone:
+def explain_undone(store: Store, of: RunSummary, why: str, *, whole: bool) -> NothingToUndo:
     """Return that ``of`` is undone, with the command for the newest run that is not."""
-    left = (one for one in _undoable(store, whole=whole) if one.run != of.run and not one.is_undone(whole=whole))
+    left = (one for one in _undoable_runs(store, whole=whole) if one.run != of.run and not one.is_undone(whole=whole))
     standing = next(left, None)
-    return Undone(of, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
+    return NothingToUndo(of, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
 
 
-def named(store: Store, run: str, *, whole: bool = True) -> RunSummary:
+def find_run(store: Store, run: str, *, whole: bool = True) -> RunSummary:
     """Return the run with this id or number.
 
     Raises:
@@ -101,7 +101,7 @@ def refuse_shared(store: Store, of: str, touched: AbstractSet[str]) -> None:
     Raises:
         Conflict: naming the runs to undo first, newest first.
     """
-    later = {run: shared for run in _later(store, of) if (shared := touched & run.standing)}
+    later = {run: shared for run in _later_runs(store, of) if (shared := touched & run.standing)}
     if later:
         both = ", ".join(sorted(frozenset().union(*later.values()))[:_SHOWN])
         raise Conflict(
@@ -127,11 +127,11 @@ def refuse_needed(
     """
     needing: dict[RunSummary, frozenset[str]] = {}
     lines: list[str] = []
-    for run in _later(store, of) if going else ():
-        for step, made in _made(store, run, is_there):
+    for run in _later_runs(store, of) if going else ():
+        for step, made in _remaining_additions(store, run, is_there):
             if missed := sorted(name for need in needed(step) for name in going.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
-                lines.append(f"{made.subject}, of run {run.number}, needs {_listed(missed)}")
+                lines.append(f"{made.subject}, of run {run.number}, needs {_join_names(missed)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
@@ -140,7 +140,9 @@ def refuse_needed(
         )
 
 
-def _made(store: Store, run: RunSummary, is_there: Callable[[Change], bool]) -> Iterator[tuple[str, Change]]:
+def _remaining_additions(
+    store: Store, run: RunSummary, is_there: Callable[[Change], bool]
+) -> Iterator[tuple[str, Change]]:
     """Yield what ``run`` added to the node and is still there, each with its step."""
     if run.verb not in MAKING or run.verb == "unconfigure":
         return  # what takes something back needs nothing
@@ -151,11 +153,11 @@ def _made(store: Store, run: RunSummary, is_there: Callable[[Change], bool]) -> 
             yield intent.step, back
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def going(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
+def removals_by_step(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
     """Return the subjects that ``changes`` remove, by the step of each."""
     found: dict[str, list[str]] = {}
     for step, change in changes:
@@ -171,7 +173,7 @@ def going(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
     return found
 
 
-def _later(store: Store, of: str) -> list[RunSummary]:
+def _later_runs(store: Store, of: str) -> list[RunSummary]:
     """Return the runs after ``of``, without rollbacks that undo one of them or ``of`` itself."""
     runs = store.runs()
     since = runs[[run.run for run in runs].index(of) :]

@@ -149,18 +149,18 @@ class UndoExecutor:
         for kind, same in groupby(steps, key=lambda step: type(step.change)):
             batch = tuple(same)
             if kind is PackageChange:
-                self._transaction(batch)
+                self._apply_packages(batch)
                 continue
             for step in batch:
                 self.applier.pause()
-                self._one(step)
+                self._apply_step(step)
             owed = [one for one in triggers(step.change for step in batch) if one.ends_stage]
             self.settled += self.applier.settle(owed)
         late = [one for one in triggers(step.change for step in steps) if not one.ends_stage]
         done = {one.trigger for one in self.settled}
         self.settled += self.applier.settle(settle_order({*late, *(one for one in self.owed if one not in done)}))
 
-    def _transaction(self, batch: Sequence[UndoStep]) -> None:
+    def _apply_packages(self, batch: Sequence[UndoStep]) -> None:
         self.applier.pause()
         steps = {step.change: step.step_id for step in batch}
         wanted = PackageChange.among(steps)
@@ -178,7 +178,7 @@ class UndoExecutor:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 
-    def _one(self, step: UndoStep) -> None:
+    def _apply_step(self, step: UndoStep) -> None:
         change, note = step.change, ""
         if isinstance(change, FileChange):
             if change.before is None:

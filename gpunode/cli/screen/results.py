@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
-    from gpunode.workflow.standing import Undone
+    from gpunode.workflow.standing import NothingToUndo
     from gpunode.workflow.undo import UndoPlan
     from gpunode.workflow.verify import VerifyReport
 
@@ -181,7 +181,7 @@ def undoing_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> It
         yield note(f"stays as it is: {listed(back.left, _SHOWN)}; --packages undoes that, too")
 
 
-def undone_lines(found: Undone) -> Iterator[Line]:
+def undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Why there is nothing to undo, what is left of the run, and the run to undo next."""
     run = found.of
     yield line(MARKS["not run"], f"run {run.number} ({described(run)}) is already undone: {found.why}", hang=2)

@@ -36,7 +36,7 @@ from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import RollbackResult
 from gpunode.workflow.setup import SetupResult
-from gpunode.workflow.standing import Undone
+from gpunode.workflow.standing import NothingToUndo
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
 from gpunode.workflow.verify import VerifyReport
@@ -150,8 +150,10 @@ def undone(screen: Screen) -> None:
     docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
     newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
     older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
-    screen.put(*undone_lines(Undone(newest, "run 6 undid it", older, "gpunode rollback 4")))
-    screen.put(*undone_lines(Undone(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",))))
+    screen.put(*undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
+    screen.put(
+        *undone_lines(NothingToUndo(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",)))
+    )
 
 
 def runs(screen: Screen) -> None:

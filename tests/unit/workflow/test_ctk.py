@@ -60,7 +60,7 @@ def test_a_second_time_there_is_nothing_to_do(store: Store) -> None:
 def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
-    chosen = standing.newest(store)
+    chosen = standing.find_newest_run(store)
     assert chosen.run == done.run
     back = rollback.plan_rollback(store, host, chosen.run)
     rollback.rollback(back, host, store, version="test", argv=(), on_event=ignore_event)
@@ -123,7 +123,7 @@ def test_what_the_runtimes_parser_refuses_is_not_written(store: Store, monkeypat
     (run,) = store.runs()
     assert (run.subjects, run.commit and run.commit.result) == ((), "failed")
     with pytest.raises(UsageError, match="nothing to roll back"):
-        standing.newest(store)
+        standing.find_newest_run(store)
 
 
 def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) -> None:

@@ -17,7 +17,7 @@ from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.workflow.prospects import preview_rollback
 from gpunode.workflow.rollback import RollbackResult, mark_undone, plan_rollback, rollback
-from gpunode.workflow.standing import named, newest, undone
+from gpunode.workflow.standing import explain_undone, find_newest_run, find_run
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.nodes import Node
@@ -328,16 +328,16 @@ def test_the_newest_run_is_undone_once_and_the_next_one_named(store: Store, host
     """A script that rolls back twice undoes one run."""
     first = write(host, store)
     second = write(host, store, EDITED)
-    undo(host, store, newest(store).run)
+    undo(host, store, find_newest_run(store).run)
     for _ in range(2):
-        run = newest(store)
+        run = find_newest_run(store)
         assert (run.run, run.is_undone(whole=False)) == (second, True)
-    older = undone(store, run, "", whole=False)
+    older = explain_undone(store, run, "", whole=False)
     assert older.standing is not None
     assert (older.standing.run, older.command) == (first, f"gpunode rollback 1 --root {store.root}")
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
-    assert undone(store, newest(store), "", whole=False).standing is None
+    assert explain_undone(store, find_newest_run(store), "", whole=False).standing is None
 
 
 def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(store: Store, host: Node) -> None:
@@ -346,9 +346,9 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
     host.files[CONTAINERD] = OURS  # by hand
     assert plan_rollback(store, host, second).steps == ()
     for _ in range(2):
-        mark_undone(store, newest(store), version="test", argv=(), whole=False)
+        mark_undone(store, find_newest_run(store), version="test", argv=(), whole=False)
     assert len(store.runs()) == 3, "recorded once"
-    assert newest(store).undone_whole, "it changed nothing but the configuration"
+    assert find_newest_run(store).undone_whole, "it changed nothing but the configuration"
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
 
@@ -356,10 +356,10 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
 def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> None:
     run = write(host, store)
     back = undo(host, store, run)
-    undo(host, store, named(store, back.run).run)
+    undo(host, store, find_run(store, back.run).run)
     assert host.files[CONTAINERD] == OURS
-    assert newest(store).run == run
-    assert not newest(store).undone_by
+    assert find_newest_run(store).run == run
+    assert not find_newest_run(store).undone_by
 
 
 def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
@@ -369,29 +369,32 @@ def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
     removal.done(removal.intend("runtime", "remove", change))
     removal.commit("done")
     host.apply([change])
-    assert newest(store).undone_by == removal.id
+    assert find_newest_run(store).undone_by == removal.id
     undo(host, store, removal.id)
-    assert newest(store).run == run
-    assert not newest(store).undone_by
+    assert find_newest_run(store).run == run
+    assert not find_newest_run(store).undone_by
 
 
 def test_a_run_is_named_by_its_id_or_number(store: Store, host: Node) -> None:
     run = write(host, store)
-    assert named(store, run).run == named(store, "1").run == run
+    assert find_run(store, run).run == find_run(store, "1").run == run
     for wrong in ("2", "0", run[:-1]):
         with pytest.raises(UsageError, match="there is no run") as caught:
-            named(store, wrong)
+            find_run(store, wrong)
         assert run in caught.value.why
 
 
 def test_a_run_without_configuration_is_undone_with_its_packages_alone(store: Store, host: Node) -> None:
     write(host, store, path="/etc/apt/sources.list.d/cuda-debian12-x86_64.list", stage="sources")
-    refusals: tuple[Callable[[], object], ...] = (lambda: named(store, "1", whole=False), lambda: newest(store))
+    refusals: tuple[Callable[[], object], ...] = (
+        lambda: find_run(store, "1", whole=False),
+        lambda: find_newest_run(store),
+    )
     for refused in refusals:
         with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
             refused()
         assert caught.value.hint == f"gpunode rollback 1 --packages --root {store.root}"
-    assert newest(store, whole=True).run == named(store, "1", whole=True).run
+    assert find_newest_run(store, whole=True).run == find_run(store, "1", whole=True).run
 
 
 def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: Node) -> None:
@@ -426,7 +429,7 @@ def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: No
 
 def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store) -> None:
     with pytest.raises(UsageError, match="nothing to roll back") as caught:
-        newest(store)
+        find_newest_run(store)
     assert "no run of gpunode" in caught.value.why
 
 

@@ -250,12 +250,12 @@ class TestWholeRollback:
         run = newest(store)
         plain = plan_rollback(store, host, run)
         rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
-        chosen = standing.newest(store, whole=True)
+        chosen = standing.find_newest_run(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = plan_rollback(store, host, run, now())
         assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
-        assert standing.newest(store, whole=True).is_undone(whole=True)
+        assert standing.find_newest_run(store, whole=True).is_undone(whole=True)
 
     def test_a_later_run_on_the_same_package_comes_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
