@@ -210,7 +210,7 @@ def verify(
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
         screen.conclude((*verified_lines(report), *own_pod_lines(render_cluster(recipe, found).own_pods)))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
-    output.answer(answer.ending_in(report.shortcoming()))
+    output.answer(answer.ending_in(report.failure()))
 
 
 def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:

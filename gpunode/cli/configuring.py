@@ -41,12 +41,14 @@ from gpunode.workflow.recovery import describe_interrupted_run
 def plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]:
     """What is to be written and why there, as a diff of each file; one line when nothing is."""
     if not plan.files:
-        yield line(MARKS["waits" if plan.lacks else "nothing"], f"nothing to do: {_as_asked(verb, plan)}", hang=2)
-    elif not plan.written:
+        yield line(
+            MARKS["waits" if plan.missing_program else "nothing"], f"nothing to do: {_as_asked(verb, plan)}", hang=2
+        )
+    elif not plan.changed_files:
         yield line(span(plan.about, "bold"), f"  its files are correct, but {_reader(plan)} has not read them yet")
     else:
         yield line(span(plan.about, "bold"), "  ", span(plan.planned.reason), hang=len(plan.about) + 2)
-        for change in plan.written:
+        for change in plan.changed_files:
             yield from indented(tuple(diff_lines(change, whole=verbose)), 4)
     yield from (note(text) for text in plan.planned.all_notes)
 
@@ -54,7 +56,7 @@ def plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]
 def _as_asked(verb: CtkVerb, plan: CtkPlan) -> str:
     if verb == "unconfigure":
         return f"{plan.main or plan.about} names no such runtime"
-    if takes_only_cdi(plan.about) or plan.finds_itself:
+    if takes_only_cdi(plan.about) or plan.registers_itself:
         return f"{plan.about}: {plan.planned.reason}"  # its own file says nothing of it
     return f"{plan.about} is configured as requested ({plan.main})"
 
@@ -72,14 +74,14 @@ def done_lines(
     """
     yield BLANK
     outcome = f"{sentence([change.path for change in plan.files])} written" if is_unread else _outcome(verb, plan)
-    yield line(MARKS["waits" if plan.lacks else "done"], outcome, hang=2)
+    yield line(MARKS["waits" if plan.missing_program else "done"], outcome, hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
     if following:
         yield fact("next", following)
         if plan.planned.disrupts:
             yield fact("", f"it stops all {plan.planned.disrupts}, since live-restore is off")
-    if any(not change.is_generated for change in plan.written):
+    if any(not change.is_generated for change in plan.changed_files):
         yield fact("undo", rollback_command(argv, done.run))
 
 
@@ -93,7 +95,7 @@ def _outcome(verb: CtkVerb, plan: CtkPlan) -> str:
     runs = sentence(
         [f"{name}{default}, which runs {binary}" for name, binary in sorted(plan.planned.expectation.handlers)]
     )
-    return f"{plan.about} has the runtime {runs}{'; install that first' if plan.lacks else ''}"
+    return f"{plan.about} has the runtime {runs}{'; install that first' if plan.missing_program else ''}"
 
 
 def read_again_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
@@ -117,18 +119,18 @@ def verdict_lines(
         yield from plan_lines("configure", plan, verbose=verbose)
         yield line("next: ", span(str(configure_command(plan, argv)), "command"), hang=6)
         return
-    if plan.lacks:
-        yield line(MARKS["failed"], f"{plan.main} names {plan.lacks.program}, which is not installed", hang=2)
-        yield line("next: ", span(str(plan.lacks.install), "command"), hang=6)
+    if plan.missing_program:
+        yield line(MARKS["failed"], f"{plan.main} names {plan.missing_program.program}, which is not installed", hang=2)
+        yield line("next: ", span(str(plan.missing_program.install), "command"), hang=6)
         return
-    is_told = not takes_only_cdi(plan.about) or not verdict.untold
+    is_told = not takes_only_cdi(plan.about) or not verdict.unverified
     yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", plan), hang=2)
-    if verdict.otherwise:
-        yield line(MARKS["failed"], f"{_reader(plan)} does not have it: {verdict.otherwise}", hang=2)
+    if verdict.difference:
+        yield line(MARKS["failed"], f"{_reader(plan)} does not have it: {verdict.difference}", hang=2)
         if following:
             yield line("next: ", span(following, "command"), hang=6)
-    elif verdict.untold:
-        yield line(MARKS["not run"], f"{_reader(plan)} was not asked: {verdict.untold}", hang=2)
+    elif verdict.unverified:
+        yield line(MARKS["not run"], f"{_reader(plan)} was not asked: {verdict.unverified}", hang=2)
     else:
         yield line(MARKS["passed"], f"{_reader(plan)} reads it so", hang=2)
     yield from (note(text) for text in plan.planned.all_notes)
@@ -136,8 +138,13 @@ def verdict_lines(
 
 def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:
     """The command that makes what ``argv``, a check, looked for; first what a default runtime needs to be one."""
-    if plan.lacks and plan.lacks.install and plan.planned.expectation and plan.planned.expectation.default:
-        return plan.lacks.install
+    if (
+        plan.missing_program
+        and plan.missing_program.install
+        and plan.planned.expectation
+        and plan.planned.expectation.default
+    ):
+        return plan.missing_program.install
     words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
     return sudo_gpunode(*words)
 
@@ -174,7 +181,7 @@ def configure(typed: Typed, how: OutputOptions, root: str, permissions: Permissi
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
         plan = _configuring(host, asked, footprint)
         if plan.target:
-            refuse_default(plan.target, plan.lacks)
+            refuse_default(plan.target, plan.missing_program)
         return plan
 
     edit("ctk runtime configure", "configure", planning, how, place, permissions)
@@ -260,15 +267,15 @@ def following_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
 
 def _unread(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
     """That a daemon which systemd could not restart has not read its files; None where it has."""
-    verdict = ctk.compare_with_plan(plan.only(()), host.effective, is_live=True)
+    verdict = ctk.compare_with_plan(plan.with_changes(()), host.effective, is_live=True)
     # Of the others a tool tells what is in the files, and not what the daemon has.
     row = CONTAINER_RUNTIMES.get(plan.about)
-    if row is not None and row.source == "docker info" and not verdict.otherwise:
+    if row is not None and row.source == "docker info" and not verdict.difference:
         return None
     following = following_command(host, plan, failed=False)
     return VerifyFailed(
         f"the files are written, but {plan.about} was not restarted: systemd is not running",
-        why=verdict.otherwise or f"gpunode restarts {plan.about} only through systemd",
+        why=verdict.difference or f"gpunode restarts {plan.about} only through systemd",
         hint=f"{following}\ngpunode ctk runtime check --runtime={plan.about}",
     )
 
@@ -290,7 +297,7 @@ def _show(command: str, verb: CtkVerb, planning: Planning, how: OutputOptions, p
     host = LocalHost(place)
     plan = ctk.with_restart_choice(_with_links(planning(host, footprint), host), restart=False)
     if note and verb == "unconfigure":
-        plan = plan.noting(note)
+        plan = plan.with_notes(note)
     if not how.json:
         standard_output().raw("\n".join(_text(content) for content in edits.preview_files(plan)))
         if not how.quiet:
@@ -300,7 +307,7 @@ def _show(command: str, verb: CtkVerb, planning: Planning, how: OutputOptions, p
 
 
 def _with_links(plan: CtkPlan, host: LocalHost) -> CtkPlan:
-    return plan.noting(*host.elsewhere(plan.files))
+    return plan.with_notes(*host.elsewhere(plan.files))
 
 
 def _footprint(store: Store) -> tuple[Footprint, str]:
@@ -321,7 +328,7 @@ def check(typed: Typed, how: OutputOptions, root: str) -> None:
     asked = wanted(typed, place)
     host = LocalHost(place)
     plan = _as_found(host, asked, _footprint(Store(place))[0])
-    if asked.row.unit or plan.written:
+    if asked.row.unit or plan.changed_files:
         verdict = ctk.compare_with_plan(plan, host.effective, is_live=place == "/")
     else:
         verdict = ctk.check_cdi_devices(host, asked.row, image=place != "/")
@@ -334,9 +341,9 @@ def check(typed: Typed, how: OutputOptions, root: str) -> None:
 def _as_found(host: LocalHost, asked: Wanted, footprint: Footprint) -> CtkPlan:
     """The plan; where only the program's path is spelled otherwise, as setup spells it, one without changes."""
     plan = _configuring(host, asked, footprint)
-    if plan.written and asked.desired.binary == BARE:
+    if plan.changed_files and asked.desired.binary == BARE:
         by_path = _configuring(host, replace(asked, desired=replace(asked.desired, binary=INSTALLED)), footprint)
-        return plan if by_path.written else by_path
+        return plan if by_path.changed_files else by_path
     return plan
 
 
@@ -349,19 +356,19 @@ def _judged(plan: CtkPlan, verdict: ConfigStatus, following: str) -> Envelope:
     if verdict.pending:
         again = str(configure_command(plan, sys.argv[1:]))
         failure = ChangesPending(f"{plan.about} is not configured as requested", hint=again)
-    elif plan.lacks:
-        what = f"{plan.about} is configured to run {plan.lacks.program}, which is not installed"
-        failure = VerifyFailed(what, hint=str(plan.lacks.install))
-    elif verdict.otherwise:
+    elif plan.missing_program:
+        what = f"{plan.about} is configured to run {plan.missing_program.program}, which is not installed"
+        failure = VerifyFailed(what, hint=str(plan.missing_program.install))
+    elif verdict.difference:
         what = f"the files of {plan.about} are correct, but its daemon has another configuration"
         if not _is_daemon(plan):
             what = f"{plan.about} cannot expose GPUs to containers"
-        failure = VerifyFailed(what, why=verdict.otherwise, hint=following)
-    elif verdict.untold and not _is_daemon(plan):
+        failure = VerifyFailed(what, why=verdict.difference, hint=following)
+    elif verdict.unverified and not _is_daemon(plan):
         what = f"cannot tell whether {plan.about} exposes GPUs to containers"
         failure = Undetermined(
-            what, why=verdict.untold, hint="install what is missing:\nsudo gpunode setup --runtime podman"
+            what, why=verdict.unverified, hint="install what is missing:\nsudo gpunode setup --runtime podman"
         )
-    if verdict.untold:
-        plan = plan.noting(f"the daemon was not asked: {verdict.untold}")
-    return _answer("ctk runtime check", plan, plan.written).ending_in(failure)
+    if verdict.unverified:
+        plan = plan.with_notes(f"the daemon was not asked: {verdict.unverified}")
+    return _answer("ctk runtime check", plan, plan.changed_files).ending_in(failure)

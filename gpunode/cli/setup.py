@@ -126,7 +126,7 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
             )
         report = _proved(recipe, done, node, options.only, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
-        failure = waiting(done, options) if done.waits else report.shortcoming(prefix)
+        failure = waiting(done, options) if done.waits else report.failure(prefix)
         node.tell(node.log.problem)
         previewed = collect_notes(done.preview)
         unseen = [note for note in report.notes if not done.changed or note not in previewed]

@@ -33,7 +33,7 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
     result = {"checks": report.checks, "gpus": report.gpus}
     notes = (*report.notes, *left.notes)
     answer = Envelope("verify", notes=notes, unknown=[*unknown(facts), *unread(left)], result=result)
-    how.answer(answer.ending_in(report.shortcoming()))
+    how.answer(answer.ending_in(report.failure()))
 
 
 def status(how: OutputOptions, node: str) -> None:

@@ -59,7 +59,7 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
     A daemon that has failed, or may still fail at its start, is restarted, too.
     """
     if not restart:
-        return plan.only(plan.written)
+        return plan.with_changes(plan.changed_files)
     unit = _daemon_unit(plan)
     if plan.planned.changes or plan.target is None or unit is None or not (_unit_has_failed(unit) or unit.starting):
         return plan
@@ -150,14 +150,14 @@ class ConfigStatus:
 
     Attributes:
         pending: whether its files are not.
-        otherwise: how the running daemon differs from its files; empty when it does not.
-        untold: why the daemon was not asked; empty when it was.
+        difference: how the running daemon differs from its files; empty when it does not.
+        unverified: why the daemon was not asked; empty when it was.
         failed: whether that is because its service has failed.
     """
 
     pending: bool = False
-    otherwise: str = ""
-    untold: str = ""
+    difference: str = ""
+    unverified: str = ""
     failed: bool = False
 
 
@@ -171,12 +171,12 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
 
     checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host, image=image), host)) if not image else ()
     failed = tuple(check for check in checks if check.status == "failed")
-    untold = (
+    unverified = (
         "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
     )
     is_told = any(check.status == "passed" for check in checks)
     wrong = "; ".join(check.detail for check in failed)
-    return ConfigStatus(otherwise=wrong, untold="" if is_told or failed else untold)
+    return ConfigStatus(difference=wrong, unverified="" if is_told or failed else unverified)
 
 
 def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> ConfigStatus:
@@ -190,22 +190,24 @@ def compare_with_plan(plan: CtkPlan, effective: Effective, *, is_live: bool) -> 
     Raises:
         Undetermined: if the daemon answers root alone.
     """
-    if plan.written:
+    if plan.changed_files:
         return ConfigStatus(pending=True)
     if not is_live:
-        return ConfigStatus(untold="nothing runs in an image")
+        return ConfigStatus(unverified="nothing runs in an image")
     if plan.target and not plan.target.is_usual:
-        return ConfigStatus(untold=f"it reads {plan.main} only if its command line names it")
-    if untold := why_no_reload(plan):
-        return ConfigStatus(untold=untold)
+        return ConfigStatus(unverified=f"it reads {plan.main} only if its command line names it")
+    if unverified := why_no_reload(plan):
+        return ConfigStatus(unverified=unverified)
     if daemon_has_failed(plan):
-        return ConfigStatus(otherwise="it has failed; no process is running that could read its files", failed=True)
+        return ConfigStatus(difference="it has failed; no process is running that could read its files", failed=True)
     if (unit := _daemon_unit(plan)) and unit.starting:
-        return ConfigStatus(untold="it is still starting; try again in a moment")
+        return ConfigStatus(unverified="it is still starting; try again in a moment")
     if plan.files:
-        return ConfigStatus(otherwise=plan.planned.reason)
+        return ConfigStatus(difference=plan.planned.reason)
     if plan.planned.expectation is None:
-        return ConfigStatus(untold="its configuration is generated when it starts, and it has no command that shows it")
+        return ConfigStatus(
+            unverified="its configuration is generated when it starts, and it has no command that shows it"
+        )
     return _compare_effective(plan.about, plan.planned.expectation, effective)
 
 
@@ -227,10 +229,10 @@ def _compare_effective(runtime: str, meant: RuntimeExpectation, effective: Effec
     except ChangeFailed as error:
         is_down = NO_DAEMON.search(error.why) is not None
         return (
-            ConfigStatus(untold="it is not running")
+            ConfigStatus(unverified="it is not running")
             if is_down
-            else ConfigStatus(otherwise=f"{error.what}: {error.why}")
+            else ConfigStatus(difference=f"{error.what}: {error.why}")
         )
     if found is None:
-        return ConfigStatus(untold=f"{runtime} is not installed")
-    return ConfigStatus(otherwise="\n".join(differences(meant, found)))
+        return ConfigStatus(unverified=f"{runtime} is not installed")
+    return ConfigStatus(difference="\n".join(differences(meant, found)))

@@ -56,8 +56,8 @@ class CtkPlan:
         step: the one of setup's that plans so.
         present: the present files that it reads.
         target: the runtime that is edited; None where the file is none of a runtime's.
-        lacks: the program that the handler is to run, where it is not installed.
-        finds_itself: whether the runtime registers the handler at its start, without a file that says so.
+        missing_program: the program that the handler is to run, where it is not installed.
+        registers_itself: whether the runtime registers the handler at its start, without a file that says so.
     """
 
     about: str
@@ -66,8 +66,8 @@ class CtkPlan:
     step: Step = RUNTIME_CONFIG
     present: States = field(default_factory=dict)
     target: Target | None = None
-    lacks: Missing | None = None
-    finds_itself: bool = False
+    missing_program: Missing | None = None
+    registers_itself: bool = False
 
     @property
     def files(self) -> tuple[FileChange, ...]:
@@ -75,7 +75,7 @@ class CtkPlan:
         return FileChange.among(self.planned.changes)
 
     @property
-    def written(self) -> tuple[FileChange, ...]:
+    def changed_files(self) -> tuple[FileChange, ...]:
         """The changes that change a file."""
         return tuple(change for change in self.files if change.before != change.after)
 
@@ -86,11 +86,11 @@ class CtkPlan:
             return None
         return next(iter(triggers(self.files)), self.target.trigger)
 
-    def noting(self, *notes: str) -> CtkPlan:
+    def with_notes(self, *notes: str) -> CtkPlan:
         """Return the plan with more notes."""
         return replace(self, planned=replace(self.planned, notes=(*self.planned.notes, *notes)))
 
-    def only(self, changes: Sequence[FileChange]) -> CtkPlan:
+    def with_changes(self, changes: Sequence[FileChange]) -> CtkPlan:
         """Return the plan with these changes."""
         return replace(self, planned=replace(self.planned, changes=tuple(changes)))
 
@@ -199,14 +199,16 @@ def plan_configuring(host: HostView, target: Target, recorded: Recorded = _NO_RE
     others = others_in(desired.drop_in or row.drop_in, contents(target.present), recorded)
     target = replace(target, desired=replace(desired, others=others))
     planned = with_manager_notes(runtime_edits.configuring(target))
-    finds_itself = bool(row.configure(contents(target.present), target.desired).restart)
+    registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")
-    plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target, finds_itself=finds_itself)
+    plan = CtkPlan(
+        row.id, target.main, planned, present=target.present, target=target, registers_itself=registers_itself
+    )
     if not absent:
         return plan
-    lacks = missing(absent, row.id, *(() if root == "/" else (f"--root={root}",)))
-    return replace(plan, lacks=lacks).noting(lacks.note)
+    program = missing(absent, row.id, *(() if root == "/" else (f"--root={root}",)))
+    return replace(plan, missing_program=program).with_notes(program.note)
 
 
 def _is_missing(host: HostView, binary: str) -> bool:
@@ -230,9 +232,9 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
     idle = [change.unit for change in ServiceChange.among(planned.changes)]
     if idle:
         enable = f"sudo systemctl enable --now {' '.join(idle)}"
-        plan = plan.noting(f"nothing regenerates the specification when the driver changes: {enable}")
+        plan = plan.with_notes(f"nothing regenerates the specification when the driver changes: {enable}")
     planned = replace(plan.planned, notes=(*notes, *plan.planned.notes))
-    return replace(plan, planned=planned).only(plan.files)
+    return replace(plan, planned=planned).with_changes(plan.files)
 
 
 def cdi_only_recipe(row: Runtime) -> Recipe:
@@ -255,7 +257,7 @@ def plan_unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPl
     reason = edited.how or "removes what configure added"
     planned = with_manager_notes(planned_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
-    return plan.only([_with_folders(change, trails) for change in plan.files])
+    return plan.with_changes([_with_folders(change, trails) for change in plan.files])
 
 
 def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileChange:

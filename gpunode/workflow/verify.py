@@ -53,13 +53,13 @@ class VerifyReport:
 
     Attributes:
         inventory: of NVML, if it answered.
-        untold: why checks lacked evidence, such as root's rights.
+        undetermined: why checks lacked evidence, such as root's rights.
         notes: on the node's state, beside the checks.
     """
 
     checks: tuple[Check, ...]
     inventory: Inventory | None = None
-    untold: tuple[Undetermined, ...] = ()
+    undetermined: tuple[Undetermined, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -72,10 +72,10 @@ class VerifyReport:
         """The GPUs that NVML lists."""
         return self.inventory.gpus if self.inventory else ()
 
-    def shortcoming(self, prefix: str = "") -> GpunodeError | None:
+    def failure(self, prefix: str = "") -> GpunodeError | None:
         """Return the error of the first failed check, else for what is undetermined; None if there is neither."""
         if not self.failed:
-            return next(iter(self.untold), None)
+            return next(iter(self.undetermined), None)
         first = self.failed[0]
         return VerifyFailed(f"{prefix}{first.title}: {first.detail}", hint=first.hint)
 
@@ -122,22 +122,24 @@ def verify(
         only: ids of the steps whose work is checked; empty checks everything.
         setup_command: what makes the node as ``recipe`` wants it, as a person types it.
     """
-    untold: list[Undetermined] = []
+    undetermined: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe()) if _concerns(only, MODULE_LOAD) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
-        checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, untold)]
+        checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
         of_runtime = (
-            _checks_or_undetermined(reads, "runtime", _RUNTIME_TITLE, untold) if _concerns(only, RUNTIME_CONFIG) else ()
+            _checks_or_undetermined(reads, "runtime", _RUNTIME_TITLE, undetermined)
+            if _concerns(only, RUNTIME_CONFIG)
+            else ()
         )
         answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
     checks += _check_mig_layout(recipe, facts) if _concerns(only, MIG) else ()
     checks += [*(driver_checks(recipe, facts, answer) if answer is not None else ()), *of_runtime]
     checks += (
-        _checks_or_undetermined(lambda: [*_cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, untold)
+        _checks_or_undetermined(lambda: [*_cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, undetermined)
         if _concerns(only, CDI)
         else ()
     )
@@ -146,9 +148,9 @@ def verify(
     checks += [check_vector_addition(host)] if extra.cuda else ()
     if (run := extra.container) is not None:
         checks += _checks_or_undetermined(
-            lambda: [_check_container(recipe, facts, inventory, run)], "container", _CONTAINER_TITLE, untold
+            lambda: [_check_container(recipe, facts, inventory, run)], "container", _CONTAINER_TITLE, undetermined
         )
-    return VerifyReport(tuple(checks), inventory, tuple(untold), state_notes(recipe, facts, only))
+    return VerifyReport(tuple(checks), inventory, tuple(undetermined), state_notes(recipe, facts, only))
 
 
 def _concerns(only: Collection[str], step: Step) -> bool:
@@ -156,13 +158,13 @@ def _concerns(only: Collection[str], step: Step) -> bool:
 
 
 def _checks_or_undetermined(
-    make_checks: Callable[[], Sequence[Check]], check_id: str, title: str, untold: list[Undetermined]
+    make_checks: Callable[[], Sequence[Check]], check_id: str, title: str, undetermined: list[Undetermined]
 ) -> Sequence[Check]:
-    """Return the checks that are made; without evidence one that was not run, with the reason added to ``untold``."""
+    """Return the checks that are made; without evidence one that was not run, its reason in ``undetermined``."""
     try:
         return make_checks()
     except Undetermined as error:
-        untold.append(error)
+        undetermined.append(error)
         return [Check(check_id, title, "not run", _because(error.what, error.why), error.hint)]
 
 

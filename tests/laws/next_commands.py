@@ -90,7 +90,7 @@ def check(recipe: Recipe, facts: Facts) -> Answer:
     """Verify the node."""
     try:
         host, has = Answering(facts), lambda name: effective(name, facts)
-        found = verify(recipe, facts, host, has, setup_command=SETUP).shortcoming()
+        found = verify(recipe, facts, host, has, setup_command=SETUP).failure()
     except GpunodeError as error:
         found = error
     return Answer(found.exit_code if found else 0, found.hint if found else "", facts)

@@ -213,7 +213,7 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
     made(host, store, ctk.with_restart_choice(plan, restart=True), restart=True)
     assert host.triggered == [RESTART] * unread
     assert (
-        "was changed after containerd.service" in ctk.compare_with_plan(plan, effective(HAS), is_live=True).otherwise
+        "was changed after containerd.service" in ctk.compare_with_plan(plan, effective(HAS), is_live=True).difference
     ) is unread
 
 
@@ -230,7 +230,7 @@ def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> No
     assert again.before == again.after
     assert ctk.why_no_reload(plan) == ""
     verdict = ctk.compare_with_plan(plan, effective({}), is_live=True)
-    assert (verdict.failed, "it has failed" in verdict.otherwise) == (True, True)
+    assert (verdict.failed, "it has failed" in verdict.difference) == (True, True)
     assert str(read_again_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
 
 
@@ -240,7 +240,7 @@ def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
     plan = plan_of(host)
     assert ctk.with_restart_choice(plan, restart=True).files
     verdict = ctk.compare_with_plan(plan, effective({}), is_live=True)
-    assert verdict == ctk.ConfigStatus(untold="it is still starting; try again in a moment")
+    assert verdict == ctk.ConfigStatus(unverified="it is still starting; try again in a moment")
 
 
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:
@@ -254,18 +254,18 @@ def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Stor
     plan = plan_of(host)
     good = effective(HAS)
     assert ctk.compare_with_plan(plan, good, is_live=True) == ctk.ConfigStatus()
-    assert "handler nvidia" in ctk.compare_with_plan(plan, effective({}), is_live=True).otherwise
-    assert "image" in ctk.compare_with_plan(plan, effective({}), is_live=False).untold
-    assert "containerd is not installed" in ctk.compare_with_plan(plan, lambda _: None, is_live=True).untold
+    assert "handler nvidia" in ctk.compare_with_plan(plan, effective({}), is_live=True).difference
+    assert "image" in ctk.compare_with_plan(plan, effective({}), is_live=False).unverified
+    assert "containerd is not installed" in ctk.compare_with_plan(plan, lambda _: None, is_live=True).unverified
 
 
 def test_a_daemon_that_does_not_run_or_reads_another_file_is_not_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("ActiveState=active", "ActiveState=inactive")})
     configured(host, store)
-    assert "is not running" in ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).untold
+    assert "is not running" in ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).unverified
     elsewhere = replace(IN_PLACE, config="/opt/config.toml")
     configured(host, store, elsewhere)
-    assert "/opt/config.toml" in ctk.compare_with_plan(plan_of(host, elsewhere), effective({}), is_live=True).untold
+    assert "/opt/config.toml" in ctk.compare_with_plan(plan_of(host, elsewhere), effective({}), is_live=True).unverified
 
 
 def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: Store) -> None:
@@ -275,7 +275,7 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
     def broken(_: str) -> ObservedConfig | None:
         raise ChangeFailed("containerd does not say", why="toml: line 3")
 
-    assert "toml: line 3" in ctk.compare_with_plan(plan_of(host), broken, is_live=True).otherwise
+    assert "toml: line 3" in ctk.compare_with_plan(plan_of(host), broken, is_live=True).difference
 
 
 @pytest.mark.parametrize("row", ["docker", "containerd"])

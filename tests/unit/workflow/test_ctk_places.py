@@ -71,7 +71,7 @@ def test_a_product_that_finds_the_runtime_itself_is_only_restarted(came: float |
     times = {} if came is None else {CONFIG: 10.0, TOOLKIT_LIST: came}
     facts = replace(target.facts, units={"k3s.service": Known(unit(started_at=40.0), "units")}, changed_at=times)
     plan = edits.plan_configuring(host, replace(target, facts=facts))
-    assert plan.written == ()
+    assert plan.changed_files == ()
     owed = {change.path: change.triggers for change in plan.files}
     assert owed == ({CONFIG: frozenset({Trigger("restart", "k3s.service")})} if owes else {})
     assert any("on its PATH" in note for note in plan.planned.notes) is (came == 30.0)
@@ -92,4 +92,4 @@ def test_check_asks_nobody() -> None:
     after = {**host.contents, DROP_IN: preview_files(first)[0]}
     plan = plan_of(Machine(after), k3s())
     verdict = ctk.compare_with_plan(plan, lambda _: pytest.fail("asked"), is_live=True)
-    assert "generated when it starts" in verdict.untold
+    assert "generated when it starts" in verdict.unverified

@@ -50,5 +50,5 @@ def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
     assert edits.plan_cdi_specification(Looking(), PODMAN, image=False).files == ()
     assert ctk.check_cdi_devices(Looking(), PODMAN, image=False) == ctk.ConfigStatus()
     broken = ctk.check_cdi_devices(Looking(THERE[1:]), PODMAN, image=False)
-    assert f"{SPEC} names missing files: /dev/nvidia0" in broken.otherwise
-    assert ctk.check_cdi_devices(Looking(), PODMAN, image=True).untold == "nothing runs in an image"
+    assert f"{SPEC} names missing files: /dev/nvidia0" in broken.difference
+    assert ctk.check_cdi_devices(Looking(), PODMAN, image=True).unverified == "nothing runs in an image"

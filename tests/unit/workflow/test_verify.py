@@ -224,7 +224,7 @@ def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> No
     blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
     found = report(node=blind)
     assert check(found, "configuration").status == "not run"
-    assert [error.exit_code for error in found.untold] == [13]
+    assert [error.exit_code for error in found.undetermined] == [13]
     assert check(found, "nvml").status == "passed"
     assert check(found, "versions").status == "passed"
 
@@ -287,7 +287,7 @@ def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
     node = with_driver("580.95.05", device_nodes=NODES)
     found = verify(Recipe("test", runtime=Runtime(name="containerd")), node, Answering(ANSWER), closed)
     assert check(found, "runtime").status == "not run"
-    assert [error.what for error in found.untold] == ["cannot tell how containerd is configured"]
+    assert [error.what for error in found.undetermined] == ["cannot tell how containerd is configured"]
 
 
 def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> None:
@@ -303,7 +303,7 @@ def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> No
 
         found = verify(wanted, node, Answering(ANSWER), lambda _name: None, ExtraChecks(container=broken))
         assert check(found, "container").status == status
-        assert len(found.untold) == told
+        assert len(found.undetermined) == told
         assert check(found, "nvml").status == "passed"
 
 
