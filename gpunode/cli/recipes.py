@@ -39,7 +39,7 @@ def check(file: str, how: OutputOptions) -> None:
     if found.kubernetes and found.kubernetes.stack != "none":
         from gpunode.kubernetes import checks
 
-        checks.check(found)
+        checks.refuse_bad_tables(found)
     how.screen().put(*_good(f"{file}: recipe {found.name} is valid", file))
     how.answer(Envelope("recipe check", result={"recipe": found}))
 

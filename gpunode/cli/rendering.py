@@ -16,7 +16,7 @@ from gpunode.cli.screen.printer import standard_output
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output
 from gpunode.host.capture import INDEX
-from gpunode.kubernetes.forms import FOLDERS, files, is_ours
+from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
@@ -35,7 +35,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
         )
     recipe = recipe_at(place)
     found = render_cluster(recipe, list(nodes(captures)), form)
-    made = files(found, form)
+    made = make_files(found, form)
     written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
         own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
@@ -149,7 +149,7 @@ def _in_the_way(place: Path, why: str) -> Conflict:
 
 def _present(tree: output.OutputFolder) -> Iterator[tuple[str, str]]:
     """The files of former renders, by their paths."""
-    for inner in ("", *FOLDERS):
+    for inner in ("", *OUTPUT_FOLDERS):
         for name in tree.names(inner) if tree.is_enterable(inner) else ():
             path = f"{inner}/{name}" if inner else name
             if (content := tree.read(path)) is not None and _is_rendered(path, content):
@@ -157,7 +157,7 @@ def _present(tree: output.OutputFolder) -> Iterator[tuple[str, str]]:
 
 
 def _is_rendered(path: str, content: bytes) -> bool:
-    return is_ours(path, _text(content))
+    return is_rendered_file(path, _text(content))
 
 
 def _text(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What a recipe may ask of a cluster, whatever the nodes are: ``recipe check`` and ``k8s render`` judge by it. Pure."""
+"""Checks of a recipe's Kubernetes tables that hold for any nodes. Pure."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Final
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.kubernetes.argocd import is_elsewhere
-from gpunode.kubernetes.sharing import check_configs
+from gpunode.kubernetes.sharing import refuse_bad_configs
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels
 
 _FOREIGN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
 
 
-def check(recipe: Recipe) -> None:
-    """Nothing, where the recipe's tables of Kubernetes fit together and to the rest.
+def refuse_bad_tables(recipe: Recipe) -> None:
+    """Refuse a recipe whose Kubernetes tables do not fit together or with the rest.
 
     Raises:
-        Refused: they do not, or there are none.
+        Refused: if they do not, or there are none.
     """
-    wanted = recipe.kubernetes
-    if wanted is None or wanted.stack == "none":
+    desired = recipe.kubernetes
+    if desired is None or desired.stack == "none":
         raise Refused(
             f"the recipe {recipe.name} asks nothing of Kubernetes",
             why="it has no [kubernetes] table with a stack",
             hint='add one, such as:\n[kubernetes]\nstack = "device-plugin"',
         )
-    _check_names(wanted)
-    _check_argocd(wanted.argocd)
-    _check_runtime(recipe, wanted)
-    if wanted.stack in {"hami", "dra"}:
-        _check_own_sharing(wanted)
-    if wanted.stack != "hami":
-        check_configs(wanted)
-    strategies = {one.strategy for one in wanted.configs.values()} | {wanted.mig.strategy}
-    if wanted.stack == "gpu-operator" and len(strategies - {"none"}) > 1:
+    _refuse_bad_names(desired)
+    _refuse_bad_argocd(desired.argocd)
+    _refuse_bad_runtime(recipe, desired)
+    if desired.stack in {"hami", "dra"}:
+        _refuse_ignored_sharing(desired)
+    if desired.stack != "hami":
+        refuse_bad_configs(desired)
+    strategies = {one.strategy for one in desired.configs.values()} | {desired.mig.strategy}
+    if desired.stack == "gpu-operator" and len(strategies - {"none"}) > 1:
         raise Refused(
             "the configurations differ in their MIG strategy",
             why="the GPU Operator has one strategy for all nodes; its setting overrides the device plugin's file",
@@ -44,15 +44,15 @@ def check(recipe: Recipe) -> None:
         )
 
 
-def _check_names(wanted: Kubernetes) -> None:
-    if wanted.namespace in _FOREIGN_NAMESPACES:
+def _refuse_bad_names(desired: Kubernetes) -> None:
+    if desired.namespace in _FOREIGN_NAMESPACES:
         raise Refused(
-            f"[kubernetes] namespace cannot be {wanted.namespace}",
+            f"[kubernetes] namespace cannot be {desired.namespace}",
             why="it is the cluster's own, and its pods would become privileged",
             hint="leave namespace out, or name one for the GPU stack",
         )
-    refuse_foreign_labels(wanted)
-    if wanted.taint.value and not wanted.taint.key:
+    refuse_foreign_labels(desired)
+    if desired.taint.value and not desired.taint.key:
         raise Refused(
             "[kubernetes.taint] has a value and no key",
             why="without a key there is no taint",
@@ -60,7 +60,7 @@ def _check_names(wanted: Kubernetes) -> None:
         )
 
 
-def _check_argocd(argocd: ArgoCd) -> None:
+def _refuse_bad_argocd(argocd: ArgoCd) -> None:
     if argocd.server and argocd.cluster:
         raise Refused(
             "[kubernetes.argocd] has both a server and a cluster",
@@ -75,7 +75,7 @@ def _check_argocd(argocd: ArgoCd) -> None:
         )
 
 
-def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
+def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
     runtime = recipe.runtime
     row = CONTAINER_RUNTIMES.get(runtime.name)
     if row is not None and not row.runs_pods:
@@ -85,20 +85,20 @@ def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
             hint='set name in [runtime] to "containerd" or "crio"',
         )
     is_docker = row is not None and row.client == "docker run"
-    if wanted.kind.workers and not (is_docker and runtime.default and recipe.toolkit.volume_mounts):
+    if desired.kind.workers and not (is_docker and runtime.default and recipe.toolkit.volume_mounts):
         raise Refused(
             "the nodes of the kind cluster would get no GPU",
             why="they are containers of docker, get its default runtime, and ask for GPUs by mounts",
             hint='set name = "docker" and default = true in [runtime], and volume_mounts = true in [toolkit]',
         )
-    needs_class = wanted.stack in {"device-plugin", "hami"} and runtime.name != "none"
-    if needs_class and not wanted.runtime_class and not runtime.default:
+    needs_class = desired.stack in {"device-plugin", "hami"} and runtime.name != "none"
+    if needs_class and not desired.runtime_class and not runtime.default:
         raise Refused(
             "the device plugin would find no GPU",
             why="its pod has no RuntimeClass, and nvidia is not the default runtime",
             hint='set runtime_class = "nvidia" in [kubernetes], or default = true in [runtime]',
         )
-    if wanted.stack == "dra" and row is not None and row.cdi == "switch" and not runtime.cdi:
+    if desired.stack == "dra" and row is not None and row.cdi == "switch" and not runtime.cdi:
         raise Refused(
             "the DRA driver needs CDI in containerd",
             why="it hands GPUs to containers as CDI devices",
@@ -106,30 +106,30 @@ def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
         )
 
 
-def _check_own_sharing(wanted: Kubernetes) -> None:
-    if not (asked := list(_ignored(wanted))):
+def _refuse_ignored_sharing(desired: Kubernetes) -> None:
+    if not (ignored := list(_ignored_tables(desired))):
         return
-    if wanted.stack == "hami":
+    if desired.stack == "hami":
         raise Refused(
-            f"HAMi has no use for {', '.join(asked)}",
+            f"HAMi has no use for {', '.join(ignored)}",
             why="it shares GPUs itself: its scheduler gives each pod the memory and cores that it asks for",
             hint="leave them out; in [kubernetes.sharing], HAMi takes replicas",
         )
     raise Refused(
-        f"gpunode renders no {', '.join(asked)} for the DRA driver",
+        f"gpunode renders no {', '.join(ignored)} for the DRA driver",
         why="the driver offers whole GPUs; sharing is an alpha feature of it, off by default",
         hint='leave them out, or use stack = "device-plugin"',
     )
 
 
-def _ignored(wanted: Kubernetes) -> Iterator[str]:
-    """The tables and keys that the stack would not obey."""
-    sharing = wanted.sharing
-    if sharing.mode != "none" or sharing.rename or (wanted.stack == "dra" and sharing.replicas > 1):
+def _ignored_tables(desired: Kubernetes) -> Iterator[str]:
+    """Yield the tables and keys that the stack would ignore."""
+    sharing = desired.sharing
+    if sharing.mode != "none" or sharing.rename or (desired.stack == "dra" and sharing.replicas > 1):
         yield "[kubernetes.sharing]"
-    if wanted.mig.strategy != "none" or wanted.mig.layout:
+    if desired.mig.strategy != "none" or desired.mig.layout:
         yield "[kubernetes.mig]"
-    if wanted.configs:
+    if desired.configs:
         yield "[kubernetes.configs]"
-    if wanted.extras.gfd:
+    if desired.extras.gfd:
         yield "gfd in [kubernetes.extras]"

@@ -1,4 +1,4 @@
-"""Rendered objects → files, in the form in which they are delivered. Pure, and the same bytes for the same input.
+"""Rendered objects as files, in one of several forms. Pure, and the same bytes for the same input.
 
 Source of kustomize's fields: api/types/kustomization.go and helmchartargs.go of kubernetes-sigs/kustomize (2026-08-20).
 """
@@ -28,138 +28,146 @@ from gpunode.kubernetes.objects import EXTRAS_WAVE
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import GITOPS_FORMS, Form
 
-_TAINTS: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
-# Below the output folder; it holds files, too.
-FOLDERS: Final = ("manifests", "helm", "applications", flux.RELEASES, flux.RULES)
-# Where rendered files stand.
-_PLACES: Final = re.compile(
+_TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
+# Below the output folder, which also holds files.
+OUTPUT_FOLDERS: Final = ("manifests", "helm", "applications", flux.RELEASES, flux.RULES)
+# The paths of rendered files.
+_RENDERED_PATHS: Final = re.compile(
     r"(?:manifests|rules)/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|(?:applications|releases)/[a-z-]+\.yaml"
     r"|(?:test-pod|kustomization|kind-config|plugin-config|argocd|flux)\.yaml|(?:apply|kind)\.sh|README\.md"
 )
 
 
-def files(rendered: Rendered, form: Form) -> Mapping[str, str]:
-    """The files by their paths below the output folder."""
-    made = dict(_object_files(rendered, form))
+def make_files(rendered: Rendered, form: Form) -> Mapping[str, str]:
+    """Return the contents of the files by their paths below the output folder."""
+    contents = dict(_object_files(rendered, form))
     match form:
         case "argocd":
-            made |= _argocd_files(rendered, tuple(made))
+            contents |= _argocd_files(rendered, tuple(contents))
         case "flux":
-            made |= _flux_files(rendered, tuple(made))
+            contents |= _flux_files(rendered, tuple(contents))
         case _:
-            made |= {f"helm/{one.name}.values.yaml": _values(one) for one in rendered.releases if form != "kustomize"}
+            contents |= {
+                f"helm/{one.name}.values.yaml": _values_file(one) for one in rendered.releases if form != "kustomize"
+            }
     if rendered.test_pod:
-        made["test-pod.yaml"] = _file(rendered.test_pod, "manifests")
+        contents["test-pod.yaml"] = _join_objects(rendered.test_pod, "manifests")
     if form == "kustomize":
-        made |= _kustomize_files(rendered, sorted(made))
+        contents |= _kustomize_files(rendered, sorted(contents))
     if kind := rendered.kind:
-        made[KIND_CONFIG] = yaml.document(kind.config, f"{HEADER}\nThe NVIDIA runtime takes the mounts for requests.")
-        made["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
-    made["apply.sh"] = _commands(rendered, form, tuple(made))
-    made["README.md"] = f"# {HEADER}\n\n{readme(rendered, form)}"
-    return made
+        contents[KIND_CONFIG] = yaml.document(
+            kind.config, f"{HEADER}\nThe NVIDIA runtime takes the mounts for requests."
+        )
+        contents["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
+    contents["apply.sh"] = _apply_script(rendered, form, tuple(contents))
+    contents["README.md"] = f"# {HEADER}\n\n{readme(rendered, form)}"
+    return contents
 
 
-def is_ours(path: str, text: str) -> bool:
-    """Whether a file at ``path`` below the output folder is one that ``files`` made before."""
-    return _PLACES.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
+def is_rendered_file(path: str, text: str) -> bool:
+    """Return whether the file at ``path`` below the output folder was made by ``make_files``."""
+    return _RENDERED_PATHS.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
-def may_be_left(path: str, rendered: Rendered) -> bool:
-    """Return whether a file of a former render, if applied, made something that is none of what is ``rendered``."""
+def may_leave_objects(path: str, rendered: Rendered) -> bool:
+    """Return whether an old file, if it was applied, made objects that are not among the ``rendered`` ones."""
     folder, _, name = path.rpartition("/")
     if folder in {flux.BASE, flux.RULES}:
-        return re.sub(r"^\d\d-|\.yaml$", "", name) not in set(map(_slug, rendered.objects))
+        return re.sub(r"^\d\d-|\.yaml$", "", name) not in set(map(_file_stem, rendered.objects))
     if folder == "helm":
         return name.removesuffix(".values.yaml") not in {one.name for one in rendered.releases}
     return bool(folder) or path in {"argocd.yaml", "flux.yaml", "plugin-config.yaml"}
 
 
 def _object_files(rendered: Rendered, form: Form) -> Iterator[tuple[str, str]]:
-    """The plain objects, a file each; kustomize makes the ConfigMaps itself."""
+    """Yield the plain objects, one file each; kustomize generates the ConfigMaps itself."""
     objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
     for number, one in enumerate(objects, 1):
         folder = flux.RULES if form == "flux" and one.wave > EXTRAS_WAVE else flux.BASE
-        yield f"{folder}/{number:02d}-{_slug(one)}.yaml", _file([one], form)
+        yield f"{folder}/{number:02d}-{_file_stem(one)}.yaml", _join_objects([one], form)
 
 
-def _slug(one: RenderedObject) -> str:
+def _file_stem(one: RenderedObject) -> str:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.kind).lower()
     return f"{kind}-{one.name}"
 
 
-def _file(every: Sequence[RenderedObject], form: Form) -> str:
-    bodies = (argocd.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in every)
-    texts = [yaml.document(body, one.why) for one, body in zip(every, bodies, strict=True)]
+def _join_objects(objects: Sequence[RenderedObject], form: Form) -> str:
+    bodies = (argocd.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in objects)
+    texts = [yaml.document(body, one.why) for one, body in zip(objects, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
 
 
-def _documents(bodies: Sequence[Mapping[str, Any]], about: str) -> str:
+def _join_documents(bodies: Sequence[Mapping[str, Any]], about: str) -> str:
     first, *rest = bodies
     return "---\n".join((yaml.document(first, about), *map(yaml.document, rest)))
 
 
-def _values(release: ChartRelease) -> str:
+def _values_file(release: ChartRelease) -> str:
     about = f"{HEADER}\n{release.why}\nChart {release.chart} {release.version} from {release.repository}"
     return yaml.document(release.values, about)
 
 
 def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
-    """The Applications, and the kustomization by which Argo CD takes these from the folder and nothing else."""
-    place = rendered.argocd
-    made = {}
+    """Return the Applications, and the kustomization that limits Argo CD to them."""
+    options = rendered.argocd
+    contents = {}
     for one in rendered.releases:
         is_oci = one.repository.startswith("oci://")
         note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
         about = f"{HEADER}\n{one.why}{note}"
-        made[f"applications/{one.name}.yaml"] = yaml.document(argocd.chart_application(one, place), about)
-    if plain and argocd.is_elsewhere(place):
+        contents[f"applications/{one.name}.yaml"] = yaml.document(argocd.chart_application(one, options), about)
+    if plain and argocd.is_elsewhere(options):
         about = f"{HEADER}\nBrings the objects in manifests/ to the cluster that has the GPUs."
-        made[f"applications/{argocd.PLAIN_OBJECTS}.yaml"] = yaml.document(argocd.objects_application(place), about)
+        contents[f"applications/{argocd.PLAIN_OBJECTS}.yaml"] = yaml.document(
+            argocd.objects_application(options), about
+        )
         plain = ()
-    body = kustomization((*plain, *sorted(made)))
-    made["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD takes from this folder.")
-    if place.repository:
+    body = make_kustomization((*plain, *sorted(contents)))
+    contents["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD takes from this folder.")
+    if options.repository:
         about = f"{HEADER}\nThe Application of this folder: apply it once, where Argo CD runs."
-        made["argocd.yaml"] = yaml.document(argocd.folder_application(place), about)
-    return made
+        contents["argocd.yaml"] = yaml.document(argocd.folder_application(options), about)
+    return contents
 
 
 def _flux_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
-    """The releases, and the Kustomizations by which Flux applies one folder after the other."""
-    made = {
-        f"{flux.RELEASES}/{one.name}.yaml": _documents(flux.release_objects(one), f"{HEADER}\n{one.why}")
+    """Return the releases, and the Kustomizations by which Flux applies the folders in turn."""
+    contents = {
+        f"{flux.RELEASES}/{one.name}.yaml": _join_documents(flux.release_objects(one), f"{HEADER}\n{one.why}")
         for one in rendered.releases
     }
-    present = {path.partition("/")[0] for path in (*plain, *made)}
+    present = {path.partition("/")[0] for path in (*plain, *contents)}
     folders = [folder for folder in (flux.BASE, flux.RELEASES, flux.RULES) if folder in present]
-    made["flux.yaml"] = _documents(tuple(flux.kustomizations(rendered.flux, folders, rendered.releases)), HEADER)
-    # Where the folder stands below a path that Flux applies whole, this keeps the test pod out.
-    made["kustomization.yaml"] = yaml.document(kustomization(["flux.yaml"]), HEADER)
-    return made
+    contents["flux.yaml"] = _join_documents(
+        tuple(flux.kustomizations(rendered.flux, folders, rendered.releases)), HEADER
+    )
+    # Keeps the test pod out if Flux applies the parent folder as a whole.
+    contents["kustomization.yaml"] = yaml.document(make_kustomization(["flux.yaml"]), HEADER)
+    return contents
 
 
 def _kustomize_files(rendered: Rendered, paths: Sequence[str]) -> Mapping[str, str]:
     configs = [one for one in rendered.objects if one.kind == "ConfigMap"]
     resources = [path for path in paths if path.startswith("manifests/")]
-    body = kustomization(resources, configs, rendered.releases)
+    body = make_kustomization(resources, configs, rendered.releases)
     about = f"{HEADER}\nThe charts need helm: kubectl kustomize --enable-helm ." if rendered.releases else HEADER
-    made = {"kustomization.yaml": yaml.document(body, about)}
+    contents = {"kustomization.yaml": yaml.document(body, about)}
     for one in configs:
         (text,) = one.body["data"].values()
-        made[PLUGIN_CONFIG_FILE] = f"# {HEADER}\n# {one.why}\n{text}"
-    return made
+        contents[PLUGIN_CONFIG_FILE] = f"# {HEADER}\n# {one.why}\n{text}"
+    return contents
 
 
-def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
-    """A script of the exact commands, in their order."""
-    kubectl = _kubectl(rendered)
+def _apply_script(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
+    """Return a script of the exact commands in order."""
+    kubectl = _kubectl_command(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
     lines += ["./kind.sh", ""] if rendered.kind else []
-    # Labels first: by them the pods find their nodes.
+    # Labels first, since the pods select their nodes by them.
     for edit in rendered.nodes:
-        lines += [f"# {edit.why}", *_edit(edit, kubectl)]
-    lines += ["", *_apply(rendered, form, paths)]
+        lines += [f"# {edit.why}", *_node_edit_commands(edit, kubectl)]
+    lines += ["", *_apply_commands(rendered, form, paths)]
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
     for own in rendered.own_pods:
@@ -167,8 +175,8 @@ def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _edit(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]:
-    """The commands for a Node, which fail where somebody else set another value."""
+def _node_edit_commands(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]:
+    """Yield the commands for a Node, which fail if somebody else set another value."""
     if edit.labels:
         metadata = {"name": edit.node, "labels": edit.labels}
         # To apply a Node that does not exist would make one.
@@ -177,18 +185,18 @@ def _edit(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]:
         yield f"{apply} <<'END'\n{yaml.document({'apiVersion': 'v1', 'kind': 'Node', 'metadata': metadata})}END"
     if edit.taint:
         # A Node's taints are one list: applying ours would remove everybody else's.
-        named, _, effect = edit.taint.rpartition(":")
-        written = f"{named}{'' if '=' in named else '='}:{effect}"
-        there = command(*kubectl, "get", "node", edit.node, "-o", f"jsonpath={_TAINTS}")
-        yield f"{there} | {command('grep', '-qxF', written)} ||"
+        key_value, _, effect = edit.taint.rpartition(":")
+        taint_text = f"{key_value}{'' if '=' in key_value else '='}:{effect}"
+        read_taints = command(*kubectl, "get", "node", edit.node, "-o", f"jsonpath={_TAINTS_TEMPLATE}")
+        yield f"{read_taints} | {command('grep', '-qxF', taint_text)} ||"
         yield f"    {command(*kubectl, 'taint', 'node', edit.node, edit.taint)}"
 
 
-def _apply(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:
-    apply = (*_kubectl(rendered), "apply", "--server-side", "--field-manager", "gpunode")
+def _apply_commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:
+    apply = (*_kubectl_command(rendered), "apply", "--server-side", "--field-manager", "gpunode")
     match form:
         case "kustomize" if rendered.releases:
-            build = command(*_kubectl(rendered), "kustomize", "--enable-helm", ".")
+            build = command(*_kubectl_command(rendered), "kustomize", "--enable-helm", ".")
             yield f"apply() {{ {build} | {command(*apply, '-f', '-')}; }}"
             yield "# The first time, objects of a kind that a chart defines may come too early."
             yield "apply || { sleep 10; apply; }"
@@ -209,13 +217,13 @@ def _apply(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str
         yield from ("", f"# {release.why}", helm_command(release, rendered.kind.context if rendered.kind else ""))
 
 
-def _kubectl(rendered: Rendered) -> Sequence[str]:
-    """kubectl; for a cluster of kind with the context that it makes, whatever the current one is."""
+def _kubectl_command(rendered: Rendered) -> Sequence[str]:
+    """Return kubectl; for a kind cluster with its context, whatever the current one is."""
     return ("kubectl", "--context", rendered.kind.context) if rendered.kind else ("kubectl",)
 
 
 def helm_command(release: ChartRelease, context: str = "") -> str:
-    """The command that installs the release, or brings it to these values."""
+    """Return the command that installs or updates the release."""
     where = ("--namespace", release.namespace, "--create-namespace")
     version = ("--version", release.version, "--values", f"helm/{release.name}.values.yaml", "--wait")
     is_oci = release.repository.startswith("oci://")
@@ -227,18 +235,18 @@ def helm_command(release: ChartRelease, context: str = "") -> str:
 PLUGIN_CONFIG_FILE: Final = "plugin-config.yaml"
 
 
-def kustomization(
+def make_kustomization(
     resources: Iterable[str], configs: Sequence[RenderedObject] = (), releases: Sequence[ChartRelease] = ()
 ) -> Mapping[str, Any]:
-    """Return the kustomization of these files and charts; ``configs`` are generated from ``plugin-config.yaml``."""
+    """Return the kustomization of these files and charts; ``configs`` come from ``plugin-config.yaml``."""
     body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(resources)}
-    generators = [_generator(one) for one in configs]
-    charts = [_helm_chart(one) for one in releases]
+    generators = [_config_map_generator(one) for one in configs]
+    charts = [_helm_chart_entry(one) for one in releases]
     return body | {key: held for key, held in (("configMapGenerator", generators), ("helmCharts", charts)) if held}
 
 
-def _generator(one: RenderedObject) -> Mapping[str, Any]:
-    """Return what makes the ConfigMap, with the hash of its content in its name: kustomize rewrites what names it."""
+def _config_map_generator(one: RenderedObject) -> Mapping[str, Any]:
+    """Return the generator of the ConfigMap: kustomize adds a hash to its name, and renames references."""
     metadata = argocd.add_sync_wave(one)["metadata"]
     return {
         "name": one.name,
@@ -248,7 +256,7 @@ def _generator(one: RenderedObject) -> Mapping[str, Any]:
     }
 
 
-def _helm_chart(release: ChartRelease) -> Mapping[str, Any]:
+def _helm_chart_entry(release: ChartRelease) -> Mapping[str, Any]:
     return {
         "name": release.chart,
         "repo": release.repository,

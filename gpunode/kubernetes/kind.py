@@ -1,4 +1,4 @@
-"""A kind cluster on a workstation: its workers, which are containers of docker, get the machine's GPUs. Pure.
+"""A kind cluster on a workstation: its workers, which are docker containers, get the machine's GPUs. Pure.
 
 kind has no option for GPUs (kubernetes-sigs/kind issue 3164). A worker gets them by a mount, which docker's NVIDIA
 runtime takes for a request; then the worker's own containerd is given the runtime. Sources: NVIDIA/nvkind README.md and
@@ -22,13 +22,13 @@ from gpunode.recipe.kubernetes import Kind
 _DEVICES: Final = "/var/run/nvidia-container-devices"
 
 
-def workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
-    """The cluster's workers, among whom the machine's GPUs are shared out in their order.
+def make_workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+    """Return the cluster's workers, which share the machine's GPUs in order.
 
-    They are ``nodes`` themselves where these are nodes of a kind cluster.
+    They are ``nodes`` themselves if these are nodes of a kind cluster.
 
     Raises:
-        Refused: the GPUs are of several machines, or fewer than the workers.
+        Refused: if the GPUs are of several machines, or fewer than the workers.
     """
     if all(node.provider == "kind" for node in nodes):
         return tuple(nodes)
@@ -48,65 +48,65 @@ def workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]
     return tuple(
         replace(
             host,
-            name=_name(kind, number),
-            gpus=tuple(host.gpus[gpu] for gpu in _gpus(kind, len(host.gpus), number)),
+            name=_worker_name(kind, number),
+            gpus=tuple(host.gpus[gpu] for gpu in _worker_gpus(kind, len(host.gpus), number)),
             provider="kind",
         )
         for number in range(kind.workers)
     )
 
 
-def _name(kind: Kind, number: int) -> str:
-    """As kind calls its workers: the first has no number."""
+def _worker_name(kind: Kind, number: int) -> str:
+    """Return kind's name of a worker; the first has no number."""
     return f"{kind.name}-worker{number + 1 if number else ''}"
 
 
-def _gpus(kind: Kind, count: int, number: int) -> range:
-    """The indices of a worker's GPUs."""
+def _worker_gpus(kind: Kind, count: int, number: int) -> range:
+    """Return the indices of a worker's GPUs."""
     return range(count * number // kind.workers, count * (number + 1) // kind.workers)
 
 
-def cluster(recipe: Recipe, kind: Kind, count: int) -> KindCluster:
-    """The files from which the cluster is made, on a machine with so many GPUs."""
+def make_cluster(recipe: Recipe, kind: Kind, count: int) -> KindCluster:
+    """Return the cluster on a machine with ``count`` GPUs."""
     nodes: list[dict[str, Any]] = [{"role": "control-plane"}]
     for number in range(kind.workers):
-        wanted = ["all"] if kind.workers == 1 else [str(gpu) for gpu in _gpus(kind, count, number)]
-        mounts = [{"hostPath": "/dev/null", "containerPath": f"{_DEVICES}/{one}"} for one in wanted]
+        gpus = ["all"] if kind.workers == 1 else [str(gpu) for gpu in _worker_gpus(kind, count, number)]
+        mounts = [{"hostPath": "/dev/null", "containerPath": f"{_DEVICES}/{one}"} for one in gpus]
         nodes.append({"role": "worker", "extraMounts": mounts})
     config = {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
-    return KindCluster(kind.name, config, _script(recipe, kind, count))
+    return KindCluster(kind.name, config, _make_script(recipe, kind, count))
 
 
-def _script(recipe: Recipe, kind: Kind, count: int) -> str:
-    """Commands that make the cluster and give its workers' containerd the NVIDIA runtime; they can be run again."""
+def _make_script(recipe: Recipe, kind: Kind, count: int) -> str:
+    """Return a repeatable script that creates the cluster and registers the NVIDIA runtime in its workers."""
     make = command("kind", "create", "cluster", "--name", kind.name, "--config", KIND_CONFIG)
-    install = command(*_INSTALL, *_packages(recipe))
-    configure = command(*_CONFIGURE, *(["--cdi.enabled"] if recipe.runtime.cdi else []))
+    install = command(*_INSTALL_COMMAND, *_toolkit_packages(recipe))
+    configure = command(*_CONFIGURE_COMMAND, *(["--cdi.enabled"] if recipe.runtime.cdi else []))
     parts = [
-        _CHECKS,
-        _PREPARE.format(list=TOOLKIT.list_file, key=TOOLKIT.keyring, install=install, configure=configure),
+        _CHECK_SCRIPT,
+        _PREPARE_SCRIPT.format(list=TOOLKIT.list_file, key=TOOLKIT.keyring, install=install, configure=configure),
     ]
-    parts += [_HIDE] if kind.workers > 1 else []
+    parts += [_HIDE_SCRIPT] if kind.workers > 1 else []
     # To grep a letter, a digit and - of the name are themselves.
     steps = [f"kind get clusters | grep -qx {kind.name} || {make}"]
     for number in range(kind.workers):
-        steps.append(command("prepare", _name(kind, number)))
-        if others := [str(gpu) for gpu in range(count) if gpu not in _gpus(kind, count, number)]:
-            steps.append(command("hide", _name(kind, number), *others))
+        steps.append(command("prepare", _worker_name(kind, number)))
+        if others := [str(gpu) for gpu in range(count) if gpu not in _worker_gpus(kind, count, number)]:
+            steps.append(command("hide", _worker_name(kind, number), *others))
     return "\n".join((*parts, *steps, ""))
 
 
-def _packages(recipe: Recipe) -> Sequence[str]:
-    """The toolkit in the workers: the newest, or all four packages in the version that the recipe names."""
+def _toolkit_packages(recipe: Recipe) -> Sequence[str]:
+    """Return the workers' toolkit packages: the newest, or all four in the recipe's version."""
     version = recipe.toolkit.version
     if version in {"auto", "none"}:
         return [str(TOOLKIT_PACKAGES[0])]
     return [f"{name}={version if '-' in version else f'{version}-1'}" for name in TOOLKIT_PACKAGES]
 
 
-_INSTALL: Final = ("apt-get", "install", "--yes", "--no-install-recommends")
-_CONFIGURE: Final = ("nvidia-ctk", "runtime", "configure", "--runtime=containerd", "--config-source=file")
-_CHECKS: Final = """\
+_INSTALL_COMMAND: Final = ("apt-get", "install", "--yes", "--no-install-recommends")
+_CONFIGURE_COMMAND: Final = ("nvidia-ctk", "runtime", "configure", "--runtime=containerd", "--config-source=file")
+_CHECK_SCRIPT: Final = """\
 # Makes the kind cluster, and gives its workers' containerd the NVIDIA runtime. Run it again after docker was restarted.
 set -eu
 cd "$(dirname "$0")"
@@ -125,7 +125,7 @@ fi
     fail "docker's default runtime is not nvidia: set this machine up with the same recipe first (sudo gpunode setup)"
 """
 # The worker's packages come from the repository, and are checked with the key, that gpunode set up on the machine.
-_PREPARE: Final = """\
+_PREPARE_SCRIPT: Final = """\
 # Checks that the worker sees GPUs, and registers the runtime "nvidia" in its containerd.
 prepare() {{
     docker exec "$1" nvidia-smi -L || fail "$1 sees no GPU: was the cluster made otherwise than by this script?"
@@ -140,7 +140,7 @@ prepare() {{
     docker exec "$1" systemctl restart containerd
 }}
 """
-_HIDE: Final = """\
+_HIDE_SCRIPT: Final = """\
 # A worker is privileged, so it has the device files of all GPUs: here those of the other workers' GPUs go. The driver
 # would make them anew, were it not for ModifyDeviceFiles, which container toolkit 1.19 and later set in the worker.
 hide() {

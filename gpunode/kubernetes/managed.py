@@ -1,4 +1,4 @@
-"""Nodes whose provider offers their GPUs to pods itself, or prescribes how that is done. Pure."""
+"""Nodes whose provider offers their GPUs to pods itself, or restricts how that is done. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunode.recipe.kubernetes import Kubernetes
 # Who runs a device plugin on its nodes, and what to do instead of a second one.
 # Sources: bottlerocket.dev, "Settings Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red
 # Hat OpenShift".
-_OWN_PLUGIN: Final[Mapping[Provider, tuple[str, str]]] = {
+_PROVIDER_PLUGINS: Final[Mapping[Provider, tuple[str, str]]] = {
     "openshift": (
         "the NVIDIA GPU Operator of OperatorHub brings the device plugin, with the rights that OpenShift demands",
         (
@@ -35,29 +35,32 @@ GKE_OPT_OUT: Final = "gke-no-default-nvidia-gpu-device-plugin=true"
 GKE_DRIVER: Final = "/home/kubernetes/bin/nvidia"
 
 
-def check_managed(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
-    """Nothing, where none of the nodes gets its device plugin from its provider.
+def refuse_managed(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
+    """Refuse nodes whose provider installs the device plugin.
 
     Raises:
-        Refused: one does, or its provider's runtime does not fit the recipe.
+        Refused: if one does, or its provider's runtime does not fit the recipe.
     """
     for node in nodes:
-        if node.provider is not None and node.provider in _OWN_PLUGIN:
-            why, hint = _OWN_PLUGIN[node.provider]
+        if node.provider is not None and node.provider in _PROVIDER_PLUGINS:
+            why, hint = _PROVIDER_PLUGINS[node.provider]
             raise Refused(f"{node.name} is {PROVIDERS[node.provider]}, and gpunode leaves it alone", why=why, hint=hint)
         if node.provider == "gke":
-            _check_gke(wanted, node)
+            _refuse_gke(desired, node)
         if node.provider == "aks":
-            _check_aks(wanted, node)
+            _refuse_aks(desired, node)
 
 
 def is_gke(nodes: Sequence[ClusterNode]) -> bool:
-    """Whether the nodes are GKE's; those of one cluster are all or none."""
+    """Return whether the nodes are GKE's; those of one cluster are all or none."""
     return any(node.provider == "gke" for node in nodes)
 
 
-def _check_gke(wanted: Kubernetes, node: ClusterNode) -> None:
-    """Sources: cloud.google.com/kubernetes-engine/docs/how-to/{gpus,gpu-operator}; docs.nvidia.com, "Google GKE"."""
+def _refuse_gke(desired: Kubernetes, node: ClusterNode) -> None:
+    """Refuse a GKE node that runs GKE's device plugin, or a stack other than the GPU Operator.
+
+    Sources: cloud.google.com/kubernetes-engine/docs/how-to/{gpus,gpu-operator}; docs.nvidia.com, "Google GKE".
+    """
     if "device-plugin" in node.provides:
         raise Refused(
             f"{node.name} is {PROVIDERS['gke']}, and gpunode leaves it alone",
@@ -66,7 +69,7 @@ def _check_gke(wanted: Kubernetes, node: ClusterNode) -> None:
             "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4\n"
             f"or create the node pool with --node-labels={GKE_OPT_OUT}, and use the recipe gpu-operator",
         )
-    if wanted.stack != "gpu-operator":
+    if desired.stack != "gpu-operator":
         raise Refused(
             f"on the GKE node {node.name} only the GPU Operator can replace GKE's device plugin",
             why="GKE's containerd has no NVIDIA runtime, and gpunode cannot set up a host that GKE builds",
@@ -74,8 +77,11 @@ def _check_gke(wanted: Kubernetes, node: ClusterNode) -> None:
         )
 
 
-def _check_aks(wanted: Kubernetes, node: ClusterNode) -> None:
-    """Sources: learn.microsoft.com/azure/aks/{use-nvidia-gpu,nvidia-gpu-operator}; Azure/AgentBaker baker.go."""
+def _refuse_aks(desired: Kubernetes, node: ClusterNode) -> None:
+    """Refuse an AKS node whose own driver, plugin or runtime does not fit the recipe.
+
+    Sources: learn.microsoft.com/azure/aks/{use-nvidia-gpu,nvidia-gpu-operator}; Azure/AgentBaker baker.go.
+    """
     own_driver = (
         "create the node pool with `az aks nodepool add --gpu-driver none`, then run gpunode setup on its nodes"
     )
@@ -87,13 +93,13 @@ def _check_aks(wanted: Kubernetes, node: ClusterNode) -> None:
         )
     if "driver" not in node.provides:
         return
-    if wanted.stack == "gpu-operator":
+    if desired.stack == "gpu-operator":
         raise Refused(
             f"AKS installed the driver of {node.name}, which excludes the GPU Operator",
             why="the operator would replace the configuration of containerd that AKS wrote",
             hint=f'use stack = "device-plugin", or {own_driver}',
         )
-    if wanted.runtime_class and wanted.stack in {"device-plugin", "hami"}:
+    if desired.runtime_class and desired.stack in {"device-plugin", "hami"}:
         raise Refused(
             f'containerd on {node.name} has no runtime "nvidia"',
             why='AKS calls it "nvidia-container-runtime", and makes it the default runtime',

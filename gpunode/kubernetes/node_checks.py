@@ -1,4 +1,4 @@
-"""What a cluster says of its GPU nodes → checks. Pure."""
+"""Checks of GPU nodes from what the cluster knows of them. Pure."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any, Final, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.model import ClusterNode, NodeEdit
-from gpunode.kubernetes.objects import tolerations
+from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.pods import tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
 
 Body: TypeAlias = Mapping[str, Any]
-# Of a node that is this machine, what gpunode itself knows of its container runtime.
-OnNode: TypeAlias = Callable[[str], Check | None]
+# Returns the check of a node's container runtime if the node is this machine.
+LocalCheck: TypeAlias = Callable[[str], Check | None]
 
-DRIVER: Final = "gpu.nvidia.com"
+DRA_DRIVER: Final = "gpu.nvidia.com"
 # The static CPU manager needs the device nodes passed to the kubelet (k8s-device-plugin's documentation,
 # compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI;
 # for the others gpunode renders it where it knows such a node.
-_PASS_DEVICES: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
-_NOT_READY: Final = {
+_STACKS_WITH_DEVICES: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
+_UNREADY_HINTS: Final = {
     "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
     "NetworkPluginNotReady": "install a network plugin (CNI) in the cluster",
     "NodeStatusUnknown": "look at its kubelet, on {node}: systemctl status kubelet",
 }
 
 
-def node_check(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
-    """Whether the Node is there, ready, and has the labels by which the stack finds it.
+def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
+    """Check whether the Node exists, is ready, and has the labels by which the stack finds it.
 
     Args:
-        edit: what the Node is to have.
-        live: the Node; None where there is none.
+        edit: what the Node should have.
+        live: the Node; None if there is none.
         apply: the command that applies the recipe.
     """
     id, title = f"node/{edit.node}", f"Node {edit.node}"  # noqa: A001 - the check's own word
     if live is None:
         hint = f"see its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
         return Check(id, title, "failed", "there is no such Node in this cluster", hint)
-    if why := not_ready(live):
+    if why := why_not_ready(live):
         return Check(id, title, "failed", f"it is not ready: {why}", _unready_hint(why, edit.node))
     labels = live["metadata"].get("labels", {})
     if missing := [f"{name}={value}" for name, value in edit.labels.items() if labels.get(name) != value]:
@@ -51,24 +51,24 @@ def node_check(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     return Check(id, title, "passed", ", ".join(["Ready", *cordoned, *written]))
 
 
-def not_ready(live: Body) -> str:
-    """Why the Node is not ready, in the kubelet's words; empty for one that is."""
+def why_not_ready(live: Body) -> str:
+    """Return why the Node is not ready, in the kubelet's words; empty if it is."""
     for condition in live.get("status", {}).get("conditions", ()):
         if condition.get("type") == "Ready":
-            said = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
-            return "" if condition.get("status") == "True" else said or "its kubelet says nothing"
+            message = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+            return "" if condition.get("status") == "True" else message or "its kubelet says nothing"
     return "its kubelet has not reported yet"
 
 
 def _unready_hint(why: str, node: str) -> str:
-    found = next((hint for sign, hint in _NOT_READY.items() if sign in why), "")
+    found = next((hint for sign, hint in _UNREADY_HINTS.items() if sign in why), "")
     return found.format(node=node) or str(command("kubectl", "describe", "node", node))
 
 
-def handler_checks(
-    name: str, runtime_class: Body | None, nodes: Mapping[str, Body], on_node: OnNode, apply: Command
+def check_handlers(
+    name: str, runtime_class: Body | None, nodes: Mapping[str, Body], local_check: LocalCheck, apply: Command
 ) -> Iterator[Check]:
-    """Whether the RuntimeClass is there, and each node's container runtime has its handler.
+    """Check whether the RuntimeClass exists, and each node's container runtime has its handler.
 
     Source: Node.status.runtimeHandlers, which Kubernetes 1.30 and later have with containerd 2 and CRI-O.
     """
@@ -79,20 +79,20 @@ def handler_checks(
     handler = str(runtime_class.get("handler", ""))
     yield Check("runtime-class", title, "passed", f"its handler is {handler}")
     for node, live in nodes.items():
-        yield _handler(handler, node, live, on_node)
+        yield _check_handler(handler, node, live, local_check)
 
 
-def _handler(handler: str, node: str, live: Body, on_node: OnNode) -> Check:
+def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck) -> Check:
     id, title = f"handler/{node}", f"handler {handler} on {node}"  # noqa: A001
-    listed = [str(one.get("name", "")) for one in live.get("status", {}).get("runtimeHandlers", ())]
+    handlers = [str(one.get("name", "")) for one in live.get("status", {}).get("runtimeHandlers", ())]
     configure = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}"
-    if handler in listed:
+    if handler in handlers:
         return Check(id, title, "passed", "its container runtime has it")
-    if any(listed):
-        known = ", ".join(sorted(filter(None, listed)))
+    if any(handlers):
+        known = ", ".join(sorted(filter(None, handlers)))
         return Check(id, title, "failed", f"its container runtime has only: {known}", configure)
-    if own := on_node(node):
-        return replace(own, id=id, title=title)
+    if local := local_check(node):
+        return replace(local, id=id, title=title)
     runtime = live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "") or "its container runtime"
     return Check(
         id,
@@ -103,15 +103,15 @@ def _handler(handler: str, node: str, live: Body, on_node: OnNode) -> Check:
     )
 
 
-def resource_checks(
+def check_resources(
     node: ClusterNode, live: Body, expected: Mapping[str, int] | None, apply: Command
 ) -> Iterator[Check]:
-    """Whether the Node offers as many of each resource as its GPUs and the recipe make.
+    """Check whether the Node offers as many of each resource as its GPUs and the recipe make.
 
     Args:
         node: what is known of the machine.
         live: the Node.
-        expected: how many of each resource; None where the recipe does not tell.
+        expected: the count of each resource; None if the recipe does not tell.
         apply: the command that applies the recipe.
     """
     if expected is None:
@@ -119,19 +119,21 @@ def resource_checks(
         yield Check(f"resource/{node.name}", f"GPUs offered by {node.name}", "not run", why)
         return
     for resource, count in expected.items():
-        yield _resource(node, live, resource, count, apply)
+        yield _check_resource(node, live, resource, count, apply)
 
 
-def _resource(node: ClusterNode, live: Body, resource: str, expected: int, apply: Command) -> Check:
+def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int, apply: Command) -> Check:
     id, title = f"resource/{node.name}/{resource}", f"{resource} on {node.name}"  # noqa: A001
-    capacity, allocatable = offered(live, resource)
+    capacity, allocatable = read_resource(live, resource)
     doctor = f"on {node.name}: {sudo_gpunode('doctor')}"
     if not capacity:
         why = f"0 offered, {expected} expected: no device plugin has registered with its kubelet"
-        return Check(id, title, "failed", why, f"look at the device plugin's pod on {node.name}: {_pods_on(node.name)}")
+        return Check(
+            id, title, "failed", why, f"look at the device plugin's pod on {node.name}: {_pods_command(node.name)}"
+        )
     if not allocatable:
         why = f"0 of {capacity} can be given: the device plugin is gone, or calls every GPU unhealthy"
-        return Check(id, title, "failed", why, f"look at its pod: {_pods_on(node.name)}\n{doctor}")
+        return Check(id, title, "failed", why, f"look at its pod: {_pods_command(node.name)}\n{doctor}")
     if allocatable < capacity:
         why = f"{capacity - allocatable} of {capacity} are unhealthy to the device plugin"
         return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
@@ -139,93 +141,99 @@ def _resource(node: ClusterNode, live: Body, resource: str, expected: int, apply
         why = (
             f"{allocatable} offered, {expected} expected of {len(node.gpus)} {'GPU' if len(node.gpus) == 1 else 'GPUs'}"
         )
-        hint = f"see whether the plugin has the recipe's configuration: {_as_plan(apply)}\n{doctor}"
+        hint = f"see whether the plugin has the recipe's configuration: {_plan_command(apply)}\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
 
 
-def _gpus(number: int) -> str:
+def _count_gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def _as_plan(apply: Command) -> str:
+def _plan_command(apply: Command) -> str:
     return str(apply).replace("k8s apply", "k8s plan", 1)
 
 
-def _pods_on(node: str) -> Command:
+def _pods_command(node: str) -> Command:
     return command("kubectl", "get", "pods", "--all-namespaces", "--field-selector", f"spec.nodeName={node}")
 
 
-def offered(live: Body, resource: str) -> tuple[int, int]:
-    """The Node's capacity of a resource, and how much of it can be given to pods."""
+def read_resource(live: Body, resource: str) -> tuple[int, int]:
+    """Return the Node's capacity of a resource, and how much of it pods can get."""
     status = live.get("status", {})
-    return _whole(status.get("capacity", {}).get(resource)), _whole(status.get("allocatable", {}).get(resource))
+    return _parse_quantity(status.get("capacity", {}).get(resource)), _parse_quantity(
+        status.get("allocatable", {}).get(resource)
+    )
 
 
-def _whole(quantity: object) -> int:
-    """A whole quantity as the API server writes it (``8``, ``1k``); extended resources have no other."""
+def _parse_quantity(quantity: object) -> int:
+    """Return an integer quantity (``8``, ``1k``); extended resources have no other."""
     text = str(quantity or "0")
     factor = {"k": 1000, "M": 1_000_000}.get(text[-1:], 1)
     digits = text.rstrip("kM")
     return int(digits) * factor if digits.isdigit() else 0
 
 
-def slices_check(node: ClusterNode, slices: Sequence[Body]) -> Check:
-    """Whether the DRA driver publishes as many GPUs as the node has."""
+def check_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
+    """Check whether the DRA driver publishes as many GPUs as the node has."""
     id, title = f"resource-slices/{node.name}", f"ResourceSlices of {node.name}"  # noqa: A001
     mine = [
         device
         for one in slices
-        if one["spec"].get("driver") == DRIVER and one["spec"].get("nodeName") == node.name
+        if one["spec"].get("driver") == DRA_DRIVER and one["spec"].get("nodeName") == node.name
         for device in one["spec"].get("devices") or ()
     ]
-    gpus = sum(_type_of(device) == "gpu" for device in mine)
-    look = f"look at the DRA driver's pod: {_pods_on(node.name)}"
+    gpus = sum(_device_type(device) == "gpu" for device in mine)
+    look = f"look at the DRA driver's pod: {_pods_command(node.name)}"
     if not mine:
-        return Check(id, title, "failed", f"the driver {DRIVER} publishes none", look)
+        return Check(id, title, "failed", f"the driver {DRA_DRIVER} publishes none", look)
     if gpus != len(node.gpus):
-        return Check(id, title, "failed", f"{_gpus(gpus)} published, {len(node.gpus)} expected", look)
-    return Check(id, title, "passed", f"{_gpus(gpus)} published, as expected")
+        return Check(id, title, "failed", f"{_count_gpus(gpus)} published, {len(node.gpus)} expected", look)
+    return Check(id, title, "passed", f"{_count_gpus(gpus)} published, as expected")
 
 
-def _type_of(device: Body) -> str:
-    """``gpu`` or ``mig``; before resource.k8s.io/v1 the attributes stand one level deeper."""
+def _device_type(device: Body) -> str:
+    """Return ``gpu`` or ``mig``; before resource.k8s.io/v1 the attributes are nested one level deeper."""
     attributes = device.get("attributes") or device.get("basic", {}).get("attributes", {})
     return str(attributes.get("type", {}).get("string", ""))
 
 
-def kubelet_check(
-    node: str, settings: Mapping[str, Any], wanted: Kubernetes, taints: Sequence[Body], *, passes_devices: bool
+def check_kubelet(
+    node: str, settings: Mapping[str, Any], desired: Kubernetes, taints: Sequence[Body], *, passes_devices: bool
 ) -> Check:
-    """Whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
+    """Check whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
 
     Args:
-        node: the kubelet's.
-        settings: its configuration.
-        wanted: the recipe's.
-        taints: that the Node has now; one of its start, which an agent takes off, keeps nobody away.
+        node: the name of the kubelet's node.
+        settings: the kubelet's configuration.
+        desired: the recipe's tables.
+        taints: those of the Node now; a startup taint that an agent removes does no harm.
         passes_devices: whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
-    there = {(one["key"], one["effect"]) for one in taints}
+    present = {(one["key"], one["effect"]) for one in taints}
     for taint in settings.get("registerWithTaints") or ():
-        if taint["effect"] == "PreferNoSchedule" or (taint["key"], taint["effect"]) not in there:
+        if taint["effect"] == "PreferNoSchedule" or (taint["key"], taint["effect"]) not in present:
             continue
-        written = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
-        own = wanted.taint
-        if own.key and (taint["key"], taint["effect"]) == (own.key, own.effect) and taint.get("value", "") != own.value:
-            why = f"registerWithTaints sets {written}, the recipe the value {own.value!r}"
+        taint_text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
+        desired_taint = desired.taint
+        if (
+            desired_taint.key
+            and (taint["key"], taint["effect"]) == (desired_taint.key, desired_taint.effect)
+            and taint.get("value", "") != desired_taint.value
+        ):
+            why = f"registerWithTaints sets {taint_text}, the recipe the value {desired_taint.value!r}"
             return Check(id, title, "failed", why, f'set value = "{taint.get("value", "")}" in [kubernetes.taint]')
-        if not any(tolerates(one, taint) for one in tolerations(wanted)):
-            why = f"registerWithTaints sets {written}, which the GPU stack's pods do not tolerate"
+        if not any(tolerates(one, taint) for one in make_tolerations(desired)):
+            why = f"registerWithTaints sets {taint_text}, which the GPU stack's pods do not tolerate"
             return Check(id, title, "failed", why, f'name it in [kubernetes.taint]: key = "{taint["key"]}"')
-    if settings.get("cpuManagerPolicy") == "static" and not (passes_devices or wanted.stack in _PASS_DEVICES):
+    if settings.get("cpuManagerPolicy") == "static" and not (passes_devices or desired.stack in _STACKS_WITH_DEVICES):
         why = "its CPU manager is static, and the device plugin does not pass device specs: pods may lose their GPUs"
         hint = f"take a new capture of {node}, which says so: {sudo_gpunode('capture', f'{node}.tar.gz')}\n"
         hint += "then apply with it, which renders the device plugin for a static CPU manager"
         return Check(id, title, "failed", why, hint)
-    policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _POLICIES.items()]
+    policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _POLICY_KEYS.items()]
     return Check(id, title, "passed", ", ".join(policies))
 
 
-_POLICIES: Final = {"topology manager": "topologyManagerPolicy", "CPU manager": "cpuManagerPolicy"}
+_POLICY_KEYS: Final = {"topology manager": "topologyManagerPolicy", "CPU manager": "cpuManagerPolicy"}

@@ -1,4 +1,4 @@
-"""The nodes' labels and taint as a rule of Node Feature Discovery, for folders that nobody applies by hand. Pure.
+"""The nodes' labels and taint as a rule of Node Feature Discovery, for folders that a controller applies. Pure.
 
 Source: docs/usage/customization-guide.md of kubernetes-sigs/node-feature-discovery (0.19): nfd-master sets labels of
 any prefix but kubernetes.io, and with ``-enable-taints`` taints whose key has a prefix.
@@ -15,18 +15,18 @@ from gpunode.kubernetes.objects import EXTRAS_WAVE
 from gpunode.recipe.kubernetes import Taint
 
 # Where the charts have the values of Node Feature Discovery.
-_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
+_NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
 # VGA and 3D controllers: a GPU's sound and USB functions have NVIDIA's vendor id, too.
-_GPU: Final = {"vendor": {"op": "In", "value": ["10de"]}, "class": {"op": "In", "value": ["0300", "0302"]}}
+_GPU_CLASSES: Final = {"vendor": {"op": "In", "value": ["10de"]}, "class": {"op": "In", "value": ["0300", "0302"]}}
 
 
-def brings_discovery(release: ChartRelease) -> bool:
+def installs_discovery(release: ChartRelease) -> bool:
     """Return whether the chart installs Node Feature Discovery."""
-    return any(key in release.values for key in _SUBCHARTS)
+    return any(key in release.values for key in _NFD_SUBCHARTS)
 
 
 def can_label(key: str) -> bool:
-    """Return whether Node Feature Discovery sets the label as it is: before one without a prefix it puts its own."""
+    """Return whether Node Feature Discovery keeps the label's name: it adds its own prefix to one without."""
     return "/" in key
 
 
@@ -35,20 +35,20 @@ def can_taint(taint: Taint) -> bool:
     return "/" in taint.key and not f".{taint.key.partition('/')[0]}".endswith(".kubernetes.io")
 
 
-def with_tainting(release: ChartRelease) -> ChartRelease:
+def allow_tainting(release: ChartRelease) -> ChartRelease:
     """Return the release with the permission of nfd-master to set taints."""
     values = dict(release.values)
-    for key in _SUBCHARTS:
+    for key in _NFD_SUBCHARTS:
         if key in values:
             values[key] = {**values[key], "master": {"enableTaints": True}}
     return replace(release, values=values)
 
 
-def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject | None:
-    """Return the rule that sets what ``edits`` set; None where they set nothing.
+def make_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject | None:
+    """Return the rule that sets what ``edits`` set; None if they set nothing.
 
-    Every node with an NVIDIA GPU gets what all of ``edits`` share, also one that joins later. What differs between them
-    is set by the nodes' names.
+    What all of ``edits`` share is set on every node with an NVIDIA GPU, also on one that joins later; what differs is
+    set by the nodes' names.
     """
     shared = {
         key: value
@@ -62,7 +62,7 @@ def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject
             "name": "gpu-nodes",
             **({"labels": shared} if shared else {}),
             **({"taints": taints} if taints else {}),
-            "matchFeatures": [{"feature": "pci.device", "matchExpressions": _GPU}],
+            "matchFeatures": [{"feature": "pci.device", "matchExpressions": _GPU_CLASSES}],
         }
         rules.append(rule)
     rules += _rules_by_name(edits, shared)

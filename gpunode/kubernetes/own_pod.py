@@ -15,8 +15,8 @@ from typing import Any, Final
 from gpunode import yaml
 from gpunode.kubernetes.managed import is_gke
 from gpunode.kubernetes.model import ClusterNode, OwnPod
-from gpunode.kubernetes.objects import tolerations
-from gpunode.kubernetes.sharing import MIG
+from gpunode.kubernetes.objects import make_tolerations
+from gpunode.kubernetes.sharing import MIG_RESOURCE_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -82,7 +82,7 @@ def describe_own_pods(
     found: dict[tuple[str, str], tuple[OwnPod, list[str]]] = {}
     for resource in resource_names:
         own = describe_own_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
-        group = MIG if resource.startswith(MIG) else resource
+        group = MIG_RESOURCE_PREFIX if resource.startswith(MIG_RESOURCE_PREFIX) else resource
         found.setdefault((group, own.why), (own, []))[1].append(resource)
     if len(resource_names) == 1:
         return tuple(own for own, _ in found.values())
@@ -98,7 +98,7 @@ def describe_own_pod(
         nodes = eligible
     name = required_runtime_class(recipe, nodes)
     spec: dict[str, Any] = {"runtimeClassName": name} if name else {}
-    if own_tolerations := tolerations(desired, usual=False):
+    if own_tolerations := make_tolerations(desired, with_usual=False):
         spec["tolerations"] = own_tolerations
     if desired.stack == "dra":
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]

@@ -16,11 +16,11 @@ Body: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why a pod does not run.
+class PodProblem:
+    """A reason why a pod does not run.
 
     Attributes:
-        cause: as doctor calls it; empty for none that it knows.
+        cause: doctor's cause id; empty for none.
     """
 
     cause: str
@@ -28,33 +28,33 @@ class Trouble:
     hint: str
 
 
-_SETUP: Final = "on {node}: sudo gpunode setup k8s-containerd"
-_DOCTOR: Final = "on {node}: sudo gpunode doctor"
-# What is said, what it means, and what to do; {node} is the pod's, and groups are the message's.
-_SANDBOX: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
+_SETUP_HINT: Final = "on {node}: sudo gpunode setup k8s-containerd"
+_DOCTOR_HINT: Final = "on {node}: sudo gpunode doctor"
+# Message, cause id, meaning and hint; {node} is the pod's node, {0} and others are the message's groups.
+_SANDBOX_MESSAGES: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
     (
         re.compile(r'no runtime for "([^"]+)" is configured'),
         "containerd-nvidia-runtime-missing",
         'the container runtime of {node} has no runtime "{0}"',
-        _SETUP,
+        _SETUP_HINT,
     ),
     (
         re.compile(r"fork/exec (\S+): no such file or directory"),
         "toolkit-not-installed",
         "{node} has no {0}, which its container runtime is told to run",
-        _SETUP,
+        _SETUP_HINT,
     ),
     (
         re.compile(r'expected cgroupsPath to be of format "slice:prefix:name"'),
         "cgroup-driver-mismatch",
         "the kubelet of {node} uses the cgroup driver cgroupfs, its container runtime systemd",
-        _DOCTOR,
+        _DOCTOR_HINT,
     ),
     (
         re.compile(r"(\S*nvidia-container-runtime\S*) did not terminate successfully: (exit status \d+)"),
         "",
         "{0} ended with {1} on {node}",
-        _DOCTOR,
+        _DOCTOR_HINT,
     ),
     (
         re.compile(r"cni plugin not initialized|NetworkPluginNotReady"),
@@ -63,16 +63,16 @@ _SANDBOX: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
         "install a network plugin (CNI) in the cluster",
     ),
 )
-_NO_IMAGE: Final = frozenset(
+_IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-_RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
-_OF_HAMI: Final = frozenset({"nvidia.com/gpumem", "nvidia.com/gpucores"})
+_INSUFFICIENT_RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
+_HAMI_RESOURCES: Final = frozenset({"nvidia.com/gpumem", "nvidia.com/gpucores"})
 NO_REGISTRY_HINT: Final = "name a registry that the node reaches in the recipe: registry in [kubernetes]"
 
 
 def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Whether a pod with the toleration may run where the taint is."""
+    """Return whether the toleration covers the taint."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("operator", "Equal") == "Exists":
@@ -80,114 +80,124 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
-def kept_out(pod: Body, node: Body) -> Trouble | None:
-    """Why the scheduler may not give the pod to this node: it has a taint that the pod does not tolerate."""
+def find_untolerated_taint(pod: Body, node: Body) -> PodProblem | None:
+    """Return the first taint of the node that the pod does not tolerate, or None."""
     name, spec = str(node["metadata"]["name"]), node.get("spec", {})
     for taint in spec.get("taints") or ():
         if taint.get("effect") == "PreferNoSchedule":
             continue
         if not any(tolerates(one, taint) for one in pod.get("spec", {}).get("tolerations", ())):
-            written = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
+            taint_text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
             hint = f'if GPU nodes are to have it, name it in [kubernetes.taint]: key = "{taint["key"]}"'
-            return Trouble("", f"{name} has the taint {written}, which the pod does not tolerate", hint)
+            return PodProblem("", f"{name} has the taint {taint_text}, which the pod does not tolerate", hint)
     return None
 
 
-def trouble(pod: Body, events: Sequence[Body] = ()) -> Trouble | None:
-    """What keeps the pod from running; None for one that runs, has run, or is too young to tell."""
-    return next(_found(pod, events), None)
+def find_problem(pod: Body, events: Sequence[Body] = ()) -> PodProblem | None:
+    """Return what keeps the pod from running; None if it runs, has run, or is too young to tell."""
+    return next(_find_problems(pod, events), None)
 
 
-def _found(pod: Body, events: Sequence[Body]) -> Iterator[Trouble]:
+def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     node = str(pod.get("spec", {}).get("nodeName", "")) or "the node"
-    name, where = pod["metadata"]["name"], pod["metadata"].get("namespace", "default")
+    name, namespace = pod["metadata"]["name"], pod["metadata"].get("namespace", "default")
     status = pod.get("status", {})
-    yield from _unscheduled(status, name, where)
-    yield from _rejected(status, node)
+    yield from _scheduling_problems(status, name, namespace)
+    yield from _admission_problems(status, node)
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        yield from _container(container, name, where)
+        yield from _container_problems(container, name, namespace)
     uid = pod["metadata"].get("uid", "")
     for event in reversed(events):
         about = event.get("involvedObject", {})
         if about.get("name") == name and (not uid or about.get("uid", uid) == uid):
-            yield from _event(event, node)
+            yield from _event_problems(event, node)
 
 
-def _rejected(status: Mapping[str, Any], node: str) -> Iterator[Trouble]:
-    """What the kubelet has against a pod that was given to its node."""
-    said = str(status.get("message", ""))
+def _admission_problems(status: Mapping[str, Any], node: str) -> Iterator[PodProblem]:
+    """Yield why the kubelet did not admit a pod that was scheduled to its node."""
+    message = str(status.get("message", ""))
     match status.get("reason"):
         case "UnexpectedAdmissionError":
-            cause = "device-plugin-marked-unhealthy" if "no healthy devices" in said else ""
-            yield Trouble(cause, f"{node} did not admit the pod: {said}", _DOCTOR.format(node=node))
+            cause = "device-plugin-marked-unhealthy" if "no healthy devices" in message else ""
+            yield PodProblem(cause, f"{node} did not admit the pod: {message}", _DOCTOR_HINT.format(node=node))
         case "TopologyAffinityError":
-            why = f"the topology manager of {node} did not admit the pod: {said}"
-            yield Trouble("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
+            why = f"the topology manager of {node} did not admit the pod: {message}"
+            yield PodProblem("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
         case "DeadlineExceeded":
-            yield Trouble("", f"it did not end in time on {node}", _DOCTOR.format(node=node))
+            yield PodProblem("", f"it did not end in time on {node}", _DOCTOR_HINT.format(node=node))
         case _:
             pass
 
 
-def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:
+def _scheduling_problems(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
     for condition in status.get("conditions", ()):
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
-        said = str(condition.get("message", ""))
-        found = _RESOURCE.search(said)
-        if found and found[1] in _OF_HAMI:
+        message = str(condition.get("message", ""))
+        found = _INSUFFICIENT_RESOURCE.search(message)
+        if found and found[1] in _HAMI_RESOURCES:
             pods = command("kubectl", "get", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/name=hami")
             why = "HAMi's webhook has not given the pod to HAMi's scheduler, the only one that knows " + found[1]
-            yield Trouble("", why, f"see whether HAMi's pods run: {pods}")
+            yield PodProblem("", why, f"see whether HAMi's pods run: {pods}")
         elif found:
             nodes = command(
-                "kubectl", "get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{_column(found[1])}"
+                "kubectl",
+                "get",
+                "nodes",
+                "-o",
+                f"custom-columns=NODE:.metadata.name,GPUS:{_allocatable_column(found[1])}",
             )
             why = f"no node has enough {found[1]} left"
-            yield Trouble("", why, f"see what the nodes offer: {nodes}")
-        elif "cannot allocate all claims" in said:
+            yield PodProblem("", why, f"see what the nodes offer: {nodes}")
+        elif "cannot allocate all claims" in message:
             slices = command("kubectl", "get", "resourceslices")
-            yield Trouble("", "no node has a free GPU for its claim", f"see what the nodes publish: {slices}")
-        elif "were unschedulable" in said:
+            yield PodProblem("", "no node has a free GPU for its claim", f"see what the nodes publish: {slices}")
+        elif "were unschedulable" in message:
             why = "the nodes are cordoned, so that no new pod starts there"
-            yield Trouble("", why, "when the maintenance is over: kubectl uncordon NODE")
-        elif "untolerated taint" in said:
+            yield PodProblem("", why, "when the maintenance is over: kubectl uncordon NODE")
+        elif "untolerated taint" in message:
             why = "the nodes have taints that the pod does not tolerate"
-            yield Trouble("", why, "name the taint in [kubernetes.taint]; see it: kubectl describe nodes | grep Taints")
-        elif "node affinity/selector" in said:
-            yield Trouble("", "no node has the labels that the pod asks for", "run: gpunode k8s plan")
+            yield PodProblem(
+                "", why, "name the taint in [kubernetes.taint]; see it: kubectl describe nodes | grep Taints"
+            )
+        elif "node affinity/selector" in message:
+            yield PodProblem("", "no node has the labels that the pod asks for", "run: gpunode k8s plan")
         else:
-            show = command("kubectl", "describe", "pod", "--namespace", where, name)
-            yield Trouble("", said.partition("\n")[0] or "no node was found for it", f"see more: {show}")
+            show = command("kubectl", "describe", "pod", "--namespace", namespace, name)
+            yield PodProblem("", message.partition("\n")[0] or "no node was found for it", f"see more: {show}")
 
 
-def _column(resource: str) -> str:
+def _allocatable_column(resource: str) -> str:
     escaped = resource.replace(".", "\\.")
     return f".status.allocatable.{escaped}"
 
 
-def _container(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:
-    waiting, ended = status.get("state", {}).get("waiting") or {}, _ended(status)
+def _container_problems(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
+    waiting, failure = status.get("state", {}).get("waiting") or {}, _last_failure(status)
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
-    if reason in _NO_IMAGE:
-        said = str(waiting.get("message", "")).partition("\n")[0]
-        yield Trouble("", f"the image {image} cannot be pulled: {said or reason}", NO_REGISTRY_HINT)
+    if reason in _IMAGE_REASONS:
+        message = str(waiting.get("message", "")).partition("\n")[0]
+        yield PodProblem("", f"the image {image} cannot be pulled: {message or reason}", NO_REGISTRY_HINT)
     elif reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
-        said = str(waiting.get("message", "")).partition("\n")[0]
-        yield Trouble("", f"its container cannot start: {said or reason}", f"see more: {_describe(name, where)}")
-    elif ended.get("reason") in {"StartError", "ContainerCannotRun"}:
-        said = str(ended.get("message", "")).partition("\n")[0]
-        yield Trouble("", f"its container cannot start: {said}", f"see more: {_describe(name, where)}")
-    elif ended.get("reason") == "OOMKilled":
-        yield Trouble("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
-    elif reason == "CrashLoopBackOff" or ended:
-        code = f"with exit status {ended['exitCode']}" if ended else "again and again"
-        logs = command("kubectl", "logs", "--namespace", where, name)
-        yield Trouble("", f"its program ended {code}", f"see what it said: {logs}")
+        message = str(waiting.get("message", "")).partition("\n")[0]
+        yield PodProblem(
+            "", f"its container cannot start: {message or reason}", f"see more: {_describe_command(name, namespace)}"
+        )
+    elif failure.get("reason") in {"StartError", "ContainerCannotRun"}:
+        message = str(failure.get("message", "")).partition("\n")[0]
+        yield PodProblem(
+            "", f"its container cannot start: {message}", f"see more: {_describe_command(name, namespace)}"
+        )
+    elif failure.get("reason") == "OOMKilled":
+        yield PodProblem("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
+    elif reason == "CrashLoopBackOff" or failure:
+        code = f"with exit status {failure['exitCode']}" if failure else "again and again"
+        logs = command("kubectl", "logs", "--namespace", namespace, name)
+        yield PodProblem("", f"its program ended {code}", f"see what it said: {logs}")
 
 
-def _ended(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How the container ended the last time, if not well."""
+def _last_failure(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how the container ended the last time, if it failed."""
     for state in (status.get("state", {}), status.get("lastState", {})):
         ended = state.get("terminated") or {}
         if ended.get("exitCode"):
@@ -195,18 +205,18 @@ def _ended(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _describe(name: str, where: str) -> str:
-    return command("kubectl", "describe", "pod", "--namespace", where, name)
+def _describe_command(name: str, namespace: str) -> str:
+    return command("kubectl", "describe", "pod", "--namespace", namespace, name)
 
 
-def _event(event: Body, node: str) -> Iterator[Trouble]:
-    said = str(event.get("message", ""))
+def _event_problems(event: Body, node: str) -> Iterator[PodProblem]:
+    message = str(event.get("message", ""))
     if event.get("type") != "Warning":
         return
-    for pattern, cause, why, hint in _SANDBOX:
-        if match := pattern.search(said):
+    for pattern, cause, why, hint in _SANDBOX_MESSAGES:
+        if match := pattern.search(message):
             told = (why.format(*match.groups(), node=node), hint.format(node=node))
-            yield Trouble(cause, *told)
+            yield PodProblem(cause, *told)
             return
     if event.get("reason") == "FailedCreatePodSandBox":
-        yield Trouble("", said.partition("\n")[0], _DOCTOR.format(node=node))
+        yield PodProblem("", message.partition("\n")[0], _DOCTOR_HINT.format(node=node))

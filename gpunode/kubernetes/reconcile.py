@@ -16,7 +16,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, ChartRelease, NodeEdit, Rendered, RenderedObject
 from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, other_managers, owned_fields
-from gpunode.kubernetes.pods import Trouble
+from gpunode.kubernetes.pods import PodProblem
 
 MANAGER: Final = "gpunode"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
@@ -55,7 +55,7 @@ class PlanItem:
     change: ObjectChange | CommandChange | None = None
     note: str = ""
     diff: tuple[str, ...] = ()
-    trouble: Trouble | None = None
+    trouble: PodProblem | None = None
 
     @property
     def title(self) -> str:

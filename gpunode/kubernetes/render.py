@@ -7,8 +7,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.errors import Refused
 from gpunode.kubernetes import node_rule, objects, releases
-from gpunode.kubernetes.checks import check
-from gpunode.kubernetes.managed import check_managed, is_gke
+from gpunode.kubernetes.checks import refuse_bad_tables
+from gpunode.kubernetes.managed import is_gke, refuse_managed
 from gpunode.kubernetes.model import (
     MIG_CONFIG,
     PLUGIN_CONFIG,
@@ -21,15 +21,15 @@ from gpunode.kubernetes.model import (
 )
 from gpunode.kubernetes.own_pod import describe_own_pod, describe_own_pods, device_list_strategies, operator_uses_cdi
 from gpunode.kubernetes.sharing import (
-    GPU,
-    Config,
-    configs,
-    counted,
-    offered,
+    GPU_RESOURCE,
+    SharingConfig,
+    choose_configs,
+    count_resources,
+    describe_gpus,
     plugin_config,
     plugin_configs,
     resources_of,
-    unmatched,
+    unmatched_notes,
 )
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes, stack_labels
@@ -61,24 +61,28 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     Raises:
         Refused: if the recipe contradicts itself, or needs what a node cannot do.
     """
-    check(recipe)
+    refuse_bad_tables(recipe)
     desired = recipe.kubernetes
     assert desired is not None  # checked
     gpu_nodes = _select_gpu_nodes(nodes)
-    check_managed(desired, gpu_nodes)
+    refuse_managed(desired, gpu_nodes)
     members = cluster_members(desired, gpu_nodes)
     if desired.stack == "dra":
         _refuse_old_drivers(members)
     # HAMi does not use the device plugin's configuration; its replicas are a limit of its own.
-    by_node = {node.name: Config("whole") for node in members} if desired.stack == "hami" else configs(desired, members)
+    by_node = (
+        {node.name: SharingConfig("whole") for node in members}
+        if desired.stack == "hami"
+        else choose_configs(desired, members)
+    )
     namespace = desired.namespace or _DEFAULT_NAMESPACES.get(desired.stack, "gpu-system")
     plain, charts = _render_stack(recipe, desired, members, by_node, namespace, form)
     edits = tuple(_node_edits(recipe, desired, members, by_node))
-    if form in GITOPS_FORMS and any(node_rule.brings_discovery(one) for one in charts):
-        if rule := node_rule.node_feature_rule(edits, desired.taint):
+    if form in GITOPS_FORMS and any(node_rule.installs_discovery(one) for one in charts):
+        if rule := node_rule.make_feature_rule(edits, desired.taint):
             plain.append(rule)
         if node_rule.can_taint(desired.taint):
-            charts = [node_rule.with_tainting(one) for one in charts]
+            charts = [node_rule.allow_tainting(one) for one in charts]
     resources = {
         node.name: ("",) if desired.stack == "dra" else resources_of(node, by_node[node.name]) for node in members
     }
@@ -103,7 +107,7 @@ def _render_test_pods(
     recipe: Recipe,
     namespace: str,
     nodes: Sequence[ClusterNode],
-    by_node: Mapping[str, Config],
+    by_node: Mapping[str, SharingConfig],
     resources: Mapping[str, Sequence[str]],
 ) -> Iterator[RenderedObject]:
     """Yield a test pod, preceded by its needs, for each configuration of the nodes."""
@@ -113,7 +117,7 @@ def _render_test_pods(
         having = [node for node in nodes if by_node[node.name] == config]
         if names := resources[having[0].name]:
             only = (config.name, [node.name for node in having]) if len(node_configs) > 1 else None
-            yield from objects.test_pod(
+            yield from objects.make_test_pod(
                 recipe.kubernetes, namespace, describe_own_pod(recipe, nodes, having, names[0]), only
             )
 
@@ -128,13 +132,13 @@ def cluster_members(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[
         return tuple(nodes)
     from gpunode.kubernetes import kind  # loaded on use: most clusters are not kind's
 
-    return kind.workers(desired.kind, nodes)
+    return kind.make_workers(desired.kind, nodes)
 
 
 def _kind_cluster(recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode]) -> KindCluster:
     from gpunode.kubernetes import kind
 
-    return kind.cluster(recipe, desired.kind, len(nodes[0].gpus))
+    return kind.make_cluster(recipe, desired.kind, len(nodes[0].gpus))
 
 
 def _select_gpu_nodes(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
@@ -171,11 +175,11 @@ def _render_stack(
     recipe: Recipe,
     desired: Kubernetes,
     nodes: Sequence[ClusterNode],
-    by_node: Mapping[str, Config],
+    by_node: Mapping[str, SharingConfig],
     namespace: str,
     form: Form,
 ) -> tuple[list[RenderedObject], list[ChartRelease]]:
-    plain = [] if namespace == "kube-system" else [objects.namespace(namespace)]
+    plain = [] if namespace == "kube-system" else [objects.make_namespace(namespace)]
     exporter = desired.extras.dcgm_exporter and desired.stack != "gpu-operator"
     # The GPU Operator makes its own.
     if (
@@ -183,7 +187,7 @@ def _render_stack(
         and (desired.stack in {"device-plugin", "hami"} or exporter)
         and not _provides_runtime_class(desired, nodes)
     ):
-        plain.append(objects.runtime_class(desired.runtime_class))
+        plain.append(objects.make_runtime_class(desired.runtime_class))
     charts: list[ChartRelease] = []
     match desired.stack:
         case "device-plugin":
@@ -194,18 +198,18 @@ def _render_stack(
             cdi = operator_uses_cdi(recipe, nodes)
             direct = recipe.gpudirect
             charts = [
-                releases.gpu_operator(
+                releases.make_gpu_operator(
                     desired, namespace, by_node, nodes, direct, cdi=cdi, driver=driver, toolkit=toolkit
                 )
             ]
         case "hami":
-            charts = [releases.hami(desired, namespace, nodes, recipe.gpudirect)]
+            charts = [releases.make_hami(desired, namespace, nodes, recipe.gpudirect)]
         case "dra":
-            charts = [releases.dra_driver(desired, namespace, nodes)]
+            charts = [releases.make_dra_driver(desired, namespace, nodes)]
         case "none":
             pass
     if exporter:
-        charts.append(releases.dcgm_exporter(desired, namespace, nodes))
+        charts.append(releases.make_dcgm_exporter(desired, namespace, nodes))
     return plain, charts
 
 
@@ -221,7 +225,7 @@ def _render_device_plugin(
     recipe: Recipe,
     desired: Kubernetes,
     nodes: Sequence[ClusterNode],
-    by_node: Mapping[str, Config],
+    by_node: Mapping[str, SharingConfig],
     namespace: str,
     form: Form,
 ) -> tuple[list[RenderedObject], list[ChartRelease]]:
@@ -236,9 +240,12 @@ def _render_device_plugin(
         (config,) = plugin_configurations.values()
         description = _describe_config(config)
         settings = plugin_config(config, nodes, recipe.gpudirect, strategies)
-        config_map = objects.plugin_config_map(namespace, settings, description, hashed=form != "kustomize")
+        config_map = objects.make_plugin_config_map(namespace, settings, description, hashed=form != "kustomize")
         mig, cdi = config.strategy != "none", bool(strategies)
-        return [config_map, objects.plugin_daemon_set(desired, namespace, config_map.name, nodes, mig=mig, cdi=cdi)], []
+        return [
+            config_map,
+            objects.make_plugin_daemon_set(desired, namespace, config_map.name, nodes, mig=mig, cdi=cdi),
+        ], []
     if not objects.has_usual_root(nodes):
         raise Refused(
             f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",
@@ -247,10 +254,10 @@ def _render_device_plugin(
             hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --form manifests',
         )
     gfd = desired.extras.gfd or mps
-    return [], [releases.device_plugin(desired, namespace, by_node, nodes, recipe.gpudirect, strategies, gfd=gfd)]
+    return [], [releases.make_device_plugin(desired, namespace, by_node, nodes, recipe.gpudirect, strategies, gfd=gfd)]
 
 
-def _describe_config(config: Config) -> str:
+def _describe_config(config: SharingConfig) -> str:
     """Return the configuration in a sentence."""
     if config.mode != "none":
         return f"Each GPU is offered {config.replicas} times, shared by {config.mode}."
@@ -269,7 +276,7 @@ def _operator_installs(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[bo
 
 
 def _node_edits(
-    recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
+    recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, SharingConfig]
 ) -> Iterator[NodeEdit]:
     taint = desired.taint
     value = f"={taint.value}" if taint.value else ""
@@ -279,11 +286,11 @@ def _node_edits(
         labels = {**desired.labels, **_node_labels(recipe, desired, nodes, node, by_node[node.name])}
         if several and desired.stack in {"device-plugin", "gpu-operator"}:
             labels[PLUGIN_CONFIG] = by_node[node.name].name
-        yield NodeEdit(node.name, dict(sorted(labels.items())), taint_text, counted(node))
+        yield NodeEdit(node.name, dict(sorted(labels.items())), taint_text, describe_gpus(node))
 
 
 def _node_labels(
-    recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode], node: ClusterNode, config: Config
+    recipe: Recipe, desired: Kubernetes, nodes: Sequence[ClusterNode], node: ClusterNode, config: SharingConfig
 ) -> Mapping[str, str]:
     """Return the labels by which the stack finds the node."""
     if desired.stack != "gpu-operator":
@@ -295,18 +302,18 @@ def _node_labels(
     return found | ({f"{_DEPLOY_LABEL}container-toolkit": "false"} if toolkit and node.toolkit else {})
 
 
-def _expected_resources(desired: Kubernetes, node: ClusterNode, config: Config) -> Mapping[str, int] | None:
+def _expected_resources(desired: Kubernetes, node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:
     if desired.stack == "dra":
         return None
     if desired.stack == "hami":
-        return {GPU: len(node.gpus) * desired.sharing.replicas}
-    return offered(node, config)
+        return {GPU_RESOURCE: len(node.gpus) * desired.sharing.replicas}
+    return count_resources(node, config)
 
 
-def _notes(desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
+def _notes(desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, SharingConfig]) -> Iterator[str]:
     modes = {config.mode for config in by_node.values()}
     yield from (text for mode, text in _SHARING_NOTES.items() if mode in modes)
-    yield from unmatched(desired, nodes)
+    yield from unmatched_notes(desired, nodes)
     if desired.stack != "gpu-operator":
         yield from _layout_notes(by_node)
     if "mps" in modes and desired.stack == "device-plugin" and not desired.extras.gfd:
@@ -319,7 +326,7 @@ def _notes(desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[s
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
 
 
-def _layout_notes(by_node: Mapping[str, Config]) -> Iterator[str]:
+def _layout_notes(by_node: Mapping[str, SharingConfig]) -> Iterator[str]:
     """Yield a note for each MIG layout that the device plugin is to offer, with where it comes from."""
     found: dict[str, list[str]] = {}
     for node, config in by_node.items():

@@ -1,4 +1,4 @@
-"""Which node offers its GPUs how: named configurations of the device plugin, from a recipe and the nodes.
+"""How each node offers its GPUs: named configurations of the device plugin, from a recipe and the nodes.
 
 The configuration file (``version: v1``) is the device plugin's and GPU Feature Discovery's: NVIDIA/k8s-device-plugin
 0.20.0, api/config/v1.
@@ -17,16 +17,16 @@ from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe import GpuDirect
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
-GPU: Final = "nvidia.com/gpu"
-# With strategy mixed, of what the device plugin calls instances.
-MIG: Final = "nvidia.com/mig-"
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+# Of the device plugin's MIG resources with strategy mixed.
+MIG_RESOURCE_PREFIX: Final = "nvidia.com/mig-"
 # Clients of one MPS server, from compute capability 7.5 on and before (k8s-device-plugin cmd/mps-control-daemon).
 _MPS_CLIENTS, _MPS_CLIENTS_OF_OLD, _NEW = 48, 16, (7, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """One way to offer GPUs.
+class SharingConfig:
+    """A way to offer GPUs.
 
     Attributes:
         name: the value of the label ``nvidia.com/device-plugin.config``.
@@ -40,50 +40,50 @@ class Config:
     layout: str = ""
 
 
-def default_config(wanted: Kubernetes) -> Config:
-    """The configuration of the nodes that no named one is for."""
-    sharing, layout = wanted.sharing, wanted.mig
+def default_config(desired: Kubernetes) -> SharingConfig:
+    """Return the configuration of the nodes that no named one is for."""
+    sharing, layout = desired.sharing, desired.mig
     parts = [f"mig-{layout.strategy}"] if layout.strategy != "none" else []
     parts += [f"{sharing.mode}-{sharing.replicas}"] if sharing.mode != "none" else []
     name = "-".join(parts) or "whole"
-    return Config(name, sharing.mode, sharing.replicas, sharing.rename, layout.strategy, layout.layout)
+    return SharingConfig(name, sharing.mode, sharing.replicas, sharing.rename, layout.strategy, layout.layout)
 
 
-def configs(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping[str, Config]:
-    """The configuration of each node, by the node's name.
+def choose_configs(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping[str, SharingConfig]:
+    """Return the configuration of each node, by its name.
 
     Raises:
-        Refused: the recipe contradicts itself, or asks of a node what its GPUs cannot do.
+        Refused: if the recipe contradicts itself, or needs what a node's GPUs cannot do.
     """
-    check_configs(wanted)
-    default, named = default_config(wanted), _named_configs(wanted)
-    found = {node.name: _of(node, default, named) for node in nodes}
+    refuse_bad_configs(desired)
+    default, named = default_config(desired), _named_configs(desired)
+    found = {node.name: _choose_config(node, default, named) for node in nodes}
     for node in nodes:
-        _check_layout(node, found[node.name])
-        _check_clients(node, found[node.name])
+        _refuse_unknown_layout(node, found[node.name])
+        _refuse_many_clients(node, found[node.name])
     return found
 
 
-def plugin_configs(wanted: Kubernetes, by_node: Mapping[str, Config]) -> Mapping[str, Config]:
-    """Return the configurations that the device plugin has to know, by name: those of the nodes, and the default one.
+def plugin_configs(desired: Kubernetes, by_node: Mapping[str, SharingConfig]) -> Mapping[str, SharingConfig]:
+    """Return the device plugin's configurations by name: those of the nodes, and the default one.
 
-    The default is there also where each of these nodes has another: a node that comes without the label gets it.
+    The default is always included, for nodes that join without the label.
     """
-    default = default_config(wanted)
+    default = default_config(desired)
     return {config.name: config for config in (default, *by_node.values())}
 
 
-def check_configs(wanted: Kubernetes) -> None:
-    """Nothing, where each configuration makes sense whatever the nodes are.
+def refuse_bad_configs(desired: Kubernetes) -> None:
+    """Refuse configurations that make no sense for any node.
 
     Raises:
-        Refused: one of them contradicts itself, or cannot be told from another.
+        Refused: if one contradicts itself, or has the name of the default.
     """
-    default = default_config(wanted)
-    _check(default, "[kubernetes.sharing]")
-    for one, config in _named_configs(wanted):
+    default = default_config(desired)
+    _refuse_impossible(default, "[kubernetes.sharing]")
+    for one, config in _named_configs(desired):
         where = f"[kubernetes.configs.{config.name}]"
-        _check(config, where)
+        _refuse_impossible(config, where)
         if not one.gpus:
             raise Refused(
                 f"{where} says no gpus",
@@ -98,38 +98,40 @@ def check_configs(wanted: Kubernetes) -> None:
             )
 
 
-def _named_configs(wanted: Kubernetes) -> list[tuple[NamedConfig, Config]]:
-    return [(one, _named(name, one)) for name, one in wanted.configs.items()]
+def _named_configs(desired: Kubernetes) -> list[tuple[NamedConfig, SharingConfig]]:
+    return [(one, _sharing_config(name, one)) for name, one in desired.configs.items()]
 
 
-def unmatched(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterator[str]:
-    """A sentence for each named configuration that no node has, and for each node that fits one only in part."""
-    for name, one in wanted.configs.items():
-        fits = {node.name: [one.gpus.lower() in gpu.name.lower() for gpu in node.gpus] for node in nodes}
-        if not any(all(found) for found in fits.values()):
+def unmatched_notes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterator[str]:
+    """Yield a note for each named configuration without a node, and for each node that matches one in part."""
+    for name, one in desired.configs.items():
+        matches = {node.name: [one.gpus.lower() in gpu.name.lower() for gpu in node.gpus] for node in nodes}
+        if not any(all(found) for found in matches.values()):
             yield f"No node gets the configuration {name}: none has only GPUs whose names contain {one.gpus!r}."
-        for node, found in fits.items():
+        for node, found in matches.items():
             if any(found) and not all(found):
                 yield f"{node} has other GPUs beside {one.gpus!r}, so it does not get the configuration {name}."
 
 
-def _named(name: str, one: NamedConfig) -> Config:
-    return Config(name, one.mode, one.replicas, one.rename, one.strategy, one.layout)
+def _sharing_config(name: str, one: NamedConfig) -> SharingConfig:
+    return SharingConfig(name, one.mode, one.replicas, one.rename, one.strategy, one.layout)
 
 
-def _of(node: ClusterNode, default: Config, named: Sequence[tuple[NamedConfig, Config]]) -> Config:
-    fitting = [config for one, config in named if one.fits([gpu.name for gpu in node.gpus])]
-    if len(fitting) > 1:
-        names = " and ".join(config.name for config in fitting)
+def _choose_config(
+    node: ClusterNode, default: SharingConfig, named: Sequence[tuple[NamedConfig, SharingConfig]]
+) -> SharingConfig:
+    matching = [config for one, config in named if one.fits([gpu.name for gpu in node.gpus])]
+    if len(matching) > 1:
+        names = " and ".join(config.name for config in matching)
         raise Refused(
             f"{node.name} fits several configurations: {names}",
-            why=f"its GPUs are {counted(node)}",
+            why=f"its GPUs are {describe_gpus(node)}",
             hint="make gpus in [kubernetes.configs] more exact, so that each node fits one",
         )
-    return fitting[0] if fitting else default
+    return matching[0] if matching else default
 
 
-def _check_clients(node: ClusterNode, config: Config) -> None:
+def _refuse_many_clients(node: ClusterNode, config: SharingConfig) -> None:
     if config.mode != "mps":
         return
     for gpu in node.gpus:
@@ -143,8 +145,8 @@ def _check_clients(node: ClusterNode, config: Config) -> None:
             )
 
 
-def _check(config: Config, where: str) -> None:
-    """Nothing, where the device plugin can do it. Source: NVIDIA/k8s-device-plugin 0.20.0, api/config/v1."""
+def _refuse_impossible(config: SharingConfig, where: str) -> None:
+    """Refuse what the device plugin cannot do. Source: NVIDIA/k8s-device-plugin 0.20.0, api/config/v1."""
     if config.mode != "none" and config.replicas < 2:
         raise Refused(
             f"{where}: {config.mode} with {config.replicas} replica shares nothing",
@@ -183,7 +185,7 @@ def _check(config: Config, where: str) -> None:
         )
 
 
-def _check_layout(node: ClusterNode, config: Config) -> None:
+def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
     if config.strategy == "none":
         return
     for gpu in node.gpus:
@@ -203,8 +205,8 @@ def _check_layout(node: ClusterNode, config: Config) -> None:
             )
 
 
-def instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
-    """How many MIG instances of each profile the node has in that layout; None where the name does not tell."""
+def count_instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
+    """Return the number of MIG instances by profile in that layout; None if its name does not tell."""
     found: Counter[str] = Counter()
     for gpu in node.gpus:
         one = mig.counts(gpu.device_id, layout)
@@ -214,69 +216,71 @@ def instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
     return found
 
 
-def offered(node: ClusterNode, config: Config) -> Mapping[str, int] | None:
-    """How many of each resource the node offers; None where that depends on a MIG layout that nobody names."""
-    base = _units(node, config)
+def count_resources(node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:
+    """Return the count of each resource that the node offers; None if it depends on an unnamed MIG layout."""
+    base = _count_unshared(node, config)
     if base is None:
         return None
     suffix = ".shared" if config.rename else ""
     return {f"{name}{suffix}": count * config.replicas for name, count in base.items()}
 
 
-def _units(node: ClusterNode, config: Config) -> Mapping[str, int] | None:
+def _count_unshared(node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:
     if config.strategy == "none":
-        return {GPU: len(node.gpus)}
-    found = instances(node, config.layout)
+        return {GPU_RESOURCE: len(node.gpus)}
+    found = count_instances(node, config.layout)
     if found is None or config.strategy == "single":
-        return None if found is None else {GPU: sum(found.values())}
-    return {resource_of(profile): count for profile, count in sorted(found.items())}
+        return None if found is None else {GPU_RESOURCE: sum(found.values())}
+    return {mig_resource(profile): count for profile, count in sorted(found.items())}
 
 
-def resource_of(profile: str) -> str:
-    """The resource by which the device plugin offers instances of the profile with strategy mixed."""
-    return f"{MIG}{profile.replace('+', '.')}"
+def mig_resource(profile: str) -> str:
+    """Return the resource by which the device plugin offers instances of the profile with strategy mixed."""
+    return f"{MIG_RESOURCE_PREFIX}{profile.replace('+', '.')}"
 
 
-def resources_of(node: ClusterNode, config: Config) -> tuple[str, ...]:
-    """Return the resources that the node offers; empty where only a MIG layout tells, and nobody names it."""
-    if offer := offered(node, config):
+def resources_of(node: ClusterNode, config: SharingConfig) -> tuple[str, ...]:
+    """Return the resources that the node offers; empty if they depend on an unnamed MIG layout."""
+    if offer := count_resources(node, config):
         return tuple(offer)
-    return (f"{GPU}{'.shared' if config.rename else ''}",) if config.strategy == "single" else ()
+    return (f"{GPU_RESOURCE}{'.shared' if config.rename else ''}",) if config.strategy == "single" else ()
 
 
-def shared_resources(nodes: Sequence[ClusterNode], config: Config) -> tuple[str, ...]:
-    """The resources whose replicas the device plugin multiplies, for these nodes."""
+def shared_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> tuple[str, ...]:
+    """Return the resources whose replicas the device plugin multiplies on these nodes."""
     if config.strategy != "mixed":
-        return (GPU,)
+        return (GPU_RESOURCE,)
     # The plugin takes no empty list, and leaves alone what a node does not have.
-    return tuple(dict.fromkeys(sorted(_mixed(nodes, config) if nodes else map(resource_of, mig.every_profile()))))
+    return tuple(
+        dict.fromkeys(sorted(_mig_resources(nodes, config) if nodes else map(mig_resource, mig.every_profile())))
+    )
 
 
-def _mixed(nodes: Sequence[ClusterNode], config: Config) -> Iterator[str]:
+def _mig_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> Iterator[str]:
     for node in nodes:
-        found = instances(node, config.layout)
+        found = count_instances(node, config.layout)
         profiles = found or {name for gpu in node.gpus for name in mig.profiles(gpu.device_id)}
-        yield from map(resource_of, profiles)
+        yield from map(mig_resource, profiles)
 
 
-def counted(node: ClusterNode) -> str:
-    """The node's GPUs in words (``8 × H100 80GB HBM3``)."""
+def describe_gpus(node: ClusterNode) -> str:
+    """Return the node's GPUs in words (``8 × H100 80GB HBM3``)."""
     names = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in node.gpus)
     return ", ".join(f"{count} × {name}" for name, count in names.items())
 
 
-_KEYS_OF_SHARING: Final = {"time-slicing": "timeSlicing", "mps": "mps"}
+_SHARING_KEYS: Final = {"time-slicing": "timeSlicing", "mps": "mps"}
 
 
 def gpudirect_flags(direct: GpuDirect) -> Mapping[str, bool]:
-    """By which the plugin has the runtime give pods with GPUs the devices of GPUDirect Storage and GDRCopy."""
+    """Return the flags that give pods with GPUs the devices of GPUDirect Storage and GDRCopy."""
     return ({"gdrcopyEnabled": True} if direct.gdrcopy else {}) | ({"gdsEnabled": True} if direct.gds else {})
 
 
 def plugin_config(
-    config: Config, nodes: Sequence[ClusterNode], direct: GpuDirect, strategies: Sequence[str] = ()
+    config: SharingConfig, nodes: Sequence[ClusterNode], direct: GpuDirect, strategies: Sequence[str] = ()
 ) -> Mapping[str, Any]:
-    """Return the file for the nodes that have this configuration.
+    """Return the configuration file for the nodes that have this configuration.
 
     Args:
         config: how the GPUs are offered.
@@ -289,10 +293,10 @@ def plugin_config(
     plugin |= {"deviceListStrategy": [*strategies]} if strategies else {}
     if plugin:
         flags["plugin"] = plugin
-    wanted: dict[str, Any] = {"version": "v1", "flags": flags}
+    content: dict[str, Any] = {"version": "v1", "flags": flags}
     if config.mode != "none":
         resources = [{"name": name, "replicas": config.replicas} for name in shared_resources(nodes, config)]
         # A pod that asks for two shares would get two of the same GPU, and no more of it.
         sharing = {"renameByDefault": config.rename, "failRequestsGreaterThanOne": True, "resources": resources}
-        wanted["sharing"] = {_KEYS_OF_SHARING[config.mode]: sharing}
-    return wanted
+        content["sharing"] = {_SHARING_KEYS[config.mode]: sharing}
+    return content

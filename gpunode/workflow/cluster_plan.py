@@ -12,7 +12,7 @@ from gpunode.errors import GpunodeError, Refused, Undetermined
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
-from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
+from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.model import MANAGED_BY, ChartRelease, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import (
     OURS,
@@ -25,7 +25,7 @@ from gpunode.kubernetes.reconcile import (
     plan_items,
     refuse_other_handler,
 )
-from gpunode.kubernetes.workload_checks import Workload, counts
+from gpunode.kubernetes.workload_checks import Workload, count_pods
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
@@ -118,7 +118,7 @@ def _with_pod_problems(
         if is_unchanged_workload(item):
             own = Workload(item.title, live.get((item.kind, item.namespace, item.name)))
             found = None if own.is_ready else own
-        if found is None or (is_labelled_now and not counts(found.live or {})[0]):
+        if found is None or (is_labelled_now and not count_pods(found.live or {})[0]):
             yield item
             continue
         state, trouble = explain_unready(found, cluster)
@@ -184,7 +184,7 @@ def _read_live_state(
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
         operators, unseen = _find_operators(cluster)
         others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
-        notes = (*refuse_second(rendered, others, nodes, releases, *typed), *unseen)
+        notes = (*refuse_second_advertiser(rendered, others, nodes, releases, *typed), *unseen)
         ours = [one for one in workloads if _is_labelled_ours(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)

@@ -21,20 +21,26 @@ from gpunode.kubernetes.objects import TEST_POD
 from gpunode.kubernetes.own_pod import fix_cdi_choice
 from gpunode.kubernetes.reconcile import OURS
 from gpunode.kubernetes.render import cluster_members, render_cluster
-from gpunode.kubernetes.sharing import Config, configs
-from gpunode.kubernetes.trial_checks import Ran, judge_handler, sharing_check, trial_check
+from gpunode.kubernetes.sharing import SharingConfig, choose_configs
+from gpunode.kubernetes.trial_checks import GpuTestPodResult, check_sharing, check_test_pod, judge_handler
 from gpunode.kubernetes.trials import (
     RUN_LABEL,
-    Trial,
+    GpuTestPod,
     deadline_job,
+    find_users,
     is_left_over,
     is_over,
     is_unscheduled,
-    owned_by,
-    trials,
-    users,
+    make_test_pods,
+    with_owner,
 )
-from gpunode.kubernetes.workload_checks import Workload, cause, crashing, workload_check, workloads
+from gpunode.kubernetes.workload_checks import (
+    Workload,
+    check_workload,
+    find_crashing_pod,
+    find_workloads,
+    first_problem,
+)
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.workflow.cluster_plan import refuse_other_cluster
@@ -64,7 +70,7 @@ class VerifyRequest:
     image: str
     timeout_s: int
     apply: Command
-    on_node: node_checks.OnNode
+    on_node: node_checks.LocalCheck
 
 
 def verify(
@@ -87,8 +93,8 @@ def verify(
         request = replace(request, nodes=cluster_members(kubernetes, request.nodes), on_node=lambda _: None)
     nodes = {node.name: node for node in request.nodes if node.gpus}
     live = {str(one["metadata"]["name"]): one for one in cluster.get([_node_ref(edit) for edit in desired.nodes])}
-    ready = {name: body for name, body in live.items() if not node_checks.not_ready(body)}
-    checks = [node_checks.node_check(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
+    ready = {name: body for name, body in live.items() if not node_checks.why_not_ready(body)}
+    checks = [node_checks.check_node(edit, live.get(edit.node), request.apply) for edit in desired.nodes]
     checks += _check_handlers(kubernetes, ready, request, cluster)
     checks += _check_workloads(desired, request, cluster)
     checks += _check_offers(kubernetes, desired, {name: nodes[name] for name in ready}, ready, request, cluster)
@@ -98,9 +104,9 @@ def verify(
     trials, skipped = _make_trials(kubernetes, desired, nodes, ready, request)
     checks += _clear_leftovers(trials, cluster)
     results = _run_trials(trials, ready, request, cluster, pause, progress) if trials else ()
-    pod_checks = [trial_check(ran, ready[ran.trial.node], request.apply) for ran in results]
+    pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], request.apply) for ran in results]
     # A pod with a log was started through the handler, whether or not it found a GPU.
-    through = {ran.trial.node for ran in results if ran.log and "runtimeClassName" in ran.trial.pod["spec"]}
+    through = {ran.test_pod.node for ran in results if ran.log and "runtimeClassName" in ran.test_pod.pod["spec"]}
     checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
     return VerifyReport((*checks, *pod_checks, *_check_sharing(results), *skipped))
 
@@ -129,31 +135,31 @@ def _check_handlers(
 
     def ask() -> Sequence[Check]:
         found = next(iter(cluster.get([place])), None)
-        return [*node_checks.handler_checks(name, found, nodes, request.on_node, request.apply)]
+        return [*node_checks.check_handlers(name, found, nodes, request.on_node, request.apply)]
 
     return _check_or_skip(ask, "runtime-class", f"RuntimeClass {name}")
 
 
 def _check_workloads(desired: Rendered, request: VerifyRequest, cluster: Cluster) -> Sequence[Check]:
     def ask() -> Sequence[Check]:
-        found = workloads(desired, cluster.list("daemonsets.apps", "--all-namespaces"))
+        found = find_workloads(desired, cluster.list("daemonsets.apps", "--all-namespaces"))
         return [_check_workload(one, request, cluster) for one in found]
 
     return _check_or_skip(ask, "workloads", "DaemonSets")
 
 
 def _check_workload(workload: Workload, request: VerifyRequest, cluster: Cluster) -> Check:
-    first = workload_check(workload, request.apply)
+    first = check_workload(workload, request.apply)
     if first.status != "failed" or workload.live is None or not workload.selector:
         return first
     place = ("--namespace", workload.namespace)
     pods = cluster.list("pods", *place, "--selector", workload.selector)
     events = cluster.list("events", *place)
-    pod = crashing(pods)
+    pod = find_crashing_pod(pods)
     diagnosis = (
         _diagnose_log(pod, _read_log(cluster, workload.namespace, str(pod["metadata"]["name"])) or "") if pod else ""
     )
-    return workload_check(workload, request.apply, pods, events, diagnosis)
+    return check_workload(workload, request.apply, pods, events, diagnosis)
 
 
 def _check_offers(
@@ -168,12 +174,12 @@ def _check_offers(
         return [
             check
             for name, node in nodes.items()
-            for check in node_checks.resource_checks(node, live[name], rendering.expected.get(name), request.apply)
+            for check in node_checks.check_resources(node, live[name], rendering.expected.get(name), request.apply)
         ]
 
     def ask() -> Sequence[Check]:
         slices = cluster.list("resourceslices.resource.k8s.io")
-        return [node_checks.slices_check(node, slices) for node in nodes.values()]
+        return [node_checks.check_slices(node, slices) for node in nodes.values()]
 
     return _check_or_skip(ask, "resource-slices", "ResourceSlices")
 
@@ -187,7 +193,7 @@ def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Clust
     assert request.recipe.kubernetes is not None  # rendered
     passes = any(one.static_cpus for one in request.nodes)
     taints = live.get("spec", {}).get("taints") or ()
-    return node_checks.kubelet_check(node, settings, request.recipe.kubernetes, taints, passes_devices=passes)
+    return node_checks.check_kubelet(node, settings, request.recipe.kubernetes, taints, passes_devices=passes)
 
 
 def _make_trials(
@@ -196,12 +202,12 @@ def _make_trials(
     nodes: Mapping[str, ClusterNode],
     live: Mapping[str, Body],
     request: VerifyRequest,
-) -> tuple[list[Trial], list[Check]]:
+) -> tuple[list[GpuTestPod], list[Check]]:
     """Return the trials to run, and a check with the reason for each node that gets none."""
     run = _random_name()
     recipe = fix_cdi_choice(request.recipe, tuple(nodes.values()))
-    by_node = {} if desired.stack == "hami" else configs(desired, tuple(nodes.values()))
-    made: list[Trial] = []
+    by_node = {} if desired.stack == "hami" else choose_configs(desired, tuple(nodes.values()))
+    made: list[GpuTestPod] = []
     skipped: list[Check] = []
     for name, node in nodes.items():
         why = ""
@@ -210,11 +216,11 @@ def _make_trials(
         elif not (pod := render_cluster(recipe, (node,)).test_pod):
             why = "the recipe does not tell which MIG resource a pod can ask for"
         else:
-            candidates = trials(
+            candidates = make_test_pods(
                 node,
                 live[name],
                 pod,
-                by_node.get(name, Config("whole")),
+                by_node.get(name, SharingConfig("whole")),
                 rendering.expected.get(name),
                 run=run,
                 new_name=lambda: f"{TEST_POD}-{_random_name()}",
@@ -222,7 +228,7 @@ def _make_trials(
                 timeout_s=request.timeout_s,
             )
             for one in candidates:
-                if one.resource and not node_checks.offered(live[name], one.resource)[1]:
+                if one.resource and not node_checks.read_resource(live[name], one.resource)[1]:
                     why = f"the Node offers no {one.resource}"
                 else:
                     made.append(one)
@@ -237,13 +243,13 @@ def _random_name() -> str:
 
 
 def _run_trials(
-    trials: Sequence[Trial],
+    trials: Sequence[GpuTestPod],
     nodes: Mapping[str, Body],
     request: VerifyRequest,
     cluster: Cluster,
     pause: Callable[[], None],
     progress: OnProgress,
-) -> tuple[Ran, ...]:
+) -> tuple[GpuTestPodResult, ...]:
     """Run the trials' pods to their end, delete them, and return the results."""
     pause()
     with _created(trials, request.timeout_s, cluster) as created:
@@ -251,10 +257,12 @@ def _run_trials(
         waiting = [one for one in trials if one.name in names]
         results = _wait_for_pods(waiting, request.timeout_s, cluster, pause, progress) if waiting else {}
         found = {one.name: _add_explanation(results[one.name], nodes[one.node], cluster) for one in waiting}
-    return tuple(found.get(one.name) or Ran(one, None, 0.0, error=_creation_error(created, one)) for one in trials)
+    return tuple(
+        found.get(one.name) or GpuTestPodResult(one, None, 0.0, error=_creation_error(created, one)) for one in trials
+    )
 
 
-def _clear_leftovers(trials: Sequence[Trial], cluster: Cluster) -> Sequence[Check]:
+def _clear_leftovers(trials: Sequence[GpuTestPod], cluster: Cluster) -> Sequence[Check]:
     """Delete what a killed run left in the namespace, and return a check that lists it, if any."""
     id, title = "leftovers", "earlier checks"  # noqa: A001 - the check's own word
 
@@ -271,21 +279,21 @@ def _clear_leftovers(trials: Sequence[Trial], cluster: Cluster) -> Sequence[Chec
 
 
 @contextmanager
-def _created(trials: Sequence[Trial], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
+def _created(trials: Sequence[GpuTestPod], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
     """Create the trials' objects for the duration, as far as the API server accepts them."""
     job = deadline_job(trials[0], timeout_s)
     bodies = [job, *(body for one in trials for body in one.bodies)]
     result: DryRunResult | None = None
     try:
         owner = cluster.create([job])
-        created = DryRunResult(()) if owner.errors else cluster.create(owned_by(owner.objects[0], bodies[1:]))
+        created = DryRunResult(()) if owner.errors else cluster.create(with_owner(owner.objects[0], bodies[1:]))
         result = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
         yield result
     finally:
         _delete_objects(bodies if result is None else result.objects, trials[0], cluster)
 
 
-def _delete_objects(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> None:
+def _delete_objects(bodies: Sequence[Body], first: GpuTestPod, cluster: Cluster) -> None:
     if not bodies:
         return
     try:
@@ -300,26 +308,26 @@ def _delete_objects(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> N
         ) from error
 
 
-def _creation_error(created: DryRunResult, trial: Trial) -> str:
+def _creation_error(created: DryRunResult, trial: GpuTestPod) -> str:
     """Return why a pod was not created."""
     own = [text for text in created.errors if trial.name in text]
     return next(iter(own or created.errors), "the API server said nothing of it")
 
 
 def _wait_for_pods(
-    trials: Sequence[Trial], timeout_s: float, cluster: Cluster, pause: Callable[[], None], progress: OnProgress
-) -> Mapping[str, Ran]:
+    trials: Sequence[GpuTestPod], timeout_s: float, cluster: Cluster, pause: Callable[[], None], progress: OnProgress
+) -> Mapping[str, GpuTestPodResult]:
     """Wait until each pod ends, or its time is up, and return the results by pod name."""
     began = time.monotonic()
     run = trials[0].pod["metadata"]["labels"][RUN_LABEL]
-    found: dict[str, Ran] = {}
+    found: dict[str, GpuTestPodResult] = {}
     while True:
         listed = cluster.list("pods", "--namespace", trials[0].namespace, "--selector", f"{RUN_LABEL}={run}")
         pods = {str(one["metadata"]["name"]): one for one in listed}
         seconds = time.monotonic() - began
         for one in trials:
             if one.name not in found or not is_over(found[one.name].pod or {}):
-                found[one.name] = Ran(one, pods.get(one.name, one.pod), seconds)
+                found[one.name] = GpuTestPodResult(one, pods.get(one.name, one.pod), seconds)
         running = [ran for ran in found.values() if not is_over(ran.pod or {})]
         stuck = seconds > _UNSCHEDULED_TIMEOUT_S and all(is_unscheduled(ran.pod or {}) for ran in running)
         if (
@@ -335,22 +343,22 @@ def _wait_for_pods(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _all_fail(running: Sequence[Ran], cluster: Cluster) -> bool:
+def _all_fail(running: Sequence[GpuTestPodResult], cluster: Cluster) -> bool:
     """Return whether the kubelet reports for each pod why it does not start."""
-    events = cluster.list("events", "--namespace", running[0].trial.namespace)
-    return all(cause([ran.pod or {}], events) is not None for ran in running)
+    events = cluster.list("events", "--namespace", running[0].test_pod.namespace)
+    return all(first_problem([ran.pod or {}], events) is not None for ran in running)
 
 
-def _describe_waiting(running: Sequence[Ran]) -> str:
+def _describe_waiting(running: Sequence[GpuTestPodResult]) -> str:
     first = running[0]
-    found = cause([first.pod or {}], ())
+    found = first_problem([first.pod or {}], ())
     more = f", and {len(running) - 1} more" if len(running) > 1 else ""
-    return f"pod {first.trial.name} on {first.trial.node}{f' ({found.why})' if found else ''}{more}"
+    return f"pod {first.test_pod.name} on {first.test_pod.node}{f' ({found.why})' if found else ''}{more}"
 
 
-def _add_explanation(ran: Ran, node: Body, cluster: Cluster) -> Ran:
+def _add_explanation(ran: GpuTestPodResult, node: Body, cluster: Cluster) -> GpuTestPodResult:
     """Return the result with the pod's log and, if it did not succeed, what else explains that."""
-    trial, pod = ran.trial, ran.pod or {}
+    trial, pod = ran.test_pod, ran.pod or {}
     phase = pod.get("status", {}).get("phase")
     log: str | None = ""
     if phase in {"Succeeded", "Failed", "Running"}:
@@ -360,11 +368,11 @@ def _add_explanation(ran: Ran, node: Body, cluster: Cluster) -> Ran:
     in_use: Sequence[str] = ()
     if is_unscheduled(pod) and trial.resource:
         on_node = cluster.list("pods", "--all-namespaces", "--field-selector", f"spec.nodeName={trial.node}")
-        in_use = users(on_node, node, trial.resource)
+        in_use = find_users(on_node, node, trial.resource)
     events = cluster.list("events", "--namespace", trial.namespace)
-    found = cause([pod], events)
+    found = first_problem([pod], events)
     diagnosis = _diagnose_log(pod, log or (found.why if found else ""))
-    return replace(ran, log=log, events=events, reading=diagnosis, users=in_use)
+    return replace(ran, log=log, events=events, diagnosis=diagnosis, users=in_use)
 
 
 def _read_log(cluster: Cluster, namespace: str, pod: str) -> str | None:
@@ -397,8 +405,8 @@ def _diagnose_log(pod: Body, log: str) -> str:
     return f"one of these causes: {', '.join(causes)}" if causes else ""
 
 
-def _check_sharing(results: Sequence[Ran]) -> Iterator[Check]:
+def _check_sharing(results: Sequence[GpuTestPodResult]) -> Iterator[Check]:
     """Yield a check for each node whose pods share a GPU."""
-    shared = [ran for ran in results if ran.trial.shows == "shared"]
-    for node in dict.fromkeys(ran.trial.node for ran in shared):
-        yield sharing_check(node, [ran for ran in shared if ran.trial.node == node])
+    shared = [ran for ran in results if ran.test_pod.purpose == "shared"]
+    for node in dict.fromkeys(ran.test_pod.node for ran in shared):
+        yield check_sharing(node, [ran for ran in shared if ran.test_pod.node == node])

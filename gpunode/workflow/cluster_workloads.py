@@ -10,9 +10,9 @@ from gpunode.errors import GpunodeError, VerifyFailed
 from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
-from gpunode.kubernetes.pods import Trouble
+from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
-from gpunode.kubernetes.workload_checks import Workload, cause, counts, release_workloads
+from gpunode.kubernetes.workload_checks import Workload, count_pods, find_release_workloads, first_problem
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
@@ -79,7 +79,7 @@ def wait_releases_ready(
 def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[Workload]:
     """Yield the DaemonSets of these releases whose pods do not run, and those that a release lacks."""
     if releases:
-        found = release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
+        found = find_release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
         yield from (one for one in found if not one.is_running)
 
 
@@ -95,7 +95,7 @@ def _wait_until_ready(
     """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
     began = time.monotonic()
     while (found := find_unready()) is not None:
-        desired, ready = counts(found.live or {})
+        desired, ready = count_pods(found.live or {})
         progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
         pause()
         has_no_node = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
@@ -106,22 +106,22 @@ def _wait_until_ready(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def explain_unready(found: Workload, cluster: Cluster) -> tuple[str, Trouble]:
+def explain_unready(found: Workload, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
-    desired, ready = counts(found.live or {})
+    desired, ready = count_pods(found.live or {})
     if found.live is None and found.release is not None:
         place = ("--namespace", found.release.namespace, found.release.name)
-        return "it offers no GPUs", Trouble("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
+        return "it offers no GPUs", PodProblem("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
     if not desired:
         chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT}=true")
         why = f"its nodes are not ready, lack the label {GPU_PRESENT}=true, or have a taint that keeps it off"
-        return "no node runs it", Trouble("", why, f"look at the nodes: {chosen}")
+        return "no node runs it", PodProblem("", why, f"look at the nodes: {chosen}")
     where = ("--namespace", found.namespace)
     show = cluster.command("describe", "pods", *where, "--selector", found.selector)
-    trouble = Trouble("", "no pod says why", f"look at its pods: {show}")
+    trouble = PodProblem("", "no pod says why", f"look at its pods: {show}")
     try:
         pods = cluster.list("pods", *where, "--selector", found.selector)
-        trouble = cause(pods, cluster.list("events", *where)) or trouble
+        trouble = first_problem(pods, cluster.list("events", *where)) or trouble
     except GpunodeError as error:
-        trouble = Trouble("", f"its pods cannot be read: {error.what}", trouble.hint)
+        trouble = PodProblem("", f"its pods cannot be read: {error.what}", trouble.hint)
     return f"{ready} of {desired} pods are ready", trouble

@@ -12,7 +12,7 @@ from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
-from gpunode.kubernetes.forms import may_be_left
+from gpunode.kubernetes.forms import may_leave_objects
 from gpunode.kubernetes.model import NodeEdit, OwnPod, Rendered
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.reconcile import PlanItem, State
@@ -175,7 +175,7 @@ def rendered_lines(rendered: Rendered, out: str, removed: Sequence[str], *, is_f
         name = f"Helm release {release.namespace}/{release.name} {release.version}"
         yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)
     for path in removed:
-        left = "; if it was applied, what it made is still in the cluster" if may_be_left(path, rendered) else ""
+        left = "; if it was applied, what it made is still in the cluster" if may_leave_objects(path, rendered) else ""
         yield line(span("  - ", "remove"), span(f"{path}  from a former render{left}"), hang=6)
     yield BLANK
     for note in rendered.notes:

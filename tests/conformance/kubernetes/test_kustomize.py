@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpunode import builtin
-from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.render import Form, render_cluster
 from tests.needs import asset, lacking_assets
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -66,7 +66,7 @@ def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], 
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "k8s-mps", "gpu-operator", "hami", "dra"])
 def test_kustomize_builds_what_is_rendered(tmp_path: Path, name: str, form: Form) -> None:
     found = render_cluster(builtin.read(name), CLUSTERS["eight"], form)
-    objects, calls = build(tmp_path, files(found, form))
+    objects, calls = build(tmp_path, make_files(found, form))
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     if form == "flux":
         assert {kind for kind, _ in names} == {"Kustomization"}
@@ -91,7 +91,7 @@ def test_plugin_mounts_the_configuration_under_the_name_that_kustomize_gives_it(
     seen = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):
         objects, _ = build(
-            tmp_path / name, files(render_cluster(builtin.read(name), CLUSTERS["eight"], "kustomize"), "kustomize")
+            tmp_path / name, make_files(render_cluster(builtin.read(name), CLUSTERS["eight"], "kustomize"), "kustomize")
         )
         (config,) = (one for one in objects if one["kind"] == "ConfigMap")
         (plugin,) = (one for one in objects if one["kind"] == "DaemonSet")

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode import builtin
 from gpunode.catalog.gpus import lookup
-from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.render import Form, render_cluster
 
@@ -48,7 +48,7 @@ _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (
 
 def text_of(recipe: str, cluster: str, form: Form) -> str:
     """All files of a render, one after the other."""
-    made = files(render_cluster(builtin.read(recipe), CLUSTERS[cluster], form), form)
+    made = make_files(render_cluster(builtin.read(recipe), CLUSTERS[cluster], form), form)
     return "".join(f"=== {path}\n{text}" for path, text in made.items())
 
 

@@ -12,7 +12,7 @@ from gpunode import builtin
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.helm import Released
-from gpunode.kubernetes.advertisers import refuse_second
+from gpunode.kubernetes.advertisers import refuse_second_advertiser
 from gpunode.kubernetes.model import Rendered
 from gpunode.kubernetes.render import render_cluster
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -59,7 +59,7 @@ def affinity(*terms: object) -> dict[str, Any]:
 
 
 def look(*objects: Any, wanted: Rendered = PLUGIN, releases: tuple[Released, ...] = ()) -> tuple[str, ...]:
-    return refuse_second(wanted, objects, [NODE], releases, *TYPED)
+    return refuse_second_advertiser(wanted, objects, [NODE], releases, *TYPED)
 
 
 OPERAND = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])

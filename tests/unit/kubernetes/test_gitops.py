@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from gpunode import builtin
 from gpunode.errors import RecipeError, Refused
-from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import Rendered
 from gpunode.kubernetes.render import GITOPS_FORMS, Form, render_cluster
 from gpunode.recipe.toml import parse
@@ -32,7 +32,7 @@ REMOTE = (
 def render(text: str, cluster: str, form: Form) -> tuple[Rendered, dict[str, str]]:
     """The objects and files of a recipe."""
     found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), CLUSTERS[cluster], form)
-    return found, dict(files(found, form))
+    return found, dict(make_files(found, form))
 
 
 def kind_of(document: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from gpunode import builtin
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.host.cluster import Cluster, Identity
-from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
@@ -63,7 +63,7 @@ def test_a_cluster_that_would_have_no_gpus_is_refused(wanted: Recipe, nodes: tup
 @pytest.mark.parametrize("form", ["manifests", "kustomize", "argocd", "helm"])
 def test_nothing_is_sent_to_another_cluster(form: str) -> None:
     found = render_cluster(of_workers(1, "[kubernetes.extras]\ndcgm_exporter = true"), EIGHT, form)  # type: ignore[arg-type]
-    lines = files(found, form)["apply.sh"].splitlines()  # type: ignore[arg-type]
+    lines = make_files(found, form)["apply.sh"].splitlines()  # type: ignore[arg-type]
     sent = [line for line in lines if line.startswith(("kubectl", "helm"))]
     assert sent
     assert [line for line in sent if "context kind-lab" not in line] == []
@@ -83,7 +83,7 @@ def run(script: str, folder: Path, **environment: str) -> tuple[int, str, list[s
 
 
 def script(count: int) -> str:
-    return files(render_cluster(of_workers(count), EIGHT), "manifests")["kind.sh"]
+    return make_files(render_cluster(of_workers(count), EIGHT), "manifests")["kind.sh"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")

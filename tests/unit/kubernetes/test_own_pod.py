@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpunode import builtin
-from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import Rendered, RenderedObject
 from gpunode.kubernetes.render import Form, render_cluster
 from gpunode.recipe.toml import parse
@@ -113,7 +113,7 @@ def test_every_node_that_offers_a_resource_decides_what_its_pods_need(
     nodes = replace(NEW, name="a-new"), node("b-old", "1eb8", 1)
     found = of(extends(recipe, f'[kubernetes.configs.new]\ngpus = "H100"\n{table}'), *nodes)
     assert classes(found) == expected
-    for text in (files(found, "manifests")["apply.sh"], files(found, "manifests")["README.md"]):
+    for text in (make_files(found, "manifests")["apply.sh"], make_files(found, "manifests")["README.md"]):
         assert all(f"{resource}: 1" in text for resource in expected)
         assert len(expected) == 1 or all(f"Your own pod that asks for {one}" in text for one in expected)
 

@@ -21,7 +21,7 @@ from gpunode import yaml as own_yaml
 from gpunode.catalog import mig
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Refused
-from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG, ChartRelease, ClusterNode, Rendered
 from gpunode.kubernetes.render import Form, render_cluster
 from gpunode.recipe import Recipe
@@ -88,7 +88,7 @@ def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_char
     name: str, cluster: str, form: Form
 ) -> None:
     found = of(name, cluster, form)
-    made = files(found, form)
+    made = make_files(found, form)
     every = documents(made)
     nodes = {one.name for one in CLUSTERS[cluster]}
     assert {edit.node for edit in found.nodes} == nodes
@@ -108,7 +108,7 @@ def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_char
 def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, form: Form) -> None:
     wanted = builtin.read(name)
     one, other = (
-        files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
+        make_files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
     )
     assert one == other
 
@@ -356,7 +356,7 @@ def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None
         text = f'extends = "k8s-containerd"\n{extra}[kubernetes.mig]\nstrategy = "{"single" if resource else "mixed"}"'
         found = render_cluster(asked(text), CLUSTERS["eight"])
         assert bool(found.test_pod) == bool(resource)
-        assert "test-pod.yaml" in files(found, "manifests") or not resource
+        assert "test-pod.yaml" in make_files(found, "manifests") or not resource
         assert not resource or f"nvidia.com/gpu{resource}" in str(found.test_pod)
 
 
@@ -415,7 +415,9 @@ def test_a_mirror_stands_in_for_every_registry() -> None:
         found = render_cluster(
             asked(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
         )
-        images = [line for text in files(found, "manifests").values() for line in text.splitlines() if "image" in line]
+        images = [
+            line for text in make_files(found, "manifests").values() for line in text.splitlines() if "image" in line
+        ]
         assert images
         assert not [line for line in images if "nvcr.io" in line or "registry.k8s.io" in line], name
 
@@ -486,7 +488,7 @@ def test_turing_takes_as_many_mps_clients_as_later_gpus() -> None:
 
 def test_argo_cd_gets_an_oci_registry_without_its_scheme() -> None:
     (application,) = documents(
-        {"a.yaml": files(of("dra", "eight", "argocd"), "argocd")["applications/dra-driver-nvidia-gpu.yaml"]}
+        {"a.yaml": make_files(of("dra", "eight", "argocd"), "argocd")["applications/dra-driver-nvidia-gpu.yaml"]}
     )
     assert application["spec"]["source"]["repoURL"] == "registry.k8s.io/dra-driver-nvidia/charts"
 
@@ -502,7 +504,7 @@ def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the
         *(str(o.body) for o in found.objects if o.kind == "DaemonSet"),
     ]
     assert [text for text in mounting if root not in text] == []
-    lines = [line for text in files(found, "manifests").values() for line in text.split("\n")]
+    lines = [line for text in make_files(found, "manifests").values() for line in text.split("\n")]
     assert [line for line in lines if "/var/lib/kubelet" in line.replace(root, "") and "mountPath:" not in line] == []
 
 
@@ -541,7 +543,7 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
     """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
     found = render_cluster(builtin.read(name), nodes, form)
-    text = "".join(files(found, form).values())
+    text = "".join(make_files(found, form).values())
     assert key in text
     assert not [key for release in found.releases for key in unknown_keys(release)]
     assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
@@ -550,7 +552,7 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
         assert any("the static CPU manager of b needs that" in why for why in whys)
     if form == "manifests" and name != "hami":
         assert "privileged: true" in text
-    assert key not in "".join(files(render_cluster(builtin.read(name), nodes[:1], form), form).values())
+    assert key not in "".join(make_files(render_cluster(builtin.read(name), nodes[:1], form), form).values())
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])
@@ -559,7 +561,7 @@ def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: st
         found = render_cluster(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
         assert not [key for release in found.releases for key in unknown_keys(release)]
         assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
-        return "".join(files(found, "manifests").values())
+        return "".join(make_files(found, "manifests").values())
 
     both = text("[gpudirect]\ngds = true\ngdrcopy = true")
     assert ("gdsEnabled: true" in both, "gdrcopyEnabled: true" in both) == (True, True)

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from gpunode.kubernetes.node_checks import not_ready
-from gpunode.kubernetes.pods import trouble
+from gpunode.kubernetes.node_checks import why_not_ready
+from gpunode.kubernetes.pods import find_problem
 
 _TEXTS: Final = Path(__file__).with_name("texts")
 _WHY: Final = {
@@ -66,7 +66,7 @@ def test_why_a_pod_does_not_run_is_told(name: str, why: str) -> None:
     }
     events = [{**event, "type": "Warning", "involvedObject": {"name": "one"}} for event in seen["events"]]
 
-    found = trouble(pod, events)
+    found = find_problem(pod, events)
 
     assert found
     assert re.search(why, found.why)
@@ -74,4 +74,4 @@ def test_why_a_pod_does_not_run_is_told(name: str, why: str) -> None:
 
 @pytest.mark.parametrize(("name", "why"), _cases(_NOT_READY))
 def test_why_a_node_is_not_ready_is_told(name: str, why: str) -> None:
-    assert re.search(why, str(not_ready({"status": {"conditions": [TEXTS[name]["node"]["ready"]]}})))
+    assert re.search(why, str(why_not_ready({"status": {"conditions": [TEXTS[name]["node"]["ready"]]}})))

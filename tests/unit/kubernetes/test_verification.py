@@ -13,13 +13,13 @@ from gpunode import builtin
 from gpunode.check import Check
 from gpunode.command import command
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.kubernetes.node_checks import handler_checks, kubelet_check, node_check, resource_checks, slices_check
-from gpunode.kubernetes.pods import kept_out, trouble
+from gpunode.kubernetes.node_checks import check_handlers, check_kubelet, check_node, check_resources, check_slices
+from gpunode.kubernetes.pods import find_problem, find_untolerated_taint
 from gpunode.kubernetes.render import render_cluster
-from gpunode.kubernetes.sharing import Config, configs
-from gpunode.kubernetes.trial_checks import Ran, sharing_check, trial_check
-from gpunode.kubernetes.trials import Trial, trials, users
-from gpunode.kubernetes.workload_checks import workload_check, workloads
+from gpunode.kubernetes.sharing import SharingConfig, choose_configs
+from gpunode.kubernetes.trial_checks import GpuTestPodResult, check_sharing, check_test_pod
+from gpunode.kubernetes.trials import GpuTestPod, find_users, make_test_pods
+from gpunode.kubernetes.workload_checks import check_workload, find_workloads
 from gpunode.recipe.kubernetes import Kubernetes, Taint
 from tests.unit.kubernetes.clusters import node
 
@@ -61,7 +61,7 @@ def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str)
     (edit,) = render_cluster(builtin.read("k8s-containerd"), [EIGHT]).nodes
     body = live(conditions=[{"type": "Ready", "status": "Unknown", "reason": reason, "message": message}])
 
-    found = node_check(edit, body, APPLY)
+    found = check_node(edit, body, APPLY)
 
     assert (found.status, message in found.detail, hint in found.hint) == ("failed", True, True)
 
@@ -69,8 +69,8 @@ def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str)
 def test_a_node_without_its_labels_or_without_existence_fails() -> None:
     (edit,) = render_cluster(builtin.read("hami"), [EIGHT]).nodes
 
-    assert "gpu=on" in node_check(edit, live(), APPLY).detail
-    assert "no such Node" in node_check(edit, None, APPLY).detail
+    assert "gpu=on" in check_node(edit, live(), APPLY).detail
+    assert "no such Node" in check_node(edit, None, APPLY).detail
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_node_without_its_labels_or_without_existence_fails() -> None:
 def test_the_handler_is_never_called_there_unseen(handlers: Sequence[str], status: str) -> None:
     body = live(runtimeHandlers=[{"name": name} for name in handlers])
 
-    *_, found = handler_checks("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
 
     assert found.status == status
 
@@ -88,7 +88,7 @@ def test_the_handler_is_never_called_there_unseen(handlers: Sequence[str], statu
 def test_of_this_machine_gpunode_knows_the_handler_itself() -> None:
     own = Check("runtime", "containerd reads the runtime nvidia", "failed", "it knows: runc")
 
-    *_, found = handler_checks("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda _: own, APPLY)
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda _: own, APPLY)
 
     assert (found.id, found.status, found.detail) == ("handler/gpu-1", "failed", "it knows: runc")
 
@@ -108,14 +108,14 @@ def test_of_this_machine_gpunode_knows_the_handler_itself() -> None:
     ],
 )
 def test_what_is_offered_is_what_the_machine_has(capacity: int, allocatable: int, status: str, said: str) -> None:
-    found = only([*resource_checks(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
+    found = only([*check_resources(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
 
     assert found.status == status
     assert said in found.detail
 
 
 def test_without_a_layout_nothing_is_called_as_expected() -> None:
-    assert only([*resource_checks(EIGHT, live(), None, APPLY)]).status == "not run"
+    assert only([*check_resources(EIGHT, live(), None, APPLY)]).status == "not run"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
     spec = {"driver": "gpu.nvidia.com", "nodeName": "gpu-1", "devices": [device] * published}
     elsewhere = {"driver": "gpu.nvidia.com", "nodeName": "gpu-2", "devices": [device] * 8}
 
-    assert slices_check(EIGHT, [{"spec": spec}, {"spec": elsewhere}]).status == status
+    assert check_slices(EIGHT, [{"spec": spec}, {"spec": elsewhere}]).status == status
 
 
 # The kubelet.
@@ -152,17 +152,17 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
 )
 def test_the_kubelets_settings_are_judged(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
     taints = settings.get("registerWithTaints", ())
-    assert kubelet_check("gpu-1", settings, wanted, taints, passes_devices=False).status == status
+    assert check_kubelet("gpu-1", settings, wanted, taints, passes_devices=False).status == status
     if taints:  # Those of the start, which an agent has taken off by now, keep no pod away.
-        assert kubelet_check("gpu-1", settings, wanted, (), passes_devices=False).status == "passed"
+        assert check_kubelet("gpu-1", settings, wanted, (), passes_devices=False).status == "passed"
     if "cpuManagerPolicy" in settings:
-        assert kubelet_check("gpu-1", settings, wanted, taints, passes_devices=True).status == "passed"
+        assert check_kubelet("gpu-1", settings, wanted, taints, passes_devices=True).status == "passed"
 
 
 def test_a_taint_that_only_dissuades_is_no_fault_of_the_kubelet() -> None:
     taint = {"key": "team", "value": "x", "effect": "PreferNoSchedule"}
     settings = {"registerWithTaints": [taint]}
-    assert kubelet_check("gpu-1", settings, Kubernetes(), [taint], passes_devices=False).status == "passed"
+    assert check_kubelet("gpu-1", settings, Kubernetes(), [taint], passes_devices=False).status == "passed"
 
 
 # Workloads.
@@ -187,8 +187,8 @@ PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 
 
 def states(recipe: str, daemon_sets: Sequence[Any]) -> Mapping[str, str]:
-    found = workloads(render_cluster(builtin.read(recipe), [EIGHT]), daemon_sets)
-    return {one.title: workload_check(one, APPLY).status for one in found}
+    found = find_workloads(render_cluster(builtin.read(recipe), [EIGHT]), daemon_sets)
+    return {one.title: check_workload(one, APPLY).status for one in found}
 
 
 def test_only_the_parts_of_a_release_that_must_run_have_to() -> None:
@@ -235,17 +235,19 @@ def test_a_daemon_set_of_a_former_form_is_not_ready() -> None:
 # The pods that try.
 
 
-def made_for(recipe: str, one: ClusterNode, body: Mapping[str, Any], image: str = "") -> tuple[Trial, ...]:
+def made_for(recipe: str, one: ClusterNode, body: Mapping[str, Any], image: str = "") -> tuple[GpuTestPod, ...]:
     read = builtin.read(recipe)
     assert read.kubernetes is not None
     whole = render_cluster(read, [one])
-    config = configs(read.kubernetes, [one])[one.name] if read.kubernetes.stack != "hami" else Config("whole")
+    config = (
+        choose_configs(read.kubernetes, [one])[one.name] if read.kubernetes.stack != "hami" else SharingConfig("whole")
+    )
     names = (f"gpunode-test-{number}" for number in itertools.count())
     more = {"run": "x", "new_name": lambda: next(names), "image": image, "timeout_s": 60}
-    return tuple(trials(one, body, whole.test_pod, config, whole.expected.get(one.name), **more))  # type: ignore[arg-type]
+    return tuple(make_test_pods(one, body, whole.test_pod, config, whole.expected.get(one.name), **more))  # type: ignore[arg-type]
 
 
-def limits(trial: Trial) -> Any:
+def limits(trial: GpuTestPod) -> Any:
     return trial.pod["spec"]["containers"][0]["resources"]["limits"]
 
 
@@ -291,11 +293,13 @@ def test_hamis_pod_asks_for_memory_and_says_what_it_sees() -> None:
 # What their end tells.
 
 
-def ended(trial: Trial, log: str | None, phase: str = "Succeeded", span: tuple[int, int] = (0, 10), **more: Any) -> Ran:
+def ended(
+    trial: GpuTestPod, log: str | None, phase: str = "Succeeded", span: tuple[int, int] = (0, 10), **more: Any
+) -> GpuTestPodResult:
     begin, end = (f"2026-01-01T00:00:{second:02}Z" for second in span)
     state = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 1, "startedAt": begin, "finishedAt": end}}
     status = {"phase": phase, "containerStatuses": [{"state": state}]}
-    return Ran(trial, {**trial.pod, "status": status}, 3.0, log=log, **more)
+    return GpuTestPodResult(trial, {**trial.pod, "status": status}, 3.0, log=log, **more)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +319,7 @@ def ended(trial: Trial, log: str | None, phase: str = "Succeeded", span: tuple[i
 def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | None, status: str, said: str) -> None:
     trial = made_for(recipe, EIGHT, live())[0]
 
-    found = trial_check(ended(trial, log), live(), APPLY)
+    found = check_test_pod(ended(trial, log), live(), APPLY)
 
     assert found.status == status
     assert said in found.detail
@@ -342,7 +346,7 @@ def test_a_passed_pod_says_what_it_needed_for_its_gpu(
     body = live()
     body["spec"] = {"taints": [{"key": key, "effect": effect} for key, effect in taints]}
     (trial,) = made_for(recipe, node, body)
-    assert said in trial_check(ended(trial, "Test PASSED"), body, APPLY).detail
+    assert said in check_test_pod(ended(trial, "Test PASSED"), body, APPLY).detail
 
 
 @pytest.mark.parametrize("node", [EIGHT, replace(EIGHT, reads_cdi=True)])
@@ -351,7 +355,7 @@ def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_
     log = (
         "Failed to allocate device vector A (error code CUDA driver version is insufficient for CUDA runtime version)!"
     )
-    found = trial_check(ended(trial, log, "Failed"), live(), APPLY)
+    found = check_test_pod(ended(trial, log, "Failed"), live(), APPLY)
     assert found.status == "failed"
     assert ("neither CDI nor the default runtime" in found.detail) is node.reads_cdi
     assert ("gpunode setup" in found.hint) is node.reads_cdi
@@ -374,7 +378,7 @@ def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_
 def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
-    found = trial_check(Ran(trial, None, 0.0, error=error), live(), APPLY)
+    found = check_test_pod(GpuTestPodResult(trial, None, 0.0, error=error), live(), APPLY)
 
     assert (found.status, said in found.detail) == (status, True)
 
@@ -382,9 +386,9 @@ def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str)
 def test_a_failed_pod_says_its_last_line_or_what_doctor_makes_of_it() -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
-    assert "it said: no GPU" in trial_check(ended(trial, "no GPU", "Failed"), live(), APPLY).detail
-    read = ended(trial, "no GPU", "Failed", reading="the driver is gone (driver-not-installed)")
-    assert "driver-not-installed" in trial_check(read, live(), APPLY).detail
+    assert "it said: no GPU" in check_test_pod(ended(trial, "no GPU", "Failed"), live(), APPLY).detail
+    read = ended(trial, "no GPU", "Failed", diagnosis="the driver is gone (driver-not-installed)")
+    assert "driver-not-installed" in check_test_pod(read, live(), APPLY).detail
 
 
 ONE, OTHER = (f"GPU 0: H100 (UUID: GPU-{number}0000000-0000-0000-0000-000000000000)\nTest PASSED" for number in (1, 2))
@@ -408,7 +412,7 @@ def test_sharing_is_shown_only_by_one_gpu_at_one_time(
     found = made_for("k8s-time-slicing", EIGHT, live(32))
     ran = [ended(trial, log, span=span) for trial, log, span in zip(found, logs, spans, strict=False)]
 
-    assert sharing_check("gpu-1", ran).status == status
+    assert check_sharing("gpu-1", ran).status == status
 
 
 # Why pods wait.
@@ -419,8 +423,8 @@ def test_a_gpu_is_in_use_only_where_none_is_left() -> None:
         spec = {"containers": [{"resources": {"limits": {GPU: str(gpus)}}}]}
         return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
 
-    assert users([pod("a", 4), pod("b", 4)], live(), GPU) == ("default/a", "default/b")
-    assert users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
+    assert find_users([pod("a", 4), pod("b", 4)], live(), GPU) == ("default/a", "default/b")
+    assert find_users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
 
 
 def test_a_cordoned_node_is_tried_and_a_foreign_taint_is_named() -> None:
@@ -428,8 +432,8 @@ def test_a_cordoned_node_is_tried_and_a_foreign_taint_is_named() -> None:
     cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     tainted = [{"key": GPU, "value": "present", "effect": "NoSchedule"}, {"key": "team", "effect": "NoExecute"}]
 
-    assert kept_out(trial.pod, {**live(), "spec": {"unschedulable": True, "taints": [cordoned]}}) is None
-    found = kept_out(trial.pod, {**live(), "spec": {"taints": tainted}})
+    assert find_untolerated_taint(trial.pod, {**live(), "spec": {"unschedulable": True, "taints": [cordoned]}}) is None
+    found = find_untolerated_taint(trial.pod, {**live(), "spec": {"taints": tainted}})
     assert found is not None
     assert "the taint team:NoExecute" in found.why
 
@@ -477,7 +481,7 @@ def test_sandbox_failures_have_a_cause(event: str, said: str) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Pending"}}
     told = {"type": "Warning", "reason": "FailedCreatePodSandBox", "message": event, "involvedObject": {"name": "p"}}
 
-    found = trouble(pod, [told])
+    found = find_problem(pod, [told])
 
     assert found is not None
     assert said in found.why
@@ -526,7 +530,7 @@ def test_sandbox_failures_have_a_cause(event: str, said: str) -> None:
     ],
 )
 def test_what_keeps_a_pod_from_running_is_named(status: Mapping[str, Any], said: str) -> None:
-    found = trouble({"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": status})
+    found = find_problem({"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": status})
 
     assert found is not None
     assert said in found.why

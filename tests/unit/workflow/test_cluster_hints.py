@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpunode.kubernetes.pods import trouble
+from gpunode.kubernetes.pods import find_problem
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import User
 
@@ -64,7 +64,7 @@ def test_another_credential_without_rights_is_refused(server: ApiServer, user: U
 def test_only_verify_offers_another_image(server: ApiServer, user: User) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
     pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"image": "i", "state": waiting}]}}
-    found = trouble(pod)
+    found = find_problem(pod)
     assert found is not None
     assert "registry in [kubernetes]" in found.hint
     assert "--image" not in found.hint
