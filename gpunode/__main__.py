@@ -17,10 +17,10 @@ def main() -> int:
     # Nearly all that is made here lives to the end, so Python's search for dead circles finds nothing: to search
     # seldom, and not once more through everything at the end, takes 40 of 280 ms from a setup with nothing to do.
     gc.set_threshold(100_000)
-    from gpunode.cli.boundary import run
+    from gpunode.cli.boundary import run_cli
 
     try:
-        return run(sys.argv[1:])
+        return run_cli(sys.argv[1:])
     finally:
         gc.freeze()
 

@@ -1,10 +1,10 @@
-"""The front desk: arguments in, text or JSON out."""
+"""The command line: arguments in, text or JSON out."""
 
 from __future__ import annotations
 
 
 class CommandExit(Exception):
-    """A command has told all there is to tell; only its exit code is left."""
+    """The command has printed its answer; only the exit code remains."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)

@@ -1,4 +1,4 @@
-"""The one word for what a change does, for screens and programs alike. Pure."""
+"""One word for the action of a change, shared by screens and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final
 
 from gpunode.change import Action, Change, PackageChange
 
-# Of packages, in the order in which they are shown.
-EFFECTS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
+# In the order of display.
+PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
 
 
 def action_of(change: Change) -> Action:
-    """Return what is done; a package's new version is told apart as an upgrade or a downgrade."""
+    """Return the action; a new package version is either an upgrade or a downgrade."""
     if not isinstance(change, PackageChange) or change.action != "upgrade":
         return change.action
     # Loaded on use: many commands change no package.
@@ -21,8 +21,8 @@ def action_of(change: Change) -> Action:
     return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
 
 
-def reason_to_go(change: Change) -> str:
-    """Return why a package of a driver is purged, see ``catalog.conflicts.purge_reason``; empty for all else."""
+def explain_purge(change: Change) -> str:
+    """Return why a driver package is purged (see ``catalog.conflicts``); empty for other changes."""
     if not isinstance(change, PackageChange) or change.after is not None or change.before is None:
         return ""
     # Loaded on use: many commands change no package.

@@ -1,4 +1,4 @@
-"""The commands: what was typed, handed to a workflow, and its answer handed to the screen or the envelope.
+"""The commands and their options.
 
 Only typer is imported here; every command imports what it needs, so ``gpunode plan --help`` loads no workflow.
 """
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gpunode.cli import completing
+from gpunode.cli import completion
 
 if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
 
-# What people want, and the commands for it; ``--help`` shows them so.
+# The headings of ``--help``.
 GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
     "Look": ("status", "log", "capture"),
@@ -28,11 +28,11 @@ GROUPS = {
 }
 
 
-class PlainGroup(TyperGroup):
-    """A list of commands whose lines are wrapped, never cut, and stand under what people want."""
+class WrappedGroup(TyperGroup):
+    """A group whose help wraps descriptions instead of truncating them, under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes them, the first sentence of each."""
+        """Write the commands, with the first sentence of each."""
         every: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         groups = GROUPS if set(every) == {name for names in GROUPS.values() for name in names} else {"Commands": every}
         width = max(map(len, every))
@@ -41,7 +41,7 @@ class PlainGroup(TyperGroup):
                 formatter.write_dl([(f"{name:{width}}", every[name].get_short_help_str(limit=1000)) for name in names])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Writes what the exit codes mean, in a word each, below the list of all commands."""
+        """Write the meaning of the exit codes below the list of all commands."""
         if ctx.parent is None:
             from gpunode.errors import exit_words
 
@@ -52,7 +52,7 @@ class PlainGroup(TyperGroup):
 app = typer.Typer(
     name="gpunode",
     help="Turn a bare Linux host into a working NVIDIA GPU node, check it, and undo it.",
-    cls=PlainGroup,
+    cls=WrappedGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -60,7 +60,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 recipe_app = typer.Typer(
-    cls=PlainGroup,
+    cls=WrappedGroup,
     help="List, show, check or write recipes: what a node should be.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -68,16 +68,16 @@ recipe_app = typer.Typer(
 app.add_typer(recipe_app, name="recipe")
 
 
-class LateGroup(PlainGroup):
-    """The commands of a module of its name, which is imported when one of them, or their list, is asked for."""
+class LazyGroup(WrappedGroup):
+    """A group that imports the module of its name when one of its commands or their list is needed."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name."""
+        """Return the command of that name."""
         self._fill()
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
+        """Return the names of the commands."""
         self._fill()
         return super().list_commands(ctx)
 
@@ -86,20 +86,20 @@ class LateGroup(PlainGroup):
             self.commands.update(import_module(f"gpunode.cli.{self.name}").commands())
 
 
-class CtkGroup(LateGroup):
+class CtkGroup(LazyGroup):
     """nvidia-ctk's commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever; the group's own options are taken as nvidia-ctk takes its global ones."""
-        from gpunode.cli.goflags import of_group
+        """Parse the group's own options as nvidia-ctk parses its global ones."""
+        from gpunode.cli.goflags import translate_group_words
 
-        return super().parse_args(ctx, of_group(self.params, args))
+        return super().parse_args(ctx, translate_group_words(self.params, args))
 
 
 ctk_app = typer.Typer(cls=CtkGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(ctk_app, name="ctk")
 k8s_app = typer.Typer(
-    cls=LateGroup,
+    cls=LazyGroup,
     help="Offer the GPUs of provisioned nodes to pods.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -109,7 +109,7 @@ app.add_typer(k8s_app, name="k8s")
 RecipeArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=completing.recipes
+        metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=completion.recipe_names
     ),
 ]
 RuntimeOption = Annotated[
@@ -118,7 +118,7 @@ RuntimeOption = Annotated[
         "--runtime",
         metavar="NAME",
         help="containerd, docker, crio, podman or none",
-        autocompletion=completing.runtimes,
+        autocompletion=completion.runtime_names,
     ),
 ]
 DriverOption = Annotated[
@@ -127,7 +127,7 @@ DriverOption = Annotated[
         "--driver",
         metavar="WHICH",
         help="auto, production, lts, a branch (580), a version, or none",
-        autocompletion=completing.drivers,
+        autocompletion=completion.driver_choices,
     ),
 ]
 UpgradeOption = Annotated[
@@ -147,7 +147,7 @@ OnlyOption = Annotated[
         "--only",
         metavar="STEP",
         help=f"only this step; give the option again for more. Steps: {STEP_IDS}",
-        autocompletion=completing.steps,
+        autocompletion=completion.step_ids,
     ),
 ]
 RootOption = Annotated[
@@ -170,7 +170,7 @@ NodeOption = Annotated[
         "--node",
         metavar="CAPTURE",
         help="a capture of another node, or debian12-gtx1080, the sample",
-        autocompletion=completing.nodes,
+        autocompletion=completion.sample_nodes,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
@@ -198,8 +198,8 @@ DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_D
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
 
-def how(json: bool, verbose: bool = False) -> "OutputOptions":
-    """How the answer is wanted."""
+def output_options(json: bool, verbose: bool = False) -> "OutputOptions":
+    """Return the output options."""
     from gpunode.cli.output_options import OutputOptions
 
     return OutputOptions(json=json, verbose=verbose)
@@ -240,9 +240,9 @@ def setup(
 ) -> None:
     """Install the driver, set up containers, check that it works."""
     from gpunode.cli import setup as cli
-    from gpunode.cli.compose import Wanted
+    from gpunode.cli.inputs import RecipeOptions
 
-    options = cli.Options(
+    options = cli.SetupFlags(
         yes,
         reboot,
         allow_disruption,
@@ -255,7 +255,7 @@ def setup(
         apply_cluster,
         resume,
     )
-    cli.setup(Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), options)
+    cli.setup(RecipeOptions(recipe, runtime, driver, upgrade, lock), output_options(json, verbose), options)
 
 
 @app.command()
@@ -283,11 +283,11 @@ def plan(
 ) -> None:
     """Show what setup would do, and why; change nothing."""
     from gpunode.cli import plan as cli
-    from gpunode.cli.compose import Wanted
+    from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        Wanted(recipe, runtime, driver, upgrade, lock),
-        how(json, verbose),
+        RecipeOptions(recipe, runtime, driver, upgrade, lock),
+        output_options(json, verbose),
         tuple(only),
         node,
         root,
@@ -312,9 +312,9 @@ def rehearse(
     Without --node it rehearses on the shipped sample, debian12-gtx1080.
     """
     from gpunode.cli import rehearse as cli
-    from gpunode.cli.compose import Wanted
+    from gpunode.cli.inputs import RecipeOptions
 
-    cli.rehearse(Wanted(recipe, runtime, driver), how(json, verbose), node, gpu)
+    cli.rehearse(RecipeOptions(recipe, runtime, driver), output_options(json, verbose), node, gpu)
 
 
 @app.command()
@@ -331,9 +331,9 @@ def verify(
 ) -> None:
     """Check that this node works: driver, device files, runtime."""
     from gpunode.cli import verify as cli
-    from gpunode.cli.compose import Wanted
+    from gpunode.cli.inputs import RecipeOptions
 
-    cli.verify(Wanted(recipe, runtime, driver), how(json, verbose), cuda=cuda, container=container)
+    cli.verify(RecipeOptions(recipe, runtime, driver), output_options(json, verbose), cuda=cuda, container=container)
 
 
 @app.command()
@@ -341,7 +341,7 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
     from gpunode.cli import verify as cli
 
-    cli.status(how(json, verbose), node)
+    cli.status(output_options(json, verbose), node)
 
 
 @app.command()
@@ -351,7 +351,7 @@ def doctor(
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
             help="a cause or an Xid (xid-79) to explain, or reports: files, folders",
-            autocompletion=completing.causes,
+            autocompletion=completion.cause_names,
         ),
     ] = None,
     html: Annotated[
@@ -367,7 +367,7 @@ def doctor(
             "--recipe",
             metavar="NAME",
             help="of a fleet: which nodes drifted from it",
-            autocompletion=completing.recipes,
+            autocompletion=completion.recipe_names,
         ),
     ] = "",
     lock: Annotated[
@@ -375,7 +375,7 @@ def doctor(
     ] = "",
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completing.nodes),
+        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completion.sample_nodes),
     ] = None,
     npd: Annotated[
         bool, typer.Option("--npd", help="one line, exit 0, 1 or 2: a plugin of node-problem-detector")
@@ -390,11 +390,11 @@ def doctor(
         run_plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
-    from gpunode.cli.samples import report_at
+    from gpunode.cli.samples import resolve_sample
 
     cli.doctor(
-        tuple(map(report_at, (*(named or ()), *(node or ())))),
-        how(json, verbose),
+        tuple(map(resolve_sample, (*(named or ()), *(node or ())))),
+        output_options(json, verbose),
         html=html,
         prometheus=prometheus,
         recipe=recipe,
@@ -417,7 +417,7 @@ def compare(
     """
     from gpunode.cli import compare as cli
 
-    cli.compare(good, bad, how(json, verbose))
+    cli.compare(good, bad, output_options(json, verbose))
 
 
 @app.command()
@@ -446,20 +446,20 @@ def rollback(
 
     Files come back byte for byte; with --packages, everything else that the run changed, too.
     """
-    wanted = how(json, verbose)
+    output = output_options(json, verbose)
     if context or kubeconfig or (run.startswith("k") and not list_):
         from gpunode.cli import clusters
 
-        clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), wanted, yes=yes)
+        clusters.rollback(run, clusters.ClusterRef(context, kubeconfig), output, yes=yes)
         return
     if list_:
-        from gpunode.cli.runs import runs
+        from gpunode.cli.runs import show_runs
 
-        runs(wanted, root, run)
+        show_runs(output, root, run)
         return
-    from gpunode.cli import undoing
+    from gpunode.cli import undo
 
-    undoing.rollback(run, wanted, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
+    undo.rollback(run, output, root, undo.UndoPermissions(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -478,10 +478,10 @@ def remove(
 
     What other software needs stays, and is named.
     """
-    from gpunode.cli import undoing
+    from gpunode.cli import undo
 
-    wanted = how(json, verbose)
-    undoing.remove(wanted, root, undoing.Permissions(yes, True, force, allow_disruption, lock_timeout))
+    output = output_options(json, verbose)
+    undo.remove(output, root, undo.UndoPermissions(yes, True, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -496,7 +496,7 @@ def log(
     """
     from gpunode.cli import runs as cli
 
-    cli.log(run, how(json), root)
+    cli.show_log(run, output_options(json), root)
 
 
 @app.command()
@@ -514,7 +514,7 @@ def capture(
     """
     from gpunode.cli import capture as cli
 
-    cli.capture(file, how(json), anonymize=anonymize, force=force)
+    cli.capture(file, output_options(json), anonymize=anonymize, force=force)
 
 
 @ctk_app.callback()
@@ -528,7 +528,7 @@ def recipe_list(json: JsonOption = False) -> None:
     """List the shipped recipes."""
     from gpunode.cli import recipes
 
-    recipes.list_(how(json))
+    recipes.list_recipes(output_options(json))
 
 
 @recipe_app.command("show")
@@ -536,7 +536,7 @@ def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: Js
     """Print a recipe, and all that it comes to with what it extends."""
     from gpunode.cli import recipes
 
-    recipes.show(name, how(json))
+    recipes.show_recipe(name, output_options(json))
 
 
 @recipe_app.command("check")
@@ -544,7 +544,7 @@ def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: Jso
     """Check a recipe: every mistake with its line, key and allowed values."""
     from gpunode.cli import recipes
 
-    recipes.check(file, how(json))
+    recipes.check_recipe(file, output_options(json))
 
 
 @recipe_app.command("from-node")
@@ -561,11 +561,11 @@ def recipe_from_node(
     """
     from gpunode.cli import recipes
 
-    recipes.from_node(node, output, how(json))
+    recipes.write_recipe_from_node(node, output, output_options(json))
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """The program with only the command that ``arguments`` name, or whole: typer takes 1 ms to make a command ready."""
+    """Return the program with only the named command, since typer takes 1 ms for each; whole if none is named."""
     named = arguments[0] if arguments else ""
     commands = [one for one in app.registered_commands if named in {one.name, getattr(one.callback, "__name__", "")}]
     groups = [one for one in app.registered_groups if one.name == named]

@@ -1,4 +1,4 @@
-"""Runs for programs that audit nodes: every key is always there. Described in docs/reference/log-format.md."""
+"""JSON rows of runs for audits: every key is always present. Described in docs/reference/log-format.md."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SCHEMA = 1
 Row = dict[str, Any]
 
 
-def summary(run: RunRecord, logins: Mapping[int, str]) -> Row:
-    """A run in short.
+def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
+    """Return the summary of a run.
 
     Args:
         run: a run of this node.
@@ -26,8 +26,8 @@ def summary(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "verb": begin.verb,
         "of": begin.of,
         "whole": begin.whole,
-        "begun": moment(begin.at),
-        "ended": moment(commit.at) if commit else None,
+        "begun": format_utc(begin.at),
+        "ended": format_utc(commit.at) if commit else None,
         "user": begin.user,
         "uid": begin.uid,
         "loginuid": begin.loginuid,
@@ -39,35 +39,35 @@ def summary(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "why": commit.why if commit else "",
         "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
         "undone_by": run.undone_by,
-        "forgotten": {"user": run.forgotten.user, "at": moment(run.forgotten.at)} if run.forgotten else None,
+        "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
     }
 
 
-def whole(run: RunRecord, logins: Mapping[int, str]) -> Row:
-    """Everything that is recorded of a run; files by their sha256."""
+def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> Row:
+    """Return the complete record of a run; files by their sha256."""
     return {
-        **summary(run, logins),
+        **summarize_run(run, logins),
         "argv": list(run.begin.argv),
         "boot_id": run.begin.boot_id,
-        "changes": [_deed(deed) for deed in run.deeds],
-        "triggers": [_debt(debt) for debt in run.debts],
+        "changes": [_change_row(deed) for deed in run.deeds],
+        "triggers": [_trigger_row(debt) for debt in run.debts],
     }
 
 
-def moment(at: float) -> str:
-    """A time as ISO 8601 has it, in UTC."""
+def format_utc(at: float) -> str:
+    """Return a time in ISO 8601, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _deed(deed: ChangeRecord) -> Row:
+def _change_row(deed: ChangeRecord) -> Row:
     intent = deed.intent
     return {
         "seq": intent.seq,
         "stage": intent.stage,
         "step": intent.step,
         "reason": intent.reason,
-        "at": moment(intent.at),
-        "ended": None if deed.ended_at is None else moment(deed.ended_at),
+        "at": format_utc(intent.at),
+        "ended": None if deed.ended_at is None else format_utc(deed.ended_at),
         "result": deed.outcome,
         "why": deed.why,
         "kind": intent.change.kind_name,
@@ -76,11 +76,11 @@ def _deed(deed: ChangeRecord) -> Row:
     }
 
 
-def _debt(debt: TriggerRecord) -> Row:
+def _trigger_row(debt: TriggerRecord) -> Row:
     return {
         "kind": debt.trigger.kind,
         "target": debt.trigger.target,
         "owed_by": list(debt.owed_by),
-        "settled": None if debt.settled_at is None else moment(debt.settled_at),
+        "settled": None if debt.settled_at is None else format_utc(debt.settled_at),
         "note": debt.note,
     }

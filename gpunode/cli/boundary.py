@@ -1,4 +1,4 @@
-"""From any exception to a message that helps, and an exit code that means one thing."""
+"""Run a command, and turn every exception into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from gpunode.cli import CommandExit
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
-# What people type first, after the command that they typed it to, and gpunode's command for it.
+# Words of other tools, with the command before them, and the equivalent here.
 _COMMON_GUESSES: Final = {
     ("gpunode", "apply"): ("setup", "--help"),
     ("gpunode", "install"): ("setup", "--help"),
@@ -24,12 +24,12 @@ _COMMON_GUESSES: Final = {
     ("gpunode setup", "--recipe"): ("recipe", "list"),
     ("gpunode plan", "--recipe"): ("recipe", "list"),
 }
-# Words that are no command yet: the one that follows is.
+# Words that need another word to make a command.
 _GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
 
 
-def run(arguments: list[str]) -> int:
-    """Runs the command that ``arguments`` name; every way it can end has its exit code."""
+def run_cli(arguments: list[str]) -> int:
+    """Run the command that ``arguments`` name, and return its exit code."""
     _open_standard_streams()
     from gpunode.cli.app import app_for
 
@@ -43,20 +43,24 @@ def run(arguments: list[str]) -> int:
     except CommandExit as answer:
         return answer.exit_code
     except GpunodeError as error:
-        return _fail(arguments, error)
+        return _report_error(arguments, error)
     except KeyboardInterrupt:
-        return _fail(arguments, Interrupted("interrupted", why="SIGINT came", hint="run the command again"))
+        return _report_error(arguments, Interrupted("interrupted", why="SIGINT came", hint="run the command again"))
     except BrokenPipeError:
-        return _reader_gone()
+        return _end_without_reader()
     except OSError as error:
-        return _unwritten(arguments, error) if {"-h", "--help"} & set(arguments) else _bug(arguments, error)
+        return (
+            _report_unwritten_help(arguments, error)
+            if {"-h", "--help"} & set(arguments)
+            else _report_bug(arguments, error)
+        )
     except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
-        return _typer_error(arguments, error)
+        return _report_typer_error(arguments, error)
     return 0
 
 
 def _open_standard_streams() -> None:
-    """Whoever closed one of them (``>&-``) gets it led nowhere: else the next file would take its place."""
+    """Open closed standard streams (``>&-``) on /dev/null, so that no other file gets their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -67,29 +71,29 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
-def _unwritten(arguments: list[str], error: OSError) -> int:
-    """The help that typer prints, onto a full disk."""
-    from gpunode.cli.screen.printer import forget
+def _report_unwritten_help(arguments: list[str], error: OSError) -> int:
+    """Report that typer could not print its help, as on a full disk."""
+    from gpunode.cli.screen.printer import discard_stream
 
-    forget(sys.stdout)
+    discard_stream(sys.stdout)
     what = UsageError("the help cannot be written", why=error.strerror or "", hint="free space, or write elsewhere")
-    return _fail(arguments, what)
+    return _report_error(arguments, what)
 
 
-def _fail(arguments: list[str], error: GpunodeError) -> int:
-    """The error is told, as far as anybody can be told; the exit code says it too."""
+def _report_error(arguments: list[str], error: GpunodeError) -> int:
+    """Print the error, if anything still reads, and return its exit code."""
     error.quote(arguments)
     with suppress(UsageError, BrokenPipeError):
-        _tell(arguments, error)
+        _print_error(arguments, error)
     return error.exit_code
 
 
-def _tell(arguments: list[str], error: GpunodeError) -> None:
+def _print_error(arguments: list[str], error: GpunodeError) -> None:
     if "--json" in arguments:
         from gpunode.cli.envelope import Envelope
-        from gpunode.cli.screen.printer import tell_program
+        from gpunode.cli.screen.printer import write_answer
 
-        tell_program(Envelope(_command(arguments)).ending_in(error).as_json())
+        write_answer(Envelope(_command_name(arguments)).with_failure(error).as_json())
     else:
         from gpunode.cli.screen.failures import error_lines
         from gpunode.cli.screen.printer import standard_error
@@ -97,30 +101,30 @@ def _tell(arguments: list[str], error: GpunodeError) -> None:
         standard_error().put(error_lines(error))
 
 
-def _command(arguments: list[str]) -> str:
-    """The command as its envelope names it: ``plan``, ``ctk runtime check``."""
+def _command_name(arguments: list[str]) -> str:
+    """Return the command's name for the envelope: ``plan``, ``ctk runtime check``."""
     words = [word for word in arguments if not word.startswith("-")]
     depth = next((index for index, word in enumerate(words) if word not in _GROUPS), len(words)) + 1
     return " ".join(words[:depth]) or "gpunode"
 
 
-def _typer_error(arguments: list[str], error: Exception) -> int:
-    """Typer's own usage errors keep their text; anything else is a bug."""
+def _report_typer_error(arguments: list[str], error: Exception) -> int:
+    """Report a usage error of typer in its own words; anything else as a bug."""
     format_message = getattr(error, "format_message", None)
     if type(error).__name__ == "NoArgsIsHelpError" and format_message is not None:
         sys.stderr.write(f"{format_message()}\n")
         return UsageError.exit_code
     if format_message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "gpunode")
-        hint = _meant_command(error) or f"`{command} --help` says what it takes"
-        return _fail(arguments, UsageError(str(format_message()), hint=hint))
+        hint = _suggest_command(error) or f"`{command} --help` says what it takes"
+        return _report_error(arguments, UsageError(str(format_message()), hint=hint))
     if type(error).__name__ in {"Exit", "Abort"}:
         return int(getattr(error, "exit_code", 1))
-    return _bug(arguments, error)
+    return _report_bug(arguments, error)
 
 
-def _meant_command(error: Exception) -> str:
-    """Return the command for a word that other tools have and gpunode calls otherwise; empty for any other word."""
+def _suggest_command(error: Exception) -> str:
+    """Return gpunode's command for a word of other tools; empty for unknown words."""
     from gpunode.command import gpunode
 
     path = str(getattr(getattr(error, "ctx", None), "command_path", ""))
@@ -129,16 +133,16 @@ def _meant_command(error: Exception) -> str:
     return str(gpunode(*words)) if words else ""
 
 
-def _bug(arguments: list[str], error: Exception) -> int:
+def _report_bug(arguments: list[str], error: Exception) -> int:
     import traceback
 
-    place = _keep("".join(traceback.format_exception(error)))
+    place = _save_traceback("".join(traceback.format_exception(error)))
     what = f"a bug in gpunode: {type(error).__name__}: {error}"
     if "--json" in arguments:
-        from gpunode.cli.envelope import bug
-        from gpunode.cli.screen.printer import tell_program
+        from gpunode.cli.envelope import bug_envelope
+        from gpunode.cli.screen.printer import write_answer
 
-        tell_program(bug(_command(arguments), what, place).as_json())
+        write_answer(bug_envelope(_command_name(arguments), what, place).as_json())
         return BUG[0]
     sys.stderr.write(
         f"gpunode: {what}\n"
@@ -148,13 +152,13 @@ def _bug(arguments: list[str], error: Exception) -> int:
     return BUG[0]
 
 
-def _keep(text: str) -> str:
-    """Where the traceback now is."""
+def _save_traceback(text: str) -> str:
+    """Save the traceback and return where it is."""
     import time
 
     from gpunode.host import bugs
 
-    # Two in one second are two bugs.
+    # The process id keeps two bugs in one second apart.
     try:
         return bugs.keep(text, time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime()))
     except OSError:
@@ -162,9 +166,9 @@ def _keep(text: str) -> str:
         return "the lines above"
 
 
-def _reader_gone() -> int:
-    """Whoever read our output has gone (``| head``)."""
-    from gpunode.cli.screen.printer import READER_GONE, forget
+def _end_without_reader() -> int:
+    """End quietly after the reader of the output has gone (``| head``)."""
+    from gpunode.cli.screen.printer import READER_GONE, discard_stream
 
-    forget(sys.stdout)
+    discard_stream(sys.stdout)
     return READER_GONE

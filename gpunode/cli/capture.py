@@ -1,4 +1,4 @@
-"""capture: what doctor looks at, in a file, with secrets removed."""
+"""capture: save doctor's evidence to a file, with secrets removed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Capture, Evidence
 
 
-def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> None:
-    """Saves what gpunode sees of this node: all that doctor looks at."""
+def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -> None:
+    """Save the evidence of this node that doctor examines."""
     from gpunode.cli.screen.results import capture_lines, captured_lines
     from gpunode.host.capture import save
     from gpunode.host.local import LocalHost
@@ -22,7 +22,7 @@ def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> N
     from gpunode.redaction.evidence import count_masked, redact
     from gpunode.workflow.doctor import examine
 
-    path, screen = Path(file), how.screen()
+    path, screen = Path(file), output.open_screen()
     if path.is_file() and not force:
         screen.confirm_overwrite(file)
     evidence = examine(LocalHost("/"))
@@ -32,15 +32,15 @@ def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> N
     screen.put(*capture_lines(file, contents, anonymized=anonymize))
     save(kept, path)
     size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
-    missing = incomplete(evidence)
+    missing = find_missing_probes(evidence)
     screen.put(*captured_lines(file, len(evidence), size, missing))
     holds = {kind: {"probes": number, "masked": changed} for kind, (number, changed) in contents.items()}
     result = {"file": file, "probes": len(evidence), "bytes": size, "anonymized": anonymize, "holds": holds}
-    how.answer(Envelope("capture", result={**result, "incomplete": list(missing), "why": missing}))
+    output.emit(Envelope("capture", result={**result, "incomplete": list(missing), "why": missing}))
 
 
-def incomplete(evidence: Evidence) -> dict[str, str]:
-    """Why each probe could not be seen; a tool that answers with an exit status of its own has answered."""
+def find_missing_probes(evidence: Evidence) -> dict[str, str]:
+    """Return the reason for each probe that failed; a tool's own non-zero exit status is no failure."""
     from gpunode.facts.probes import PROBES
     from gpunode.workflow.doctor import denied_sources
 

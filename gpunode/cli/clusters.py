@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.cli.changing import SignalGuard, told_what_was_done
-from gpunode.cli.compose import cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import load_recipe, open_cluster_journal
+from gpunode.cli.k8s_render import load_cluster_nodes
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.rendering import nodes
 from gpunode.cli.screen.cluster import (
     cluster_lines,
     done_lines,
@@ -29,10 +28,11 @@ from gpunode.cli.screen.commands import (
     cluster_apply_command,
     cluster_render_command,
     cluster_verify_command,
-    value_of,
+    option_value,
 )
 from gpunode.cli.screen.text import BLANK, line
 from gpunode.cli.screen.words import MARKS
+from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
@@ -109,37 +109,35 @@ class ClusterRef:
 
 def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: OutputOptions, *, check: bool) -> None:
     """Show the changes that apply would make."""
-    screen = output.screen()
+    screen = output.open_screen()
     with target.hints_for_this_cluster(), screen:
         cluster = target.connect()
-        desired = render_cluster(recipe_at(recipe_path), _read_nodes(captures, cluster))
+        desired = render_cluster(load_recipe(recipe_path), _read_nodes(captures, cluster))
         found = _make_plan(desired, cluster, target)
         screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
         screen.put(*own_pod_lines(desired.own_pods), *pod_problem_lines(found))
     pending = ChangesPending.exit_code if check and found.changes else 0
-    output.answer(
-        _envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=desired.own_pods)
-    )
+    output.emit(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=desired.own_pods))
 
 
 def apply(
     recipe_path: str, captures: Sequence[str], target: ClusterRef, output: OutputOptions, *, yes: bool, timeout_s: float
 ) -> None:
     """Apply the recipe to the cluster."""
-    screen = output.screen()
+    screen = output.open_screen()
     with target.hints_for_this_cluster(), screen:
-        cluster, recipe = target.connect(), recipe_at(recipe_path)
+        cluster, recipe = target.connect(), load_recipe(recipe_path)
         desired = render_cluster(recipe, _read_nodes(captures, cluster))
         found = _make_plan(desired, cluster, target)
         screen.put_after(*plan_lines(found, desired, _other_cluster(found.identity), verbose=output.verbose))
         if not found.changes:
-            with SignalGuard(screen.stopping) as stop:
-                wait_unchanged_ready(found.items, cluster, stop.pause, screen.progress, timeout_s)
-                wait_releases_ready(found.releases, cluster, stop.pause, screen.progress, timeout_s)
+            with SignalGuard(screen.announce_stopping) as stop:
+                wait_unchanged_ready(found.items, cluster, stop.raise_if_received, screen.update_progress, timeout_s)
+                wait_releases_ready(found.releases, cluster, stop.raise_if_received, screen.update_progress, timeout_s)
             if any(item.trouble for item in found.items):
                 screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
             screen.put(*own_pod_lines(desired.own_pods))
-            output.answer(_envelope("k8s apply", found, own_pods=desired.own_pods))
+            output.emit(_envelope("k8s apply", found, own_pods=desired.own_pods))
             return
         screen.confirm_shown("k8s apply", yes=yes, does=_CONSEQUENCE)
         request = _run_header("k8s apply", recipe)
@@ -149,13 +147,13 @@ def apply(
                 cluster,
                 store,
                 request,
-                on_event=screen.tell,
-                pause=stop.pause,
-                progress=screen.progress,
+                on_event=screen.show_event,
+                pause=stop.raise_if_received,
+                progress=screen.update_progress,
                 timeout_s=timeout_s,
             )
         screen.put(*own_pod_lines(desired.own_pods), *done_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
-    output.answer(_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
+    output.emit(_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
 
 
 def _make_plan(desired: Rendered, cluster: Cluster, target: ClusterRef) -> ClusterPlan:
@@ -170,13 +168,13 @@ def _make_plan(desired: Rendered, cluster: Cluster, target: ClusterRef) -> Clust
 
 def _read_nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
     """Return the captured nodes; without captures this machine, or if it has no GPU the cluster's labelled nodes."""
-    return list(nodes(captures)) if captures else _this_node() or nodes_from_labels(cluster.list_nodes())
+    return list(load_cluster_nodes(captures)) if captures else _this_node() or nodes_from_labels(cluster.list_nodes())
 
 
 def _this_node() -> Sequence[ClusterNode]:
     """Return this machine, if it has GPUs."""
     try:
-        return [node for node in nodes(()) if node.gpus]
+        return [node for node in load_cluster_nodes(()) if node.gpus]
     except Undetermined:
         return ()
 
@@ -191,9 +189,9 @@ def verify(
     if image and not _IMAGE_NAME.fullmatch(image):
         hint = "name it as a pod would, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
         raise UsageError(f"--image {image!r} is not the name of an image", why="it has other characters", hint=hint)
-    screen = output.screen()
-    with target.hints_for_this_cluster(), screen, SignalGuard(screen.stopping) as stop:
-        cluster, recipe = target.connect(), recipe_at(recipe_path)
+    screen = output.open_screen()
+    with target.hints_for_this_cluster(), screen, SignalGuard(screen.announce_stopping) as stop:
+        cluster, recipe = target.connect(), load_recipe(recipe_path)
         here = () if captures else _this_node()
         found = tuple(here or _read_nodes(captures, cluster))
         identity = cluster.identify()
@@ -203,14 +201,14 @@ def verify(
             recipe, found, image, timeout_s, apply, _local_handler_check(recipe) if here else (lambda _: None)
         )
         try:
-            report = run_verify(request, cluster, pause=stop.pause, progress=screen.progress)
+            report = run_verify(request, cluster, pause=stop.raise_if_received, progress=screen.update_progress)
         except Interrupted as error:
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
         screen.conclude((*verified_lines(report), *own_pod_lines(render_cluster(recipe, found).own_pods)))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
-    output.answer(answer.ending_in(report.failure()))
+    output.emit(answer.with_failure(report.failure()))
 
 
 def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
@@ -245,7 +243,7 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
             why=f"such a run is called k1, k2 …, and not {run or 'the newest'}",
             hint=gpunode("rollback", "--list"),
         )
-    store = cluster_journal()
+    store = open_cluster_journal()
     (found,) = first = list_runs(store, run[1:])
     if target == ClusterRef():
         while first[0].begin.of and _cluster_of_run(first[0].begin.argv) == ClusterRef():
@@ -260,33 +258,35 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
 def _apply_removal(
     found: ClusterPlan, cluster: Cluster, request: RunHeader, output: OutputOptions, *, yes: bool
 ) -> None:
-    screen = output.screen()
+    screen = output.open_screen()
     with screen:
         screen.put_after(*removal_lines(found, verbose=output.verbose))
         if not found.changes:
-            output.answer(_envelope(request.verb, found))
+            output.emit(_envelope(request.verb, found))
             return
         screen.confirm_shown(request.verb, yes=yes, does=_CONSEQUENCE)
         with _locked_session(request.verb, screen, output) as (store, stop):
-            run = cluster_apply.apply_removal(found, cluster, store, request, on_event=screen.tell, pause=stop.pause)
+            run = cluster_apply.apply_removal(
+                found, cluster, store, request, on_event=screen.show_event, pause=stop.raise_if_received
+            )
         kept = [one for one in found.items if one.note]
         screen.put(*done_lines(request.verb, run_label(run, request.verb), screen.argv, kept))
-    output.answer(_envelope(request.verb, found, changed=True, run=run))
+    output.emit(_envelope(request.verb, found, changed=True, run=run))
 
 
 def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
     """Return the context and configuration that a run was given."""
-    return ClusterRef(value_of(argv, "--context"), value_of(argv, "--kubeconfig"))
+    return ClusterRef(option_value(argv, "--context"), option_value(argv, "--kubeconfig"))
 
 
 @contextmanager
 def _locked_session(verb: Verb, screen: Screen, output: OutputOptions) -> Iterator[tuple[Store, SignalGuard]]:
     """Lock clusters against other gpunode runs of this user; a signal takes effect between two changes."""
-    store = cluster_journal()
+    store = open_cluster_journal()
     with (
-        store.lock(0.0, screen.progress),
-        SignalGuard(screen.stopping) as stop,
-        told_what_was_done(verb, output, store),
+        store.lock(0.0, screen.update_progress),
+        SignalGuard(screen.announce_stopping) as stop,
+        report_partial_run(verb, output, store),
     ):
         yield store, stop
 
@@ -295,7 +295,7 @@ def _other_cluster(identity: Identity) -> str:
     """Return the uid of the cluster of this user's last run if it is another one, else an empty string."""
     if identity.uid == identity.server:
         return ""  # This credential may not read the uid.
-    store = cluster_journal()
+    store = open_cluster_journal()
     for run in reversed(store.ids()):
         for entry in store.entries(run):
             cluster = getattr(getattr(entry, "change", None), "cluster", "")
@@ -305,9 +305,9 @@ def _other_cluster(identity: Identity) -> str:
 
 
 def _run_header(verb: Verb, recipe: Recipe | None = None, of: str = "") -> RunHeader:
-    from gpunode.cli.resume import digest
+    from gpunode.cli.resume import hash_recipe
 
-    named = (recipe.name, digest(recipe)) if recipe else ("", "")
+    named = (recipe.name, hash_recipe(recipe)) if recipe else ("", "")
     return RunHeader(verb, __version__, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, of=of)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import BLANK, Line, Style, line, span
-from gpunode.cli.screen.words import count, listed
+from gpunode.cli.screen.words import count, join_names
 from gpunode.errors import ChangesPending, Undetermined, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
     if shown:
         yield BLANK
     if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
-        yield line("doctor names for ", span(bad), ": ", span(listed(causes), "bold"), hang=2)
+        yield line("doctor names for ", span(bad), ": ", span(join_names(causes), "bold"), hang=2)
     yield from _uncompared_lines(found.unseen, {"good": good, "bad": bad}, verbose=verbose)
     yield _verdict_line(found, hidden=len(found.differences) - len(shown))
 
@@ -51,7 +51,7 @@ def _uncompared_lines(unseen: Sequence[Uncompared], names: Mapping[Side, str], *
     for one in unseen:
         groups.setdefault((one.side, one.reason), []).append(_trait_parts(one, verbose=verbose))
     for (side, reason), what in groups.items():
-        text = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {listed(what)}"
+        text = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {join_names(what)}"
         yield line(span(text, "dim"), hang=2)
 
 
@@ -100,7 +100,7 @@ def _verdict_line(found: Comparison, *, hidden: int) -> Line:
         else (f"; {hidden} others that explain little: -v shows them" if hidden else "")
     )
     if not found.has_explanation and not found.is_conclusive:
-        missing = listed(found.missing)
+        missing = join_names(found.missing)
         told = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
         return line(told, hang=2)
     if not found.has_explanation:
@@ -122,13 +122,13 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     healthy, sick = (take_snapshot(_read_node(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
-    screen = options.report_screen()
+    screen = options.open_report_screen()
     screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=options.verbose))
     screen.show_bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
     status, exit_code = _comparison_status(found)
     result = {"differences": found.differences, "unseen": found.unseen, "missing": found.missing, "causes": causes}
-    options.answer(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
+    options.emit(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
 
 
 def _comparison_status(found: Comparison) -> tuple[str, int]:
@@ -139,13 +139,13 @@ def _comparison_status(found: Comparison) -> tuple[str, int]:
 
 
 def _read_node(name: str | None) -> Evidence:
-    from gpunode.cli.samples import report_at
+    from gpunode.cli.samples import resolve_sample
     from gpunode.host.local import LocalHost
     from gpunode.host.reports import is_fleet, read
     from gpunode.redaction.evidence import redact
     from gpunode.workflow.doctor import examine
 
-    name = report_at(name) if name else None
+    name = resolve_sample(name) if name else None
     if name and is_fleet(name):
         raise UsageError(
             f"{name} is a folder of reports", why="two nodes are compared", hint="name one of the reports in it"

@@ -17,7 +17,7 @@ from gpunode.cli.app import (
     QuietOption,
     RootOption,
 )
-from gpunode.cli.goflags import GoCommand, GoGroup, given, how_asked
+from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options, pick_options
 
 app = typer.Typer(rich_markup_mode=None)
 runtime_app = typer.Typer(help="Add, remove or check the NVIDIA runtime.", no_args_is_help=True, rich_markup_mode=None)
@@ -119,11 +119,11 @@ def configure(
     quiet: QuietOption = False,
 ) -> None:
     """Add the NVIDIA runtime to a runtime's configuration."""
-    from gpunode.cli import configuring
-    from gpunode.cli.runtime_options import Typed
+    from gpunode.cli import runtime_config
+    from gpunode.cli.runtime_options import RuntimeOptions
 
-    permissions = given(ctx, configuring.Permissions)
-    configuring.configure(given(ctx, Typed), how_asked(ctx), root, permissions)
+    permissions = pick_options(ctx, runtime_config.EditPermissions)
+    runtime_config.configure(pick_options(ctx, RuntimeOptions), ctk_output_options(ctx), root, permissions)
 
 
 @runtime_app.command("unconfigure", cls=GoCommand)
@@ -148,10 +148,15 @@ def unconfigure(
 
     The former default comes back; edits made since stay.
     """
-    from gpunode.cli import configuring
-    from gpunode.cli.runtime_options import Typed
+    from gpunode.cli import runtime_config
+    from gpunode.cli.runtime_options import RuntimeOptions
 
-    configuring.unconfigure(given(ctx, Typed), how_asked(ctx), root, given(ctx, configuring.Permissions))
+    runtime_config.unconfigure(
+        pick_options(ctx, RuntimeOptions),
+        ctk_output_options(ctx),
+        root,
+        pick_options(ctx, runtime_config.EditPermissions),
+    )
 
 
 @runtime_app.command("check", cls=GoCommand)
@@ -178,10 +183,10 @@ def check(
 
     Exit 0: as configure would leave it. 4: a file differs. 7: the daemon has something else, or a program is missing.
     """
-    from gpunode.cli import configuring
-    from gpunode.cli.runtime_options import Typed
+    from gpunode.cli import runtime_config
+    from gpunode.cli.runtime_options import RuntimeOptions
 
-    configuring.check(given(ctx, Typed), how_asked(ctx), root)
+    runtime_config.check_runtime(pick_options(ctx, RuntimeOptions), ctk_output_options(ctx), root)
 
 
 _FILE = "default: $NVIDIA_CTK_CONFIG_FILE_PATH, else nvidia-container-runtime/config.toml in $XDG_CONFIG_HOME or /etc"
@@ -220,8 +225,8 @@ def config(
         return
     from gpunode.cli import toolkit_config
 
-    where = toolkit_config.Where(config_file, output, root, in_place=in_place, lock_timeout_s=lock_timeout)
-    toolkit_config.config(set_, where, how_asked(ctx))
+    options = toolkit_config.ToolkitConfigOptions(config_file, output, root, in_place, lock_timeout)
+    toolkit_config.edit_config(set_, options, ctk_output_options(ctx))
 
 
 def _default(
@@ -237,8 +242,8 @@ def _default(
     """Print the configuration that a new installation has; with -o write it, journaled."""
     from gpunode.cli import toolkit_config
 
-    where = toolkit_config.Where("", output, root, lock_timeout_s=lock_timeout)
-    toolkit_config.default(where, how_asked(ctx))
+    options = toolkit_config.ToolkitConfigOptions("", output, root, lock_timeout_s=lock_timeout)
+    toolkit_config.write_default_config(options, ctk_output_options(ctx))
 
 
 config_app.command("default", cls=GoCommand)(_default)

@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.output_options import KINDS, OutputOptions
+from gpunode.cli.output_options import EXIT_KINDS, OutputOptions
 from gpunode.command import gpunode
 from gpunode.diagnoses import generic_remedy, rules_by_cause
 from gpunode.errors import Refused, UsageError
@@ -46,9 +46,9 @@ def doctor(
         _show_cause(names[0], options, _find_xid(names[0]))
         return
     if len(names) > 1 or (names and is_fleet(names[0])):
-        from gpunode.cli.fleet import fleet
+        from gpunode.cli.fleet import diagnose_fleet
 
-        fleet(names, options, html or "", recipe, lock)
+        diagnose_fleet(names, options, html or "", recipe, lock)
         return
     if recipe or lock:
         raise _not_one_node(names, recipe, lock)
@@ -66,7 +66,7 @@ def _examine(report: str, options: OutputOptions, html: str, prometheus: str) ->
     from gpunode.workflow.doctor import diagnose_evidence
 
     is_read_here = True
-    with options.report_screen() as screen:
+    with options.open_report_screen() as screen:
         if not report:
             screen.show_progress()
         started = monotonic()
@@ -86,7 +86,7 @@ def _examine(report: str, options: OutputOptions, html: str, prometheus: str) ->
         if is_read_here:
             screen.show_diagnosis(examined, page=html)
         kept = screen.show_bugs(examined.diagnosis.bugs)
-    options.answer(_diagnosis_envelope(examined, html, kept), changed_nothing=True)
+    options.emit(_diagnosis_envelope(examined, html, kept), changed_nothing=True)
 
 
 def _too_large(report: str) -> Refused:
@@ -203,22 +203,22 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
         from gpunode.workflow.doctor import cause_of_xid
 
         cause = cause_of_xid(xid.code)
-        options.report_screen().show_xid(xid, cause)
+        options.open_report_screen().show_xid(xid, cause)
         if not cause:
-            options.answer(Envelope("doctor", result={"xid": xid}))
+            options.emit(Envelope("doctor", result={"xid": xid}))
             return
     rule = rules_by_cause()[cause]
     remedy = generic_remedy(cause, take_snapshot({}))
     explained_by = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
-    options.report_screen().show_story(rule, remedy, explained_by)
+    options.open_report_screen().show_story(rule, remedy, explained_by)
     keys = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in keys} | {"storey": rule.stack_layer}
     result = {"cause": {**row, "explained_by": explained_by, "remedy": remedy}, **({"xid": xid} if xid else {})}
-    options.answer(Envelope("doctor", result=result))
+    options.emit(Envelope("doctor", result=result))
 
 
 def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope:
-    kind = KINDS[examined.verdict]
+    kind = EXIT_KINDS[examined.verdict]
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",

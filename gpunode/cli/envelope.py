@@ -16,23 +16,23 @@ from gpunode.change import (
     PackageChange,
     SigningKey,
 )
-from gpunode.cli.actions import action_of, reason_to_go
+from gpunode.cli.actions import action_of, explain_purge
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact
 
-ENVELOPE = 1
+ENVELOPE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a command answers, whoever reads it.
+    """The answer of a command.
 
     Attributes:
         status: one word; ``ok`` or an error's own.
         changes: what was changed, or would be.
-        steps: the id of the step that asked for each change; a dependency of a package is in none.
-        unknown: what could not be told, with the reason.
+        steps: the id of the step behind each change; package dependencies belong to none.
+        unknown: facts that could not be determined, with the reasons.
         result: the command's own answer.
     """
 
@@ -48,42 +48,44 @@ class Envelope:
     errors: Sequence[GpunodeError | Mapping[str, object]] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
 
-    def ending_in(self, failure: GpunodeError | None) -> Envelope:
-        """The same of a command that ended in ``failure``, if there is one."""
+    def with_failure(self, failure: GpunodeError | None) -> Envelope:
+        """Return a copy with the status and error of ``failure``, if there is one."""
         if failure is None:
             return self
         return replace(self, status=failure.status, exit_code=failure.exit_code, errors=(failure,))
 
     def as_json(self) -> str:
-        """The envelope as one line of JSON, secrets redacted."""
+        """Return the envelope as one line of JSON, with secrets redacted."""
         answer = {
-            "gpunode": ENVELOPE,
+            "gpunode": ENVELOPE_VERSION,
             "command": self.command,
             "status": self.status,
             "exit_code": self.exit_code,
             "changed": self.changed,
-            "changes": [_change(change, self.steps.get(change)) for change in self.changes],
-            "diff": [_diff(change) for change in FileChange.among(self.changes)],
+            "changes": [_change_row(change, self.steps.get(change)) for change in self.changes],
+            "diff": [_diff_row(change) for change in FileChange.among(self.changes)],
             "notes": list(self.notes),
             "findings": list(self.findings),
             "unknown": list(self.unknown),
             "result": self.result,
         }
-        # An error is in gpunode's own words; what it quotes has lost its secrets where it came in.
-        errors = [_error(error) if isinstance(error, GpunodeError) else error for error in self.errors]
-        return json.dumps({**plain(answer), "errors": plain(errors, redact_known_shapes)}, ensure_ascii=True)
+        # Errors are gpunode's own text; quoted text was redacted when it was read.
+        errors = [_error_row(error) if isinstance(error, GpunodeError) else error for error in self.errors]
+        return json.dumps(
+            {**to_json_types(answer), "errors": to_json_types(errors, redact_known_shapes)}, ensure_ascii=True
+        )
 
 
-def _error(error: GpunodeError) -> dict[str, object]:
-    """Return the error with what to do next as commands, and whether that takes a person."""
+def _error_row(error: GpunodeError) -> dict[str, object]:
+    """Return the error with the commands of its hint, and whether it needs a person."""
     from gpunode.cli.screen.failures import commands_in  # on use: most commands fail nowhere
 
     commands = commands_in(error.hint)
     return {**error.as_dict(), "commands": commands, "manual": not commands}
 
 
-def bug(command: str, what: str, place: str) -> Envelope:
-    """The envelope of a command that came to grief by gpunode's own fault; its traceback is in ``place``."""
+def bug_envelope(command: str, what: str, place: str) -> Envelope:
+    """Return the envelope of a crash; ``place`` has the traceback."""
     error: dict[str, object] = {
         "error": "bug",
         "what": what,
@@ -95,29 +97,29 @@ def bug(command: str, what: str, place: str) -> Envelope:
     return Envelope(command, "bug", BUG[0], errors=(error,))
 
 
-def plain(value: object, cleared: Callable[[str], str] = redact) -> Any:
-    """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out, secrets redacted."""
+def to_json_types(value: object, cleared: Callable[[str], str] = redact) -> Any:
+    """Convert ``value`` to JSON types: dataclasses to objects, sets sorted, bytes omitted, secrets redacted."""
     if isinstance(value, str):
-        return _sound(cleared(value))
+        return _escape_surrogates(cleared(value))
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name), cleared) for f in fields(value)}
+        return {f.name: to_json_types(getattr(value, f.name), cleared) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {_sound(str(key)): plain(item, cleared) for key, item in value.items()}
+        return {_escape_surrogates(str(key)): to_json_types(item, cleared) for key, item in value.items()}
     if isinstance(value, frozenset | set):
-        return sorted((plain(item, cleared) for item in value), key=str)
+        return sorted((to_json_types(item, cleared) for item in value), key=str)
     if isinstance(value, Sequence):
-        return [plain(item, cleared) for item in value]
+        return [to_json_types(item, cleared) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else str(value)
 
 
-def _sound(text: str) -> str:
-    """``text`` as strict readers take it: the name of a file may hold half of a character."""
+def _escape_surrogates(text: str) -> str:
+    """Escape lone surrogates, which file names may contain and strict JSON readers reject."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def _change(change: Change, step: str | None) -> dict[str, object]:
+def _change_row(change: Change, step: str | None) -> dict[str, object]:
     row: dict[str, object] = {
         "kind": change.kind_name,
         "action": action_of(change),
@@ -127,9 +129,9 @@ def _change(change: Change, step: str | None) -> dict[str, object]:
     match change:
         case PackageChange(before=before, after=after):
             row["before"] = before.version if before else None
-            if reason := reason_to_go(change):
+            if reason := explain_purge(change):
                 row["reason"] = reason
-            # A prefix is what is known of the version; nothing at all is null, never an empty text.
+            # Only a prefix of the version may be known; an unknown one is null, never empty.
             row["after"] = (after.prefix if isinstance(after, KnownAfter) else after.version) or None if after else None
             if isinstance(after, KnownAfter):
                 row["known_after"] = "the package index is read"
@@ -140,8 +142,8 @@ def _change(change: Change, step: str | None) -> dict[str, object]:
     return row
 
 
-def _diff(change: FileChange) -> dict[str, str]:
-    """Ansible's shape: both texts with headers; ``prepared`` where the content is not known yet or not text."""
+def _diff_row(change: FileChange) -> dict[str, str]:
+    """Return Ansible's diff: both texts with headers, or ``prepared`` if the content is unknown or not text."""
     from gpunode.redaction.evidence import redact_change
 
     change = redact_change(change)
@@ -150,8 +152,8 @@ def _diff(change: FileChange) -> dict[str, str]:
     return {
         "before_header": change.path,
         "after_header": change.path,
-        "before": _text(change.before),
-        "after": _text(change.after),
+        "before": _decode_state(change.before),
+        "after": _decode_state(change.after),
     }
 
 
@@ -167,5 +169,5 @@ def _is_text(state: object) -> bool:
     return True
 
 
-def _text(state: object) -> str:
+def _decode_state(state: object) -> str:
     return state.content.decode() if isinstance(state, FileState) else ""

@@ -1,4 +1,4 @@
-"""Options as the programs take them whose place `gpunode ctk` takes: booleans with a value, the last one counts.
+"""Go-style options for `gpunode ctk`: booleans take a value, the last one wins.
 
 Source: Go's strconv.ParseBool; urfave/cli, with which nvidia-ctk reads its command line.
 """
@@ -25,20 +25,20 @@ class GoCommand(TyperCommand):
     """A command whose boolean options may be given as ``--flag=true`` and ``--flag=false``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, the words brought into the form that typer takes."""
-        return super().parse_args(ctx, translated(args, flags_of(self.params), valued_of(self.params)))
+        """Translate the words for typer, then parse them."""
+        return super().parse_args(ctx, translate_words(args, flag_aliases(self.params), valued_names(self.params)))
 
 
 class GoGroup(TyperGroup):
-    """As ``GoCommand``, for a group that is a command itself where none of its own is named."""
+    """The same for a group that also works without a subcommand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever, the words brought into the form that typer takes."""
-        return super().parse_args(ctx, translated(args, flags_of(self.params), valued_of(self.params)))
+        """Translate the words for typer, then parse them."""
+        return super().parse_args(ctx, translate_words(args, flag_aliases(self.params), valued_names(self.params)))
 
 
-def how_asked(ctx: Any) -> OutputOptions:
-    """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
+def ctk_output_options(ctx: Any) -> OutputOptions:
+    """Return the output options of the command or its group; --quiet wins over --debug, as in nvidia-ctk."""
     from gpunode.cli.output_options import OutputOptions
 
     own, group = ctx.params, ctx.obj or {}
@@ -46,44 +46,44 @@ def how_asked(ctx: Any) -> OutputOptions:
     return OutputOptions(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
 
 
-def given(ctx: Any, kind: type[T]) -> T:
-    """Those of the command's options that ``kind``, a dataclass, has a field for; it has defaults for the others."""
+def pick_options(ctx: Any, kind: type[T]) -> T:
+    """Build the dataclass ``kind`` from the command's options of the same names."""
     names = (field.name for field in fields(kind))  # type: ignore[arg-type]  # typing has no name for dataclasses
     return kind(**{name: ctx.params[name] for name in names if name in ctx.params})
 
 
-def flags_of(params: Iterable[object]) -> dict[str, str]:
-    """Every name of every boolean option, each with one that stands for all names of its option."""
-    return {name: names[0] for is_flag, names in _options(params) if is_flag for name in names}
+def flag_aliases(params: Iterable[object]) -> dict[str, str]:
+    """Map every name of a boolean option to its first name."""
+    return {name: names[0] for is_flag, names in _option_kinds(params) if is_flag for name in names}
 
 
-def valued_of(params: Iterable[object]) -> frozenset[str]:
-    """Every name of every option that takes a value."""
-    return frozenset(name for is_flag, names in _options(params) if not is_flag for name in names)
+def valued_names(params: Iterable[object]) -> frozenset[str]:
+    """Return the names of the options that take a value."""
+    return frozenset(name for is_flag, names in _option_kinds(params) if not is_flag for name in names)
 
 
-def _options(params: Iterable[object]) -> Iterator[tuple[bool, list[str]]]:
+def _option_kinds(params: Iterable[object]) -> Iterator[tuple[bool, list[str]]]:
     for param in params:
         if getattr(param, "param_type_name", "") == "option":
             yield bool(getattr(param, "is_flag", False)), list(getattr(param, "opts", ()))
 
 
-def of_group(params: Iterable[object], words: Sequence[str]) -> list[str]:
-    """As ``translated`` for the options of a group, which stand before its command; what follows is the command's."""
+def translate_group_words(params: Iterable[object], words: Sequence[str]) -> list[str]:
+    """Translate the options of a group, which stand before its command; leave the command's own words."""
     own = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
-    return [*translated(words[:own], flags_of(params), valued_of(params)), *words[own:]]
+    return [*translate_words(words[:own], flag_aliases(params), valued_names(params)), *words[own:]]
 
 
-def translated(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
-    """``words`` with ``--flag=true`` as ``--flag``, and without the flags that are false in the end.
+def translate_words(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
+    """Write ``--flag=true`` as ``--flag``, and drop flags that end up false.
 
     Args:
         words: of one command, without its name.
-        flags: see ``flags_of``.
-        valued: see ``valued_of``.
+        flags: see ``flag_aliases``.
+        valued: see ``valued_names``.
 
     Raises:
-        UsageError: a value is no boolean, or a long option stands behind a single dash.
+        UsageError: if a value is not a boolean, or a long option has a single dash.
     """
     kept: list[tuple[str, ...]] = []
     left = iter(words)
@@ -94,25 +94,25 @@ def translated(words: Sequence[str], flags: Mapping[str, str], valued: Collectio
         _refuse_single_dash(word, (*flags, *valued))
         name, is_assigned, value = word.partition("=")
         if name in valued and not is_assigned:
-            kept.append((word, *_next(left)))
+            kept.append((word, *_take_value(left)))
         elif name in flags:
             kept = [one for one in kept if len(one) > 1 or flags.get(one[0]) != flags[name]]
-            kept += [(name,)] if not is_assigned or truth(name, value) else []
+            kept += [(name,)] if not is_assigned or parse_bool(name, value) else []
         else:
             _refuse_detached(kept, word, flags)
             kept.append((word,))
     return [word for words in kept for word in words]
 
 
-def _next(left: Iterator[str]) -> tuple[str, ...]:
+def _take_value(left: Iterator[str]) -> tuple[str, ...]:
     return tuple(word for word in [next(left, None)] if word is not None)
 
 
-def truth(name: str, value: str) -> bool:
-    """What ``value`` says, in any of the words that Go takes.
+def parse_bool(name: str, value: str) -> bool:
+    """Parse a boolean as Go does.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: if it is none.
     """
     if value in _TRUE | _FALSE:
         return value in _TRUE
@@ -124,7 +124,7 @@ def truth(name: str, value: str) -> bool:
 
 
 def _refuse_detached(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
-    """``--flag false``, which Go takes for ``--flag`` and drops what follows."""
+    """Refuse ``--flag false``, which Go reads as ``--flag`` and then drops the rest."""
     if before and before[-1][0] in flags and word in _TRUE | _FALSE:
         name = before[-1][0]
         raise UsageError(
@@ -135,7 +135,7 @@ def _refuse_detached(before: Sequence[tuple[str, ...]], word: str, flags: Collec
 
 
 def _refuse_single_dash(word: str, known: Collection[str]) -> None:
-    """What typer would take for a heap of short options, and name but the first letter of."""
+    """Refuse ``-long``, which typer would read as several short options."""
     name = word.partition("=")[0]
     if word[:1] == "-" and word[1:2] != "-" and len(name) > 2 and f"-{name}" in known:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Where a person reads: the lines of ``cli.screen`` printed at the moment at which they are known."""
+"""The screen of node commands: prints plans, progress and results, and asks for consent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpunode.cli.report_screen import ReportScreen
-from gpunode.cli.screen.commands import again_command
-from gpunode.cli.screen.events import applied_lines, applying, settled_line, stopped_line, triggering
+from gpunode.cli.screen.commands import agreed_command
+from gpunode.cli.screen.events import applied_lines, applying_title, stopped_line, trigger_line, triggering_title
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.plans import outlook, stage_lines
+from gpunode.cli.screen.plans import outlook_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Line, Span, clean, line, span
+from gpunode.cli.screen.text import BLANK, Line, Span, escape_controls, line, span
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.workflow.events import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Screen(ReportScreen):
-    """Where a person reads, of every command; nothing is written when it is silent.
+    """The screen of a node command; prints nothing if silent.
 
     Args:
         argv: the words after ``gpunode``, for the commands that are proposed.
@@ -55,31 +55,31 @@ class Screen(ReportScreen):
     def __enter__(self) -> Screen:
         return self
 
-    def progress(self, progress: Progress) -> None:
-        """How far the running command is."""
+    def update_progress(self, progress: Progress) -> None:
+        """Show the progress of the running command."""
         if not self._silent:
-            self._live.progress(progress)
+            self._live.update(progress)
 
-    def tell(self, event: Event) -> None:
-        """What happens, as it happens."""
+    def show_event(self, event: Event) -> None:
+        """Show an event of the workflow."""
         if self._silent:
             return
         match event:
             case Surveyed(recipe=recipe, facts=facts):
                 self._node = (facts, recipe)
             case Previewed(stages=stages) if self._rehearsed and any(stage.changes for stage in stages):
-                self._preview(stages)
+                self._show_preview(stages)
                 self.put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
             case Applying(step=step, changes=changes):
                 if step == "put-back":
                     self._mark_stopped()
-                self._begin(applying(step, changes), announce=len(changes) > 1)
+                self._begin(applying_title(step, changes), announce=len(changes) > 1)
             case Triggering(triggers=triggers):
-                self._begin(triggering(triggers))
+                self._begin(triggering_title(triggers))
             case _:
-                self._done(event)
+                self._show_done(event)
 
-    def _done(self, event: Event) -> None:
+    def _show_done(self, event: Event) -> None:
         rehearsed = bool(self._rehearsed)
         match event:
             case Applied():
@@ -87,15 +87,15 @@ class Screen(ReportScreen):
                 self.put(*applied_lines(event, rehearsed=rehearsed))
             case Triggered(settled=settled):
                 self._live.end()
-                self.put(settled_line(settled, rehearsed=rehearsed))
+                self.put(trigger_line(settled, rehearsed=rehearsed))
             case Notice(text=text):
                 self._mark_stopped()
                 self.put(line(Span("  ! ", "warn"), text, hang=4))
             case _:
                 pass
 
-    def stopping(self) -> None:
-        """The answer to a signal: what goes on is brought to its next safe end first."""
+    def announce_stopping(self) -> None:
+        """Show that the run stops after the change in progress."""
         self.put(line(Span("! ", "warn"), "stopping after the change in progress", hang=2))
 
     def _mark_stopped(self) -> None:
@@ -103,7 +103,7 @@ class Screen(ReportScreen):
             self.put(stopped_line(*going_on))
 
     def _begin(self, title: str, *, announce: bool = False) -> None:
-        """``title`` goes on; where no line moves, only what takes minutes is announced."""
+        """Show ``title`` as running; without a terminal only if ``announce``."""
         if self._rehearsed:
             return
         self._printer.keep_going = True
@@ -111,36 +111,36 @@ class Screen(ReportScreen):
             self.put(line(f"  {title} ..."))
         self._live.begin(title)
 
-    def _preview(self, plans: Sequence[StagePlan]) -> None:
+    def _show_preview(self, plans: Sequence[StagePlan]) -> None:
         if self._node:
             self.put(node_line(*self._node))
         self.put(*stage_lines(plans, verbose=self.verbose), BLANK)
         is_image = self._node is not None and self._node[0].is_image
-        self.put(*outlook(plans, image=is_image, verbose=self.verbose))
+        self.put(*outlook_lines(plans, image=is_image, verbose=self.verbose))
 
     def confirm(self, plans: Sequence[StagePlan], *, yes: bool) -> None:
-        """The plan has been seen and agreed to.
+        """Show the plan and ask for consent.
 
         Raises:
-            UsageError: nobody can be asked, or the answer is no; nothing was changed.
-            Interrupted: a signal came instead of an answer.
+            UsageError: if nobody can answer, or the answer is no; nothing was changed.
+            Interrupted: on a signal instead of an answer.
         """
-        self._preview(plans)
+        self._show_preview(plans)
         self._ask("setup", yes=yes)
         self.put(BLANK, line(span("setup", "bold")))
 
     def confirm_shown(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
-        """As ``confirm``, for a verb whose changes have been shown."""
+        """Ask for consent to changes that were already shown; see ``confirm``."""
         self._ask(verb, yes=yes, does=does)
         self.put(BLANK)
 
     @property
     def can_ask(self) -> bool:
-        """Whether somebody is there who can answer."""
+        """True if a person can answer questions."""
         return not self._silent and sys.stdin.isatty()
 
-    def consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
-        """What asks once whether programs of the image at ``root`` may run; see ``confirm`` for what it raises."""
+    def image_consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
+        """Return a function that asks once whether programs of the image may run; it raises as ``confirm``."""
         agreed = yes
 
         def ask() -> None:
@@ -161,34 +161,34 @@ class Screen(ReportScreen):
             raise UsageError(
                 f"{verb} {does} and asks first",
                 why=f"{why}; nothing was changed",
-                hint=str(again_command(self.argv)),
+                hint=str(agreed_command(self.argv)),
             )
-        with answers_to_signals():
+        with interruptible_wait():
             self.put(BLANK)
-            answer = _answer("Go on? [y/N] ")
+            answer = _read_answer("Go on? [y/N] ")
         if answer.strip().lower() not in {"y", "yes"}:
             raise UsageError(
                 "nothing was changed",
                 why=f"the answer was {answer.strip() or 'no'}, not yes",
-                hint=str(again_command(self.argv)),
+                hint=str(agreed_command(self.argv)),
             )
 
     def conclude(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
-        """How a command ended that has changed the node; a reboot is an answer, any other failure an error."""
+        """Print the result; a needed reboot is part of it, any other failure an error."""
         self._live.close()
         self.put(*lines)
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
 
-    def rehearsal_begins(self, recipe: Recipe, node: str) -> None:
-        """Says that what follows is a rehearsal."""
+    def begin_rehearsal(self, recipe: Recipe, node: str) -> None:
+        """Announce a rehearsal."""
         from gpunode.cli.screen import results
 
         self._rehearsed = node
-        self.put(*results.rehearsal_head(recipe, node))
+        self.put(*results.rehearsal_header_lines(recipe, node))
 
-    def rehearsal(self, recipe: Recipe, done: Rehearsal) -> None:
-        """How the rehearsal ended."""
+    def show_rehearsal(self, recipe: Recipe, done: Rehearsal) -> None:
+        """Show the result of the rehearsal."""
         from gpunode.cli.screen import results
 
         if not done.setup.changed:
@@ -197,21 +197,21 @@ class Screen(ReportScreen):
         self.put(*results.rehearsal_lines(done, self._rehearsed, self.argv))
 
     def confirm_overwrite(self, file: str) -> None:
-        """The file that is there may go.
+        """Ask whether ``file`` may be overwritten.
 
         Raises:
-            UsageError: nobody can be asked, or the answer is no.
+            UsageError: if nobody can answer, or the answer is no.
         """
         hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
         if self._silent or not sys.stdin.isatty():
             raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
-        with answers_to_signals():
-            answer = _answer(f"{clean(file)} exists. Overwrite it? [y/N] ")
+        with interruptible_wait():
+            answer = _read_answer(f"{escape_controls(file)} exists. Overwrite it? [y/N] ")
         if answer.strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was written", why=f"{file} exists, and the answer was not yes", hint=hint)
 
 
-def _answer(question: str) -> str:
+def _read_answer(question: str) -> str:
     try:
         return input(question)
     except EOFError:
@@ -219,8 +219,8 @@ def _answer(question: str) -> str:
 
 
 @contextmanager
-def answers_to_signals() -> Iterator[None]:
-    """While a question or gpunode itself waits nothing is being written, so a signal ends the command at once."""
+def interruptible_wait() -> Iterator[None]:
+    """Let signals end the command at once, while it waits and writes nothing."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated

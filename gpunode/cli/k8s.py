@@ -17,7 +17,7 @@ from gpunode.cli.app import (
     RecipeArgument,
     VerboseOption,
     YesOption,
-    how,
+    output_options,
 )
 
 app = typer.Typer(rich_markup_mode=None)
@@ -71,9 +71,9 @@ def render(
 
     Nothing is sent to a cluster. Without --out the files are printed.
     """
-    from gpunode.cli import rendering
+    from gpunode.cli import k8s_render
 
-    rendering.render(recipe, tuple(node), out, form, how(json))
+    k8s_render.render_recipe(recipe, tuple(node), out, form, output_options(json))
 
 
 TimeoutOption = Annotated[
@@ -95,7 +95,7 @@ def plan(
     from gpunode.cli import clusters
 
     where = clusters.ClusterRef(context, kubeconfig)
-    clusters.plan(recipe, tuple(node), where, how(json, verbose), check=check)
+    clusters.plan(recipe, tuple(node), where, output_options(json, verbose), check=check)
 
 
 @app.command()
@@ -116,7 +116,7 @@ def apply(
     from gpunode.cli import clusters
 
     where = clusters.ClusterRef(context, kubeconfig)
-    clusters.apply(recipe, tuple(node), where, how(json, verbose), yes=yes, timeout_s=timeout)
+    clusters.apply(recipe, tuple(node), where, output_options(json, verbose), yes=yes, timeout_s=timeout)
 
 
 @app.command()
@@ -146,7 +146,7 @@ def verify(
     from gpunode.cli import clusters
 
     where = clusters.ClusterRef(context, kubeconfig)
-    clusters.verify(recipe, tuple(node), where, how(json, verbose), image=image, timeout_s=timeout)
+    clusters.verify(recipe, tuple(node), where, output_options(json, verbose), image=image, timeout_s=timeout)
 
 
 @app.command()
@@ -161,4 +161,4 @@ def remove(
     from gpunode.cli import clusters
 
     where = clusters.ClusterRef(context, kubeconfig)
-    clusters.remove(where, how(json, verbose), yes=yes)
+    clusters.remove(where, output_options(json, verbose), yes=yes)

@@ -1,4 +1,4 @@
-"""Lock files on the disk: read with distrust, written whole or not at all."""
+"""Lock files on disk: validated when read, written atomically."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gpunode.lockfile import Moved, moved, parse, render
 from gpunode.recipe import LIMIT_BYTES, VersionLock
 
 
-def _how(file: str) -> str:
+def _write_hint(file: str) -> str:
     return f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}"
 
 
-def there_is(file: str) -> bool:
-    """Return whether something stands at ``file``."""
+def lock_exists(file: str) -> bool:
+    """Return whether ``file`` exists, as a broken link too."""
     return os.path.lexists(file)
 
 
@@ -32,12 +32,12 @@ def read_lock(file: str) -> VersionLock:
     """Return the lock in ``file``.
 
     Raises:
-        UsageError: there is no such file, or it cannot be read; LockFileError: it is no lock file.
+        UsageError: if the file is missing or unreadable; LockFileError: if it is not a lock file.
     """
     found = files.read(str(Path(file).absolute()), LIMIT_BYTES + 1)
     if found.outcome != "ok":
         what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
-        raise UsageError(f"{what} {file}", why=found.error, hint=_how(file))
+        raise UsageError(f"{what} {file}", why=found.error, hint=_write_hint(file))
     try:
         return parse(found.data.decode(), file)
     except UnicodeDecodeError as error:
@@ -45,13 +45,13 @@ def read_lock(file: str) -> VersionLock:
         raise LockFileError(f"not text in UTF-8: {error.reason}", file=file, line=line) from error
 
 
-def former_lock(file: str) -> VersionLock | None:
-    """Return the lock that ``file`` holds before it is written; None where there is nothing yet.
+def read_previous_lock(file: str) -> VersionLock | None:
+    """Return the lock in ``file`` before it is overwritten; None if there is no file.
 
     Raises:
-        UsageError: what stands there is no lock file, so it is not written over, or nothing can stand there.
+        UsageError: if the file is not a lock file, or its folder does not exist.
     """
-    if there_is(file):
+    if lock_exists(file):
         return read_lock(file)
     if not Path(file).absolute().parent.is_dir():
         raise UsageError(
@@ -63,10 +63,10 @@ def former_lock(file: str) -> VersionLock | None:
 
 
 def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ...]:
-    """Write ``lock`` to its file, if something differs, and return what does.
+    """Write ``lock`` to its file if it differs, and return the differences.
 
     Raises:
-        UsageError: it cannot be written there; the file is as it was.
+        UsageError: if it cannot be written; the old file then stays.
     """
     if former == lock:
         return ()
@@ -81,11 +81,11 @@ def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ..
     return moved(former, lock)
 
 
-def refuse_part(only: Sequence[str]) -> None:
-    """Refuse if single steps were asked for.
+def refuse_partial_lock(only: Sequence[str]) -> None:
+    """Refuse to lock single steps.
 
     Raises:
-        UsageError: a lock of some steps would pass for one of the node.
+        UsageError: if ``only`` is not empty: a lock must cover the whole recipe.
     """
     if only:
         raise UsageError(
@@ -96,7 +96,7 @@ def refuse_part(only: Sequence[str]) -> None:
 
 
 def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str], *, renewed: bool) -> Iterator[Line]:
-    """Yield where the lock is, and what has changed in one that was there before."""
+    """Yield the lock's file, and the version changes in a renewed one."""
     yield BLANK
     if renewed and not changed:
         yield line(MARKS["nothing"], f"{lock.file} holds these versions already", hang=2)

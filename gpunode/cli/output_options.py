@@ -1,4 +1,4 @@
-"""How an answer is wanted, whatever the command."""
+"""Options that decide how every command answers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 from gpunode.cli import CommandExit
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.report_screen import ReportScreen
-from gpunode.cli.screen.printer import tell_program
+from gpunode.cli.screen.printer import write_answer
 from gpunode.errors import ProblemFound, Undetermined
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
     from gpunode.workflow.doctor import Verdict
 
-# How doctor ends, by its verdict.
-KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
+# The error class of each verdict of doctor; it has the exit code.
+EXIT_KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
     "healthy": None,
     "problem": ProblemFound,
     "unknown": Undetermined,
@@ -26,31 +26,31 @@ KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How the answer is wanted; ``quiet`` tells errors alone."""
+    """Options for printing the answer; ``quiet`` prints errors only."""
 
     json: bool = False
     verbose: bool = False
     quiet: bool = False
 
-    def screen(self) -> Screen:
-        """Where a person reads; silent when a program does, or nobody."""
+    def open_screen(self) -> Screen:
+        """Return the screen for people; silent with --json and --quiet."""
         from gpunode.cli.human import Screen
 
         return Screen(verbose=self.verbose, silent=self.json or self.quiet)
 
-    def report_screen(self) -> ReportScreen:
-        """The same for what is said of reports: it knows nothing of plans, and needs none of their code."""
+    def open_report_screen(self) -> ReportScreen:
+        """Return the screen for reports, which loads no code for plans."""
         return ReportScreen(verbose=self.verbose, silent=self.json or self.quiet)
 
-    def answer(self, envelope: Envelope, *, changed_nothing: bool = False) -> None:
-        """Tells a program the answer, and ends with its exit code unless that is 0.
+    def emit(self, envelope: Envelope, *, changed_nothing: bool = False) -> None:
+        """Print the JSON answer if requested, and exit with its code unless that is 0.
 
         Args:
             envelope: the answer.
-            changed_nothing: whether the answer is all there is, so that losing it is what the exit code tells.
+            changed_nothing: the command changed nothing, so a lost answer decides the exit code.
         """
         if self.json:
-            lost = tell_program(envelope.as_json())
+            lost = write_answer(envelope.as_json())
             if lost and (changed_nothing or not envelope.exit_code):
                 raise CommandExit(lost)
         if envelope.exit_code:

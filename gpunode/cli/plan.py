@@ -1,4 +1,4 @@
-"""plan: what setup would do, and why; with --lock the versions of a lock file."""
+"""plan: show what setup would do, and why; with --lock write or use a lock file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpunode.cli.compose import Wanted, check_steps, explain_default_recipe, left_undone, see, unknown, unread
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import (
+    RecipeOptions,
+    explain_default_recipe,
+    list_unknown_facts,
+    list_unread_backlog,
+    load_backlog,
+    validate_steps,
+    view_node,
+)
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.plans import plan_lines
@@ -26,46 +34,46 @@ if TYPE_CHECKING:
 
 
 def plan(
-    wanted: Wanted,
-    how: OutputOptions,
+    recipe_options: RecipeOptions,
+    output: OutputOptions,
     only: Sequence[str],
     node: str,
     root: str,
-    gpu: str,
+    gpu_ids: str,
     *,
     check: bool,
     allow_loss: bool = False,
 ) -> None:
-    """Shows what setup would do."""
+    """Show what setup would do."""
     from gpunode.workflow.plan import has_pending_work
     from gpunode.workflow.plan import plan as make_plan
 
-    check_steps(only)
-    writing = _lock_to_write(wanted, only, check=check)
-    recipe = (replace(wanted, lock="") if writing else wanted).read()
-    seen = see(node, root, gpu, recipe)
-    plans = make_plan(recipe, seen.facts, seen.host, only)
+    validate_steps(only)
+    write_lock = _prepare_lock_writer(recipe_options, only, check=check)
+    recipe = (replace(recipe_options, lock="") if write_lock else recipe_options).load()
+    view = view_node(node, root, gpu_ids, recipe)
+    plans = make_plan(recipe, view.facts, view.host, only)
     raise_refusal(plans)
-    lost = lost_packages(plans, seen.facts, archive_lookup(seen.host, seen.facts))
+    lost = lost_packages(plans, view.facts, archive_lookup(view.host, view.facts))
     if not allow_loss:
         refuse_loss(lost)
-    screen = how.screen()
-    left = left_undone(node, root, seen.facts)
-    if text := explain_default_recipe(wanted):
-        screen.tell(Notice(text))
-    screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
+    screen = output.open_screen()
+    backlog = load_backlog(node, root, view.facts)
+    if text := explain_default_recipe(recipe_options):
+        screen.show_event(Notice(text))
+    screen.put(*plan_lines(recipe, view.facts, plans, backlog, screen.argv, verbose=output.verbose))
     loss = filter(None, [loss_note(lost)])
-    for text in (*left.notes, *loss, *(() if node else _elsewhere(seen.host, plans))):
-        screen.tell(Notice(text))
-    lock = writing(recipe, seen.facts, plans, screen) if writing else {}
+    for text in (*backlog.notes, *loss, *(() if node else _symlink_notices(view.host, plans))):
+        screen.show_event(Notice(text))
+    lock = write_lock(recipe, view.facts, plans, screen) if write_lock else {}
     makes_them = str(setup_command(sys.argv[1:]))
     failure = (
-        ChangesPending("changes are pending", hint=makes_them) if check and has_pending_work(plans, left) else None
+        ChangesPending("changes are pending", hint=makes_them) if check and has_pending_work(plans, backlog) else None
     )
-    how.answer(_envelope(plans, left, seen.facts, lock, loss_note(lost)).ending_in(failure))
+    output.emit(_plan_envelope(plans, backlog, view.facts, lock, loss_note(lost)).with_failure(failure))
 
 
-def _elsewhere(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
+def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
     """See ``LocalHost.elsewhere``."""
     from gpunode.host.local import LocalHost
 
@@ -73,28 +81,28 @@ def _elsewhere(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
     return host.elsewhere(changes) if isinstance(host, LocalHost) else ()
 
 
-Writing: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"], Mapping[str, object]]
+LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"], Mapping[str, object]]
 
 
-def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writing | None:
-    """What writes the lock file once there is a plan; None where one is only read, or none is named.
+def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, check: bool) -> LockWriter | None:
+    """Return a function that writes the lock file once a plan exists; None if no file is to be written.
 
-    A file that is there is read, as setup reads it, unless --upgrade asks for newer versions.
+    An existing file is read, as setup does, unless --upgrade requests newer versions.
     """
-    if not wanted.lock or check:
+    if not recipe_options.lock or check:
         return None
-    from gpunode.cli.lockfiles import former_lock, refuse_part, there_is, write_lock
+    from gpunode.cli.lockfiles import lock_exists, read_previous_lock, refuse_partial_lock, write_lock
 
-    if there_is(wanted.lock) and not wanted.upgrade:
+    if lock_exists(recipe_options.lock) and not recipe_options.upgrade:
         return None
-    refuse_part(only)
-    former = former_lock(wanted.lock)
+    refuse_partial_lock(only)
+    former = read_previous_lock(recipe_options.lock)
 
     def write(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], screen: Screen) -> Mapping[str, object]:
         from gpunode.cli.lockfiles import lock_lines
         from gpunode.workflow.locking import create_lock
 
-        lock = create_lock(recipe, facts, plans, wanted.lock)
+        lock = create_lock(recipe, facts, plans, recipe_options.lock)
         changed = write_lock(lock, former)
         screen.put(*lock_lines(lock, changed, screen.argv, renewed=former is not None))
         return {"lock": {"file": lock.file, "packages": lock.packages, "changed": changed}}
@@ -102,8 +110,8 @@ def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writi
     return write
 
 
-def _envelope(
-    plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Mapping[str, object], loss: str
+def _plan_envelope(
+    plans: Sequence[StagePlan], backlog: Backlog, facts: Facts, more: Mapping[str, object], loss: str
 ) -> Envelope:
     steps = [
         {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
@@ -113,16 +121,16 @@ def _envelope(
     ]
     return Envelope(
         "plan",
-        changed=bool(left) or any(stage.changes for stage in plans),
-        changes=[*(change for stage in plans for change in stage.changes), *left.marks],
+        changed=bool(backlog) or any(stage.changes for stage in plans),
+        changes=[*(change for stage in plans for change in stage.changes), *backlog.marks],
         steps=step_ids_by_change(plans),
-        notes=[*collect_notes(plans), *left.notes, *filter(None, [loss])],
-        unknown=[*unknown(facts), *unread(left)],
+        notes=[*collect_notes(plans), *backlog.notes, *filter(None, [loss])],
+        unknown=[*list_unknown_facts(facts), *list_unread_backlog(backlog)],
         result={
             "steps": steps,
             "waits": [wait.reason for stage in plans for wait in stage.waits],
             "triggers": triggers_of_plans(plans, image=facts.is_image),
-            "owed": left.owed,
+            "owed": backlog.owed,
             **more,
         },
     )

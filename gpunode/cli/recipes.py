@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpunode import builtin
-from gpunode.cli.compose import recipe_at, see
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.results import recipes_lines
 from gpunode.cli.screen.text import BLANK, Line, line, span
@@ -17,54 +17,58 @@ from gpunode.recipe.toml import render
 from gpunode.redaction.secrets import redact_text as redact
 
 
-def list_(how: OutputOptions) -> None:
-    """Lists the shipped recipes."""
+def list_recipes(output: OutputOptions) -> None:
+    """List the shipped recipes."""
     found = {name: builtin.read(name).description for name in builtin.names()}
-    how.screen().put(*recipes_lines(found))
-    how.answer(Envelope("recipe list", result={"recipes": found}))
+    output.open_screen().put(*recipes_lines(found))
+    output.emit(Envelope("recipe list", result={"recipes": found}))
 
 
-def show(name: str, how: OutputOptions) -> None:
-    """Prints a recipe and what it amounts to."""
-    text, whole, screen = builtin.load(name), builtin.read(name), how.screen()
+def show_recipe(name: str, output: OutputOptions) -> None:
+    """Print a recipe, and the same with all defaults filled in."""
+    text, whole, screen = builtin.load(name), builtin.read(name), output.open_screen()
     screen.raw(redact(text if text.endswith("\n") else f"{text}\n"))
     screen.put(BLANK, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
     screen.raw(redact(render(whole, defaults=True)))
-    how.answer(Envelope("recipe show", result={"text": text, "recipe": whole}))
+    output.emit(Envelope("recipe show", result={"text": text, "recipe": whole}))
 
 
-def check(file: str, how: OutputOptions) -> None:
-    """Says whether a recipe can be understood."""
-    found = recipe_at(file)
+def check_recipe(file: str, output: OutputOptions) -> None:
+    """Check that a recipe is valid."""
+    found = load_recipe(file)
     if found.kubernetes and found.kubernetes.stack != "none":
         from gpunode.kubernetes import checks
 
         checks.refuse_bad_tables(found)
-    how.screen().put(*_good(f"{file}: recipe {found.name} is valid", file))
-    how.answer(Envelope("recipe check", result={"recipe": found}))
+    output.open_screen().put(*_valid_recipe_lines(f"{file}: recipe {found.name} is valid", file))
+    output.emit(Envelope("recipe check", result={"recipe": found}))
 
 
-def from_node(node: str, output: str, how: OutputOptions) -> None:
-    """Writes the recipe that a node already fulfils."""
+def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
+    """Write a recipe that the node already matches."""
     from gpunode.workflow.from_node import recipe_from_node
 
-    seen = see(node, "/", "")
-    text = render(recipe_from_node(seen.facts, seen.host))
-    if output:
-        _write_new(Path(output), text)
-        how.screen().put(*_good(f"{output} written: the recipe of this node as it is now", output))
+    view = view_node(node, "/", "")
+    text = render(recipe_from_node(view.facts, view.host))
+    if file:
+        _write_new_file(Path(file), text)
+        output.open_screen().put(*_valid_recipe_lines(f"{file} written: the recipe of this node as it is now", file))
     else:
-        how.screen().raw(text)
-    how.answer(Envelope("recipe from-node", result={"text": text, "file": output}))
+        output.open_screen().raw(text)
+    output.emit(Envelope("recipe from-node", result={"text": text, "file": file}))
 
 
-def _good(what: str, file: str) -> tuple[Line, Line]:
-    """That ``file`` holds a recipe, and what to do with it next."""
+def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:
+    """Return the lines that ``file`` is valid, with the next command."""
     return line(MARKS["done"], what, hang=2), line("next: ", span(str(gpunode("plan", file)), "command"))
 
 
-def _write_new(path: Path, text: str) -> None:
-    """Raises UsageError when there is a file already: a recipe may be somebody's work."""
+def _write_new_file(path: Path, text: str) -> None:
+    """Write a new file; never overwrite, since a recipe may be handwritten.
+
+    Raises:
+        UsageError: if the file exists or cannot be written.
+    """
     from gpunode.host.output import create
 
     try:

@@ -1,4 +1,4 @@
-"""Going on after a reboot: what the boot runs as root, and the request that it finds in the journal."""
+"""Resume setup after a reboot: the command that the boot runs, and the request kept in the journal."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _IMPORTED_LATER = frozenset({"distro", "pynvml", "rich", "sh", "tomlkit"})
 _PROXIES = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
 
 
-def request(recipe: Recipe) -> str:
-    """The whole meaning of ``recipe``, its lock included, as a file that needs no other file."""
+def render_request(recipe: Recipe) -> str:
+    """Render ``recipe`` and its lock as one self-contained file."""
     text = render(recipe)
     if recipe.lock:
         from gpunode import lockfile
@@ -41,18 +41,18 @@ def request(recipe: Recipe) -> str:
     return text
 
 
-def digest(recipe: Recipe) -> str:
-    """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
-    return _sha256(request(recipe))
+def hash_recipe(recipe: Recipe) -> str:
+    """Return the sha256 of the recipe's meaning; comments do not count."""
+    return _hash_text(render_request(recipe))
 
 
-def kept_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
-    """What is kept for after the reboot: the request, and the proxies that packages came through before it.
+def encode_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
+    """Encode the request to keep for after the reboot: the recipe and the proxy variables.
 
-    The boot has none of them; a unit, which every user can read, is no place for a proxy's password.
+    A boot has no proxy variables, and a unit, which every user can read, must not hold a proxy's password.
 
     Raises:
-        UsageError: a proxy variable is not UTF-8.
+        UsageError: if a proxy variable is not UTF-8.
     """
     if wrong := [name for name, value in proxies.items() if any(0xD800 <= ord(char) <= 0xDFFF for char in value)]:
         raise UsageError(
@@ -61,26 +61,26 @@ def kept_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
             hint="correct or unset it, or run the command without --reboot, reboot, and run it again",
         )
     lines = "".join(f"{name} = {literal(value)}\n" for name, value in proxies.items())
-    return (request(recipe) + (f"{_PROXIES}{_sha256(lines)}\n{lines}" if proxies else "")).encode()
+    return (render_request(recipe) + (f"{_PROXIES}{_hash_text(lines)}\n{lines}" if proxies else "")).encode()
 
 
-def _sha256(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resumed(store: Store, run: str) -> Recipe:
-    """As ``requested``; from now on this process and its commands have the proxies that ``run`` had."""
-    recipe, proxies = requested(store, run)
+def resume_request(store: Store, run: str) -> Recipe:
+    """Load the request of ``run``, and set its proxies for this process and its children."""
+    recipe, proxies = load_request(store, run)
     os.environ.update(proxies)
     return recipe
 
 
-def requested(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
-    """The recipe and the proxies that ``run`` was started with, from the copy that root alone can read and write.
+def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
+    """Return the recipe and the proxies of ``run`` from the copy that only root can read.
 
     Raises:
-        UsageError: there is no such run, or it kept no request.
-        JournalDamaged: the copy is not what the run was started with.
+        UsageError: if there is no such run, or it kept no request.
+        JournalDamaged: if the copy was changed.
     """
     from gpunode import lockfile
 
@@ -98,7 +98,7 @@ def requested(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
 
 
 def _refuse_changed(run: str, what: str, content: str, sha256: str) -> None:
-    if _sha256(content) != sha256:
+    if _hash_text(content) != sha256:
         raise JournalDamaged(
             f"the {what} that was kept for run {run} has been changed, so the setup was not continued",
             why=f"its sha256 is not the {sha256[:64]} that was recorded",
@@ -106,25 +106,25 @@ def _refuse_changed(run: str, what: str, content: str, sha256: str) -> None:
         )
 
 
-def command(run: str, options: Sequence[str]) -> tuple[str, ...]:
-    """The command with which the next boot continues ``run``; it carries no --reboot, so nothing loops.
+def resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:
+    """Return the command by which the next boot resumes ``run``; without --reboot, so that it cannot loop.
 
-    Python is isolated: neither PYTHONPATH, nor the user's packages, nor the working folder are searched for modules.
+    Python runs isolated: PYTHONPATH, user packages and the working folder are not searched.
     """
-    return (*_program(), "setup", "--resume", run, "--yes", *options)
+    return (*_program_argv(), "setup", "--resume", run, "--yes", *options)
 
 
-def _program() -> tuple[str, ...]:
+def _program_argv() -> tuple[str, ...]:
     program = sys.argv[0]
     script = () if program.endswith("__main__.py") else (str(Path(program).absolute()),)
     return (sys.executable, "-I", *(script or ("-m", "gpunode")))
 
 
 def refuse_unsafe_program() -> None:
-    """The gpunode that is running can be run by root at boot, when nobody watches.
+    """Refuse to resume with a gpunode that root must not run unattended at boot.
 
     Raises:
-        Refused: another user can change it, or Python would not find it then.
+        Refused: if another user can change it, or Python would not find it then.
     """
     why = program_risk(packages=True)
     if not why and os.environ.get("PYTHONPATH") and sys.argv[0].endswith("__main__.py"):
@@ -138,17 +138,17 @@ def refuse_unsafe_program() -> None:
 
 
 def program_risk(*, packages: bool = False) -> str:
-    """Return why a user other than root can change the gpunode that is running; empty if none can.
+    """Return why a user other than root can change this gpunode; empty if none can.
 
     Args:
-        packages: look at every file of the packages, which a boot will run unwatched; it takes some 100 ms.
+        packages: check every file of the packages too, about 100 ms.
     """
     files = (*_program_files(), *(_package_files() if packages else ()))
     return next(filter(None, map(why_others_write, files)), "")
 
 
 def _program_files() -> Iterator[Path]:
-    """Yield what Python reads to run gpunode: itself, the command, and the folders that modules come from."""
+    """Yield the files behind this program: Python, the command and the folders of modules."""
     yield Path(sys.executable)
     yield Path(sys.argv[0])
     yield Path(__file__).parents[1]
@@ -166,8 +166,8 @@ def _package_files() -> Iterator[Path]:
             yield Path(spec.origin)
 
 
-def input_risks(recipe: str, lock: str) -> Iterator[str]:
-    """Why a user other than root and whoever called sudo can change a file that was named, one sentence a file."""
+def find_input_risks(recipe: str, lock: str) -> Iterator[str]:
+    """Yield a sentence for each input file that a user other than root and the caller of sudo can change."""
     caller = os.environ.get("SUDO_UID", "")
     trusted = frozenset({0, int(caller)} if caller.isascii() and caller.isdigit() else {0})
     for place in (*_recipe_files(recipe), *([Path(lock)] if lock else ())):
@@ -176,20 +176,20 @@ def input_risks(recipe: str, lock: str) -> Iterator[str]:
 
 
 def _recipe_files(place: str) -> Iterator[Path]:
-    """The recipe at ``place`` and those that it extends, as far as they are files; it was read before."""
+    """Yield the recipe file at ``place`` and those that it extends; shipped recipes are no files."""
     while "/" in place or place.endswith(".toml"):
         yield Path(place)
         extends = read_toml(builtin.load(place), place).get("extends")
         place = base_of(extends, place) if isinstance(extends, str) and extends else ""
 
 
-def refuse_other_options(run: str, typed: Sequence[object]) -> None:
-    """``--resume`` stands alone: what was asked for is in the journal.
+def refuse_other_options(run: str, options: Sequence[object]) -> None:
+    """Refuse options that would change the request that ``--resume`` reads from the journal.
 
     Raises:
-        UsageError: a recipe or an option that would change it was typed, too.
+        UsageError: if one was given.
     """
-    if any(typed):
+    if any(options):
         raise UsageError(
             "--resume takes no recipe and no option that changes the request",
             why=f"the original request is recorded with run {run}",

@@ -1,4 +1,4 @@
-"""What was typed after ``gpunode ctk runtime``, as a desired configuration. Pure but for the working folder.
+"""Parse the options of ``gpunode ctk runtime`` into a desired configuration. Pure but for the working folder.
 
 Source: nvidia-container-toolkit@v1.20.0, cmd/nvidia-ctk/runtime/configure.
 """
@@ -18,7 +18,7 @@ _MODES = ("auto", "in-place", "drop-in")
 _SOURCES = ("file", "command")
 _HOOK_MODES = frozenset({"hook", "oci-hook"})
 _FILE_MODES = frozenset({"", "config", "config-file"})
-# What prints the configuration of each runtime, the first that is there.
+# Commands that print the configuration of each runtime; the first available one counts.
 _DUMPS = {
     "containerd": (("containerd", "config", "dump"),),
     "crio": (("crio", "status", "config"), ("crio-status", "config")),
@@ -26,11 +26,11 @@ _DUMPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class RuntimeOptions:
     """The options of configure, unconfigure and check.
 
     Attributes:
-        drop_in: None when the option was not given; empty means that none is wanted.
+        drop_in: None if not given; empty to edit the configuration itself.
     """
 
     runtime: str = "docker"
@@ -48,12 +48,12 @@ class Typed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was typed, understood.
+class RuntimeRequest:
+    """The parsed request.
 
     Attributes:
-        dumps: commands of which the first that is there prints what options are copied from; none for the file.
-        notes: what the user should know of the options.
+        dumps: commands to print the current configuration, the first available one counts; none to read the file.
+        notes: warnings about the options.
     """
 
     row: Runtime
@@ -62,50 +62,50 @@ class Wanted:
     notes: tuple[str, ...] = ()
 
 
-def wanted(typed: Typed, root: str) -> Wanted:
-    """What ``typed`` asks for in ``root``.
+def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
+    """Parse ``options`` for the system at ``root``.
 
     Raises:
-        UsageError: an option says what none of its values is, or two contradict each other.
+        UsageError: if a value is not allowed, or two options contradict each other.
     """
-    row = _row(typed.runtime)
-    if not typed.name:
+    row = _find_runtime(options.runtime)
+    if not options.name:
         raise UsageError(
             "--nvidia-runtime-name is empty",
             why="containers ask for a runtime by its name",
             hint="leave it out for nvidia",
         )
-    _refuse_unknown("--mode", typed.mode, _MODES)
-    _refuse_unknown("--config-source", typed.source, _SOURCES)
-    if typed.config_mode in _HOOK_MODES:
+    _refuse_unknown("--mode", options.mode, _MODES)
+    _refuse_unknown("--config-source", options.source, _SOURCES)
+    if options.config_mode in _HOOK_MODES:
         raise UsageError(
-            f"--config-mode={typed.config_mode} is not supported: gpunode writes no OCI hooks",
+            f"--config-mode={options.config_mode} is not supported: gpunode writes no OCI hooks",
             why="NVIDIA has deprecated them; CDI and the NVIDIA runtime have taken their place",
             hint="leave --config-mode out; podman and CRI-O use CDI: gpunode ctk runtime configure --runtime=podman",
         )
-    mode, drop_in = _mode(typed, row)
-    if not typed.path:
+    mode, drop_in = _choose_mode(options, row)
+    if not options.path:
         raise UsageError(
             "--nvidia-runtime-path is empty",
             why="a runtime that runs nothing keeps docker from starting",
             hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
         )
-    notes = tuple(_notes(typed, row))
+    notes = tuple(_option_notes(options, row))
     desired = DesiredConfig(
-        handler=typed.name,
-        binary=typed.path,
-        default=typed.default,
-        cdi=typed.cdi and row.cdi == "switch",
+        handler=options.name,
+        binary=options.path,
+        default=options.default,
+        cdi=options.cdi and row.cdi == "switch",
         mode=mode,
-        config=absolute("--config", typed.config, root),
+        config=absolute_path("--config", options.config, root),
         drop_in=drop_in,
-        enable_cri=typed.enable_cri,
+        enable_cri=options.enable_cri,
         exact=True,
     )
-    return Wanted(row, desired, _dumps(typed), notes)
+    return RuntimeRequest(row, desired, _dump_commands(options), notes)
 
 
-def _row(name: str) -> Runtime:
+def _find_runtime(name: str) -> Runtime:
     names = [row.id for row in RUNTIMES]
     _refuse_unknown("--runtime", name, names)
     return runtime(name)
@@ -118,13 +118,13 @@ def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
         )
 
 
-def _mode(typed: Typed, row: Runtime) -> tuple[Mode, str]:
-    """Where the runtime is written, and the drop-in that was named."""
-    if not typed.drop_in:
-        return ("in-place" if typed.drop_in == "" else typed.mode), ""  # type: ignore[return-value]  # checked before
-    if typed.mode == "in-place":
+def _choose_mode(options: RuntimeOptions, row: Runtime) -> tuple[Mode, str]:
+    """Return the mode and the drop-in file."""
+    if not options.drop_in:
+        return ("in-place" if options.drop_in == "" else options.mode), ""  # type: ignore[return-value]  # checked before
+    if options.mode == "in-place":
         raise UsageError(
-            f"--mode in-place and --drop-in-config={typed.drop_in} contradict each other",
+            f"--mode in-place and --drop-in-config={options.drop_in} contradict each other",
             why="the first edits the configuration itself, the second writes another file",
             hint="leave one of them out",
         )
@@ -134,45 +134,45 @@ def _mode(typed: Typed, row: Runtime) -> tuple[Mode, str]:
             why=f"{row.config} is the only configuration that it reads, so --drop-in-config has no meaning for it",
             hint="leave --drop-in-config out",
         )
-    if not typed.drop_in.startswith("/"):
+    if not options.drop_in.startswith("/"):
         raise UsageError(
-            f"--drop-in-config={typed.drop_in} is not an absolute path",
+            f"--drop-in-config={options.drop_in} is not an absolute path",
             why=f"the daemon that reads it has another working folder; {row.id}'s usual one is {row.drop_in}",
             hint=f"give the whole path: --drop-in-config={row.drop_in}",
         )
-    return "drop-in", typed.drop_in
+    return "drop-in", options.drop_in
 
 
-def _notes(typed: Typed, row: Runtime) -> Iterator[str]:
-    """What is ignored, and what is deprecated."""
-    if typed.drop_in == "" and typed.mode == "drop-in":
+def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
+    """Yield a note for each option that has no effect."""
+    if options.drop_in == "" and options.mode == "drop-in":
         yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
-    if typed.config_mode not in _FILE_MODES:
-        yield f"--config-mode={typed.config_mode} is unknown and ignored; {typed.runtime} is configured by its file"
-    if typed.cdi and row.cdi != "switch":
-        yield f"--cdi.enabled is ignored: {typed.runtime} already has CDI enabled"
-    if typed.enable_cri and not row.has_cri_plugin:
-        yield f"--enable-cri is ignored: {typed.runtime} has no CRI plugin"
-    if row.cdi == "only" and (typed.default or typed.mode != "auto" or typed.name != "nvidia"):
+    if options.config_mode not in _FILE_MODES:
+        yield f"--config-mode={options.config_mode} is unknown and ignored; {options.runtime} is configured by its file"
+    if options.cdi and row.cdi != "switch":
+        yield f"--cdi.enabled is ignored: {options.runtime} already has CDI enabled"
+    if options.enable_cri and not row.has_cri_plugin:
+        yield f"--enable-cri is ignored: {options.runtime} has no CRI plugin"
+    if row.cdi == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
         yield f"{row.id} uses GPUs as CDI devices, so options about a runtime are ignored"
-    if typed.executable and (typed.runtime not in _DUMPS or typed.source == "file"):
-        yield f"--executable-path={typed.executable} is ignored: no command is asked for the configuration"
-    if typed.source == "command" and typed.runtime not in _DUMPS:
-        yield f"--config-source=command is ignored: {typed.runtime} has no such command, so its file is read"
+    if options.executable and (options.runtime not in _DUMPS or options.source == "file"):
+        yield f"--executable-path={options.executable} is ignored: no command is asked for the configuration"
+    if options.source == "command" and options.runtime not in _DUMPS:
+        yield f"--config-source=command is ignored: {options.runtime} has no such command, so its file is read"
 
 
-def _dumps(typed: Typed) -> tuple[tuple[str, ...], ...]:
-    if typed.source == "file":
+def _dump_commands(options: RuntimeOptions) -> tuple[tuple[str, ...], ...]:
+    if options.source == "file":
         return ()
-    found = _DUMPS.get(typed.runtime, ())
-    return tuple((typed.executable, *words[1:]) for words in found[:1]) if typed.executable else found
+    found = _DUMPS.get(options.runtime, ())
+    return tuple((options.executable, *words[1:]) for words in found[:1]) if options.executable else found
 
 
-def absolute(option: str, path: str, root: str) -> str:
-    """``path`` as a whole one; empty stays empty.
+def absolute_path(option: str, path: str, root: str) -> str:
+    """Return the absolute path; empty stays empty.
 
     Raises:
-        UsageError: it is relative, and no working folder is inside ``root``.
+        UsageError: if it is relative under another ``root``, or names a folder.
     """
     if path and not path.startswith("/") and root != "/":
         raise UsageError(
@@ -186,5 +186,5 @@ def absolute(option: str, path: str, root: str) -> str:
             why="it takes a file",
             hint=f"name the file: {option}={path}99-nvidia.toml",
         )
-    # Without what makes one place look like two; with two slashes in front it would still be another for POSIX.
+    # POSIX gives two leading slashes a meaning of their own.
     return "/" + posixpath.normpath(Path.cwd() / path).lstrip("/") if path else ""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-SAMPLE: Final = "debian12-gtx1080"
-SAMPLES: Final = Path(__file__).parent.parent / "samples"
+DEFAULT_SAMPLE: Final = "debian12-gtx1080"
+SAMPLES_FOLDER: Final = Path(__file__).parent.parent / "samples"
 
 
-def samples() -> tuple[str, ...]:
+def sample_names() -> tuple[str, ...]:
     """Return the names of the shipped captures."""
-    return tuple(sorted(one.parent.name for one in SAMPLES.glob("*/capture.json")))
+    return tuple(sorted(path.parent.name for path in SAMPLES_FOLDER.glob("*/capture.json")))
 
 
-def sample() -> Path:
-    """Return the folder of the capture that is shown where none is named."""
-    return SAMPLES / SAMPLE
+def default_sample() -> Path:
+    """Return the folder of the default capture."""
+    return SAMPLES_FOLDER / DEFAULT_SAMPLE
 
 
-def report_at(name: str) -> str:
+def resolve_sample(name: str) -> str:
     """Return the path of a shipped sample for its name; any other name as it is."""
-    return str(SAMPLES / name) if name in samples() and not Path(name).exists() else name
+    return str(SAMPLES_FOLDER / name) if name in sample_names() and not Path(name).exists() else name

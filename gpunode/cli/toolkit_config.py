@@ -1,4 +1,4 @@
-"""What `ctk config` does: the toolkit's configuration printed, or written through the journal."""
+"""`ctk config`: print the toolkit's configuration, or write it through the journal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpunode.cli.changing import LOCK_TIMEOUT_S
-from gpunode.cli.compose import checked_root
-from gpunode.cli.configuring import Permissions, edit
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import validate_root
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_options import absolute
+from gpunode.cli.runtime_config import EditPermissions, run_edit
+from gpunode.cli.runtime_options import absolute_path
 from gpunode.cli.screen.printer import standard_output
+from gpunode.cli.session import LOCK_TIMEOUT_S
 from gpunode.errors import UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
@@ -26,11 +26,11 @@ _WITHOUT_ROOT = "without --in-place and --output it prints what it would write, 
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """Which file is read, and where the outcome goes.
+class ToolkitConfigOptions:
+    """The options of ``ctk config``.
 
     Attributes:
-        file: empty for the usual one.
+        file: to read; empty for the default.
         output: empty for the screen, or with ``in_place`` for ``file``.
     """
 
@@ -41,33 +41,38 @@ class Where:
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
-def config(words: Sequence[str], where: Where, how: OutputOptions) -> None:
-    """Prints the configuration with what ``words``, the values of --set, ask for; or writes it."""
-    if where.in_place and where.output:
+def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: OutputOptions) -> None:
+    """Print or write the configuration, changed by ``words``, the values of --set."""
+    if options.in_place and options.output:
         raise UsageError(
             "--in-place and --output contradict each other",
             why="the first writes the file that was read, the second another file; nvidia-ctk accepts both "
-            f"and never writes {where.output}",
+            f"and never writes {options.output}",
             hint="leave one of them out",
         )
-    desired, place = toolkit.settings(words), checked_root(where.root)
-    path = absolute("--config-file", where.file or usual(os.environ, image=place != "/"), place)
-    target = path if where.in_place else absolute("--output", where.output, place)
-    _answer(
-        "ctk config", lambda host: edits.plan_toolkit_config(host, path, desired, target), place, target, where, how
+    desired, place = toolkit.settings(words), validate_root(options.root)
+    path = absolute_path("--config-file", options.file or default_config_path(os.environ, image=place != "/"), place)
+    target = path if options.in_place else absolute_path("--output", options.output, place)
+    _write_or_print(
+        "ctk config",
+        lambda host: edits.plan_toolkit_config(host, path, desired, target),
+        place,
+        target,
+        options,
+        output,
     )
 
 
-def default(where: Where, how: OutputOptions) -> None:
-    """Prints the configuration of a new installation, or writes it."""
-    place = checked_root(where.root)
-    target = absolute("--output", where.output, place)
-    planning = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.CONFIG)  # noqa: E731
-    _answer("ctk config default", planning, place, target, where, how)
+def write_default_config(options: ToolkitConfigOptions, output: OutputOptions) -> None:
+    """Print or write the configuration of a new installation."""
+    place = validate_root(options.root)
+    target = absolute_path("--output", options.output, place)
+    plan_edit = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.CONFIG)  # noqa: E731
+    _write_or_print("ctk config default", plan_edit, place, target, options, output)
 
 
-def usual(environment: Mapping[str, str], *, image: bool) -> str:
-    """The file that the toolkit itself reads; what this machine's environment says holds for no image.
+def default_config_path(environment: Mapping[str, str], *, image: bool) -> str:
+    """Return the file that the toolkit reads; an image ignores this machine's environment.
 
     Source: nvidia-container-toolkit@v1.20.0, api/config/v1/config.go.
     """
@@ -77,15 +82,20 @@ def usual(environment: Mapping[str, str], *, image: bool) -> str:
     return environment.get("NVIDIA_CTK_CONFIG_FILE_PATH") or str(Path(above, _BELOW))
 
 
-def _answer(
-    command: str, planning: Callable[[HostView], CtkPlan], place: str, target: str, where: Where, how: OutputOptions
+def _write_or_print(
+    command: str,
+    plan_edit: Callable[[HostView], CtkPlan],
+    place: str,
+    target: str,
+    options: ToolkitConfigOptions,
+    output: OutputOptions,
 ) -> None:
     if target:
-        permissions = Permissions(lock_timeout=where.lock_timeout_s)
-        edit(command, "configure", lambda host, _: planning(host), how, place, permissions, _WITHOUT_ROOT)
+        permissions = EditPermissions(lock_timeout=options.lock_timeout_s)
+        run_edit(command, "configure", lambda host, _: plan_edit(host), output, place, permissions, _WITHOUT_ROOT)
         return
-    (content,) = preview_files(planning(LocalHost(place)))
+    (content,) = preview_files(plan_edit(LocalHost(place)))
     text = content.decode()
-    if not how.json:
+    if not output.json:
         standard_output().raw(text)
-    how.answer(Envelope(command, result={"text": text}))
+    output.emit(Envelope(command, result={"text": text}))

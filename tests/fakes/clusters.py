@@ -74,7 +74,7 @@ class User:
     def __call__(self, *words: str, check: int = 0) -> Answer:
         """Return gpunode's answer to these words, which must end with the exit code ``check``."""
         self._monkeypatch.setattr(sys, "argv", ["gpunode", *words, "--json"])
-        code = boundary.run(sys.argv[1:])
+        code = boundary.run_cli(sys.argv[1:])
         said = self._capsys.readouterr()
         assert code == check, f"{code}\n{said.out}\n{said.err}"
         return Answer(code, json.loads(said.out))
@@ -82,7 +82,7 @@ class User:
     def screen(self, *words: str, check: int = 0) -> str:
         """Return what a person sees of the same."""
         self._monkeypatch.setattr(sys, "argv", ["gpunode", *words])
-        code = boundary.run(sys.argv[1:])
+        code = boundary.run_cli(sys.argv[1:])
         said = self._capsys.readouterr()
         assert code == check, f"{code}\n{said.out}\n{said.err}"
         return said.out + said.err

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from gpunode.change import Change, FileState, PackageChange, Trigger
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.host.port import Settled
 from gpunode.host.rehearsal import RehearsalHost
@@ -142,9 +142,9 @@ def _standing_in(node: MemoryNode) -> Iterator[None]:
     """Have gpunode's commands meet ``node`` in place of a machine, and root in place of this user."""
     with contextlib.ExitStack() as stack:
         for name, stand_in in (
-            ("gpunode.cli.changing.LocalHost", lambda *_, **__: node),
-            ("gpunode.cli.changing.announcer", lambda _: lambda *_: node.supply.moment()),
-            ("gpunode.cli.undoing.need_root", lambda *_: None),
+            ("gpunode.cli.session.LocalHost", lambda *_, **__: node),
+            ("gpunode.cli.session.create_announcer", lambda _: lambda *_: node.supply.moment()),
+            ("gpunode.cli.undo.require_root", lambda *_: None),
         ):
             stack.enter_context(mock.patch(name, stand_in))
         yield
@@ -164,7 +164,7 @@ def command(node: MemoryNode, *arguments: str, cut_at: int = -1) -> Answer:
     said = io.StringIO()
     try:
         with _standing_in(node), mock.patch.object(sys, "argv", ["gpunode", *words]), contextlib.redirect_stdout(said):
-            exit_code = run(words)
+            exit_code = run_cli(words)
     except PowerCut:
         for path, content in kept.items():
             path.write_bytes(content)

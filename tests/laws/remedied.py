@@ -23,7 +23,7 @@ from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import lookup
 from gpunode.change import FileState, PackageChange, PackageState, ServiceState
 from gpunode.cli.app import app
-from gpunode.cli.compose import Wanted
+from gpunode.cli.inputs import RecipeOptions
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import installed_driver
@@ -148,8 +148,10 @@ def parsed(command: str) -> Setup | None:
     context = setup.make_context("gpunode", words[2:])
     name, found, rest = setup.resolve_command(context, [*context._protected_args, *context.args])
     given = found.make_context(name, rest, parent=context).params
-    recipe = Wanted(given["recipe"] or "", given["runtime"] or "", given["driver"] or "", upgrade=given["upgrade"])
-    return Setup(command, recipe.read(), tuple(given["only"]))
+    recipe = RecipeOptions(
+        given["recipe"] or "", given["runtime"] or "", given["driver"] or "", upgrade=given["upgrade"]
+    )
+    return Setup(command, recipe.load(), tuple(given["only"]))
 
 
 def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[StagePlan, ...]:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from gpunode.catalog import branches
 from gpunode.cli.app import app
-from gpunode.cli.compose import Wanted
+from gpunode.cli.inputs import RecipeOptions
 from gpunode.diagnoses import commands, diagnose, rules_by_cause
 from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Disruption, Fix
 from gpunode.diagnoses.snapshot import take_snapshot
@@ -284,7 +284,7 @@ def test_gpunodes_own_commands_are_ones(words: str) -> None:
     if at.name == "setup":
         given = context.params
         assert set(given["only"]) <= {step.id for step in STEPS}
-        recipe = Wanted(given["recipe"], given["runtime"], given["driver"], upgrade=given["upgrade"]).read()
+        recipe = RecipeOptions(given["recipe"], given["runtime"], given["driver"], upgrade=given["upgrade"]).load()
         of_runtimes = {"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"}
         assert recipe.runtime.name != "none" or not of_runtimes & set(given["only"])
         # The driver alone lacks its repository and its headers; an installed one would stay.

@@ -1,3 +1,3 @@
-"""What a person reads: workflow values to lines of styled text, which is pure, and a thin part that prints them."""
+"""The screens: pure functions from workflow values to styled lines, and a thin part that prints them."""
 
 from __future__ import annotations

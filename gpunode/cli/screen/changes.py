@@ -17,9 +17,9 @@ from gpunode.change import (
     PackageState,
     SigningKey,
 )
-from gpunode.cli.actions import EFFECTS, action_of, reason_to_go
-from gpunode.cli.screen.text import Line, Style, line, padded, span
-from gpunode.cli.screen.words import count, listed
+from gpunode.cli.actions import PACKAGE_ACTIONS, action_of, explain_purge
+from gpunode.cli.screen.text import Line, Style, line, pad_right, span
+from gpunode.cli.screen.words import count, join_names
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3
@@ -27,11 +27,11 @@ _LINES_OF_NEW = 12
 
 
 def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
-    """What a step does: a diff for each file that exists, one line for a new file, all packages, any other change."""
+    """Yield the changes of a step: diffs of existing files, a line for each new file or other change, packages."""
     for change in changes:
         match change:
             case FileChange(before=None) if not verbose:
-                yield _new_file(change)
+                yield _new_file_line(change)
             case FileChange():
                 yield from diff_lines(change, whole=verbose)
             case PackageChange():
@@ -43,8 +43,8 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
     yield from package_lines(PackageChange.among(changes), verbose=verbose)
 
 
-def _new_file(change: FileChange) -> Line:
-    """A file that does not exist yet: its path, and how long it is or when that will be known."""
+def _new_file_line(change: FileChange) -> Line:
+    """Return the line of a new file: its path and length, or when the content will be known."""
     match change.after:
         case FileState(content=content):
             about = count(len(content.splitlines()), "line")
@@ -58,11 +58,11 @@ def _new_file(change: FileChange) -> Line:
 
 
 def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
-    """A file's unified diff.
+    """Yield a file's unified diff.
 
     Args:
         change: of the file.
-        whole: whether a long file that is new, or goes, is shown to its end; one that stays always is.
+        whole: also show long new or deleted files to their end.
     """
     from gpunode.redaction.evidence import redact_change
 
@@ -83,22 +83,22 @@ def _diff_line(number: int, text: str) -> Line:
 
 
 def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterator[Line]:
-    """What happens to packages: a line each when ``verbose``, else the first names and a count for each effect."""
+    """Yield the package changes: a line each if ``verbose``, else the first names and a count for each action."""
     if verbose:
         width = max((len(str(change.id)) for change in changes), default=0)
-        yield from (_package(change, width) for change in changes)
+        yield from (_package_line(change, width) for change in changes)
         return
-    for effect in EFFECTS:
+    for effect in PACKAGE_ACTIONS:
         if alike := [change for change in changes if action_of(change) == effect]:
-            reasons = _reasons(alike)
-            names = listed((str(change.id) for change in alike), _NAMES_SHOWN - bool(reasons))
-            mark, verb = span(*_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
-            yield line(mark, span(f"{verb}{names}"), span(f"{_versions(alike)}{reasons}", "dim"), hang=2)
+            reasons = _count_purge_reasons(alike)
+            names = join_names((str(change.id) for change in alike), _NAMES_SHOWN - bool(reasons))
+            mark, verb = span(*_ACTION_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
+            yield line(mark, span(f"{verb}{names}"), span(f"{_common_version(alike)}{reasons}", "dim"), hang=2)
 
 
-def _reasons(alike: Sequence[PackageChange]) -> str:
+def _count_purge_reasons(alike: Sequence[PackageChange]) -> str:
     """Return why packages are purged, counted: ``  1 same-module, 8 version-locked``."""
-    counts = Counter(reason for change in alike if (reason := reason_to_go(change)))
+    counts = Counter(reason for change in alike if (reason := explain_purge(change)))
     said = ", ".join(f"{counts[reason]} {reason}" for reason in _PURGED_BECAUSE if counts[reason])
     return f"  {said}" if said else ""
 
@@ -108,7 +108,7 @@ _PURGED_BECAUSE: Mapping[str, str] = {
     "version-locked": "it works with its own driver version only",
     "relation": "the package manager says that it needs or conflicts with what changes",
 }
-_SIGNS: Mapping[Action, tuple[str, Style]] = {
+_ACTION_SIGNS: Mapping[Action, tuple[str, Style]] = {
     "install": ("+ ", "add"),
     "upgrade": ("~ ", "add"),
     "downgrade": ("~ ", "warn"),
@@ -117,50 +117,50 @@ _SIGNS: Mapping[Action, tuple[str, Style]] = {
 }
 
 
-def _package(change: PackageChange, width: int) -> Line:
-    sign, style = _SIGNS[action_of(change)]
-    name, versions = padded(str(change.id), width), _change_of_version(change)
+def _package_line(change: PackageChange, width: int) -> Line:
+    sign, style = _ACTION_SIGNS[action_of(change)]
+    name, versions = pad_right(str(change.id), width), _version_change(change)
     return line(span(f"{sign}{name}", style), span(f"  {versions}", "dim"), hang=2)
 
 
-def _after(change: PackageChange) -> str:
+def _new_version(change: PackageChange) -> str:
     if isinstance(change.after, KnownAfter):
         return f"{change.after.prefix}*" if change.after.prefix else "newest"
     return change.after.version if change.after else ""
 
 
-def _change_of_version(change: PackageChange) -> str:
-    """The version before and after, or the mark that changes."""
+def _version_change(change: PackageChange) -> str:
+    """Return the versions before and after, or the changed mark."""
     before, effect = change.before.version if change.before else "", action_of(change)
     if effect == "mark":
-        return f"{before}, {_marks(change.before)} → {_marks(change.after)}"
+        return f"{before}, {_mark_text(change.before)} → {_mark_text(change.after)}"
     if effect == "install":
-        return _after(change)
+        return _new_version(change)
     if effect == "purge":
-        reason = reason_to_go(change)
+        reason = explain_purge(change)
         return f"{before}  {_PURGED_BECAUSE[reason]}" if reason else before
-    return f"{before} → {_after(change)}"
+    return f"{before} → {_new_version(change)}"
 
 
-def _marks(state: PackageState | KnownAfter | None) -> str:
-    """Its marks in two words."""
+def _mark_text(state: PackageState | KnownAfter | None) -> str:
+    """Return the marks: ``auto, hold``."""
     is_held = isinstance(state, PackageState) and state.held
     return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
 
 
-def _versions(alike: Sequence[PackageChange]) -> str:
-    """What happens to their versions, when the same happens to all; of a purge that is of no interest."""
-    versions = {_change_of_version(change) for change in alike if change.after is not None}
+def _common_version(alike: Sequence[PackageChange]) -> str:
+    """Return the version change that all have in common; empty if they differ or are purged."""
+    versions = {_version_change(change) for change in alike if change.after is not None}
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
-def at_most(packages: Sequence[PackageChange]) -> str:
-    """Said before the number of purges while the index is unread: what the new driver has, too, is replaced."""
+def purge_prefix(packages: Sequence[PackageChange]) -> str:
+    """Return ``up to`` while the index is unread, since packages of the new driver are replaced, not purged."""
     return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
 
 
-def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
-    """A transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
+def transaction_summary(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
+    """Return a transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
     asked = [change for change in packages if change not in dependencies]
     brought = sum(change.after is not None and not change.is_mark for change in asked)
     marked = sum(change.is_mark for change in asked)
@@ -168,7 +168,7 @@ def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChang
     gone = sum(change.after is None for change in packages)
     parts = [count(brought, "package")] if brought else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    number = f"{at_most(packages)}{gone if brought else count(gone, 'package')}"
+    number = f"{purge_prefix(packages)}{gone if brought else count(gone, 'package')}"
     parts += [f"{number} purged"] if gone else []
     parts += [f"{marked} marked" if parts else f"{count(marked, 'package')} marked"] if marked else []
     return ", ".join(parts)

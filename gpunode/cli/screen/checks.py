@@ -1,4 +1,4 @@
-"""What verify found, check by check, and what it comes to. Pure."""
+"""The result of verify: checks and verdict. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.failures import next_lines
-from gpunode.cli.screen.node import short
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
-from gpunode.cli.screen.words import MARKS, count, listed, sentence
+from gpunode.cli.screen.node import short_model_name
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indent_lines, line, pad_right, span
+from gpunode.cli.screen.words import MARKS, count, join_names, join_with_and
 
 if TYPE_CHECKING:
     from gpunode.check import Check
@@ -21,24 +21,24 @@ _WIDEST = 38
 
 
 def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
-    """A line for each check; under a failed one, what to do about it."""
+    """Yield a line for each check, with the hint below a failed one."""
     width = min(max((len(check.title) for check in checks), default=0), _WIDEST)
     for check in checks:
         style = _STYLES[check.status]
-        title = padded(check.title, width)
+        title = pad_right(check.title, width)
         detail = f"not run: {check.detail}" if check.status == "not run" else check.detail
         yield line(MARKS[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
                    hang=width + 4)  # fmt: skip
         if check.status == "failed" and check.hint.strip():
-            yield from indented(next_lines(check.hint), 4)
+            yield from indent_lines(next_lines(check.hint), 4)
 
 
 def report_lines(recipe: Recipe, report: VerifyReport) -> Iterator[Line]:
-    """The answer of verify: the checks, then the verdict."""
+    """Yield the checks, then the verdict."""
     yield from check_lines(report.checks)
     yield BLANK
     yield from state_note_lines(report.notes)
-    yield verdict(report, f"this node works and matches recipe {recipe.name}")
+    yield verdict_line(report, f"this node works and matches recipe {recipe.name}")
 
 
 def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
@@ -46,21 +46,21 @@ def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
     return (line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in notes)
 
 
-def matching(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:
-    """That ``what`` matches the recipe, or that the steps of ``scope`` do and nobody looked at the others."""
+def match_text(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:
+    """Return a sentence that ``what``, or only the steps of ``scope``, matches the recipe."""
     if not scope:
         return f"{what} matches recipe {recipe.name}"
     verb = "matches" if len(scope) == 1 else "match"
-    return f"{sentence(scope)} {verb} recipe {recipe.name}; the other steps were not checked"
+    return f"{join_with_and(scope)} {verb} recipe {recipe.name}; the other steps were not checked"
 
 
-def verdict(report: VerifyReport, good: str, *, is_proven: bool = False) -> Line:
-    """What the checks come to: ``good`` where all passed.
+def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) -> Line:
+    """Return the verdict of the checks: ``good`` if all passed.
 
     Args:
         report: the checks.
-        good: what they prove.
-        is_proven: whether those that passed prove it, whatever was not run.
+        good: the sentence if all passed.
+        is_proven: accept checks that were not run.
     """
     number, bad = len(report.checks), len(report.failed)
     idle = sum(check.status == "not run" for check in report.checks)
@@ -73,12 +73,18 @@ def verdict(report: VerifyReport, good: str, *, is_proven: bool = False) -> Line
             f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
             hang=2,
         )
-    seen = f": {works(report.inventory)}" if report.inventory else f" ({count(idle, 'check')} not run)" if idle else ""
+    seen = (
+        f": {inventory_text(report.inventory)}"
+        if report.inventory
+        else f" ({count(idle, 'check')} not run)"
+        if idle
+        else ""
+    )
     return line(MARKS["passed"], span(good, "good"), seen, hang=2)
 
 
-def works(inventory: Inventory) -> str:
-    """Driver and GPUs: ``driver 580.178.04, 1 GPU (GTX 1080)``."""
-    names = listed(dict.fromkeys(short(str(gpu.name)) for gpu in inventory.gpus))
+def inventory_text(inventory: Inventory) -> str:
+    """Return driver and GPUs: ``driver 580.178.04, 1 GPU (GTX 1080)``."""
+    names = join_names(dict.fromkeys(short_model_name(str(gpu.name)) for gpu in inventory.gpus))
     gpus = f"{count(len(inventory.gpus), 'GPU')}{f' ({names})' if names else ''}"
     return f"driver {inventory.driver}, {gpus}"

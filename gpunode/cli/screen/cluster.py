@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.change import CommandChange
-from gpunode.cli.screen.checks import check_lines, verdict
+from gpunode.cli.screen.checks import check_lines, verdict_line
 from gpunode.cli.screen.commands import cluster_verify_command
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
@@ -104,7 +104,7 @@ def verified_lines(report: VerifyReport) -> Iterator[Line]:
     yield BLANK
     pods = [check for check in report.checks if check.id.startswith("pod/")]
     is_proven = bool(pods) and all(check.status == "passed" for check in pods)
-    yield verdict(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
+    yield verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
 
 
 def cluster_lines(identity: Identity, other_cluster: str) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""The commands that are proposed: what was typed, reworded for what comes next. Pure."""
+"""Suggested commands, derived from the command that was typed. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpunode.command import Command, gpunode, sudo_gpunode
 
-# Options that say how an answer is shown.
-SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
-_LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade", "--apply-cluster"})
+# Options for display only.
+DISPLAY_OPTIONS = frozenset({"--json", "-v", "--verbose"})
+_CONSENT_OPTIONS = frozenset(
+    {"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade", "--apply-cluster"}
+)
 # Of a setup, and of the other commands below k8s.
 _NOT_OF_CLUSTER = frozenset(
     {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}
@@ -19,56 +21,60 @@ def setup_command(argv: Sequence[str]) -> Command:
     """Return the command that does what ``argv``, a plan's, a rehearsal's or a verify's, showed or looked for."""
     # A lock that was renewed holds what --upgrade asked for; only an image's GPUs are named.
     done = {"--upgrade"} if any(word.partition("=")[0] == "--lock" for word in argv) else set()
-    elsewhere = {"--node"} if root_of(argv) else {"--node", "--gpu"}
-    return sudo_gpunode("setup", *without(argv[1:], {"--check", "--cuda", "--container", *SHOWN_HOW, *done}, elsewhere))
+    elsewhere = {"--node"} if root_option(argv) else {"--node", "--gpu"}
+    return sudo_gpunode(
+        "setup", *drop_options(argv[1:], {"--check", "--cuda", "--container", *DISPLAY_OPTIONS, *done}, elsewhere)
+    )
 
 
-def setup_place(argv: Sequence[str]) -> str:
-    """Where that command is to be run, when not on this machine."""
-    if value_of(argv, "--node"):
+def setup_location(argv: Sequence[str]) -> str:
+    """Return where to run that command, if not on this machine."""
+    if option_value(argv, "--node"):
         return "  (on that node)"
-    return "  (on a machine with that GPU)" if value_of(argv, "--gpu") and not root_of(argv) else ""
+    return "  (on a machine with that GPU)" if option_value(argv, "--gpu") and not root_option(argv) else ""
 
 
 def verify_command(argv: Sequence[str]) -> Command:
-    """The command that proves more of what ``argv``, a setup's, made; with its recipe, by which verify judges."""
-    words = without(argv[1:], SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu", "--lock", "--lock-timeout"})
+    """Return the verify command for ``argv``, a setup, with the same recipe."""
+    words = drop_options(
+        argv[1:], DISPLAY_OPTIONS | _CONSENT_OPTIONS, {"--only", "--root", "--gpu", "--lock", "--lock-timeout"}
+    )
     return gpunode("verify", *words, "--cuda", "--container")
 
 
 def cluster_apply_command(argv: Sequence[str]) -> Command:
-    """``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup's or another of ``k8s``."""
-    return gpunode("k8s", "apply", *_of_cluster(argv))
+    """Return ``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup or k8s command."""
+    return gpunode("k8s", "apply", *_cluster_words(argv))
 
 
 def cluster_verify_command(argv: Sequence[str]) -> Command:
-    """Likewise ``gpunode k8s verify``."""
-    return gpunode("k8s", "verify", *_of_cluster(argv))
+    """Return ``gpunode k8s verify`` for the same."""
+    return gpunode("k8s", "verify", *_cluster_words(argv))
 
 
 def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
     """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it asks no cluster."""
-    return gpunode("k8s", "render", *without(_of_cluster(argv), (), {"--context", "--kubeconfig"}), *words)
+    return gpunode("k8s", "render", *drop_options(_cluster_words(argv), (), {"--context", "--kubeconfig"}), *words)
 
 
-def _of_cluster(argv: Sequence[str]) -> Sequence[str]:
+def _cluster_words(argv: Sequence[str]) -> Sequence[str]:
     words = argv[1:] if "setup" in argv[:1] else argv[2:]
-    return without(words, SHOWN_HOW | _LEAVE | {"--check"}, _NOT_OF_CLUSTER)
+    return drop_options(words, DISPLAY_OPTIONS | _CONSENT_OPTIONS | {"--check"}, _NOT_OF_CLUSTER)
 
 
 def rollback_command(argv: Sequence[str], *words: str) -> Command:
-    """The command that undoes a run that ``argv`` made; in the same root folder."""
-    root = root_of(argv)
+    """Return the command that undoes the run of ``argv``, in the same root folder."""
+    root = root_option(argv)
     return sudo_gpunode("rollback", *words, *(("--root", root) if root else ()))
 
 
-def root_of(argv: Sequence[str]) -> str:
-    """What ``--root`` says in ``argv``; empty for this machine."""
-    return value_of(argv, "--root")
+def root_option(argv: Sequence[str]) -> str:
+    """Return the value of ``--root``; empty for this machine."""
+    return option_value(argv, "--root")
 
 
-def value_of(argv: Sequence[str], option: str) -> str:
-    """What ``option`` says in ``argv``; empty where it is not given."""
+def option_value(argv: Sequence[str], option: str) -> str:
+    """Return the value of ``option``; empty if not given."""
     for word, value in zip(argv, [*argv[1:], ""], strict=False):
         if word == option or word.startswith(f"{option}="):
             return word.partition("=")[2] or value
@@ -76,20 +82,20 @@ def value_of(argv: Sequence[str], option: str) -> str:
 
 
 def same_command(argv: Sequence[str]) -> Command:
-    """The same command once more; on a cluster it needs no root."""
+    """Return the same command, with sudo unless it is for a cluster."""
     of_cluster = "k8s" in argv[:1] or any(word.startswith("k") for word in argv[1:2] if argv[0] == "rollback")
     return gpunode(*argv) if of_cluster else sudo_gpunode(*argv)
 
 
-def again_command(argv: Sequence[str]) -> Command:
-    """The same command, agreeing to it."""
+def agreed_command(argv: Sequence[str]) -> Command:
+    """Return the same command with --yes."""
     return same_command((*argv, "--yes"))
 
 
-def without(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
-    """``words`` without those options; ``valued`` ones take the word after them along."""
+def drop_options(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
+    """Return ``words`` without those options; ``valued`` ones are dropped with their values."""
 
-    def kept() -> Iterator[str]:
+    def keep_words() -> Iterator[str]:
         is_value = False
         for word in words:
             if is_value or word in flags or word.partition("=")[0] in valued:
@@ -97,4 +103,4 @@ def without(words: Sequence[str], flags: Collection[str], valued: Collection[str
                 continue
             yield word
 
-    return list(kept())
+    return list(keep_words())

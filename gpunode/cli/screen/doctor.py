@@ -8,8 +8,20 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Final
 
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, cells, indented, line, padded, prose, span, wrap
-from gpunode.cli.screen.words import count, listed
+from gpunode.cli.screen.text import (
+    BLANK,
+    Line,
+    Span,
+    Style,
+    cell_width,
+    indent_lines,
+    line,
+    mark_commands,
+    pad_right,
+    span,
+    wrap_line,
+)
+from gpunode.cli.screen.words import count, join_names
 from gpunode.command import gpunode
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views import kernel, pci
@@ -44,7 +56,7 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
     No word is left out between two that are shown: a proof is read, and pasted into tickets, as it was logged.
     """
     plain = " ".join(line.split())
-    if cells(plain) <= room:
+    if cell_width(plain) <= room:
         return plain
     found = (match.start() for match in _WORD.finditer(plain) if match[0].lower() in words)
     told = min((match.start() for match in (_ALWAYS.search(plain),) if match), default=len(plain))
@@ -52,15 +64,15 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
     # A quarter before what tells; at the end of the line, all that fits.
     start = plain.rfind(" ", 0, max(0, min(told - room // 4, len(plain) - room))) + 1
     before = f"{_CUT} " if start else ""
-    shown = _fit_text(plain[start:], room - cells(before))
+    shown = _fit_text(plain[start:], room - cell_width(before))
     return before + shown
 
 
 def _fit_text(text: str, room: int) -> str:
     """Return ``text``, or as many letters as fit before an ellipsis."""
-    if cells(text) <= room:
+    if cell_width(text) <= room:
         return text
-    used = accumulate(map(cells, text), initial=cells(f" {_CUT}"))
+    used = accumulate(map(cell_width, text), initial=cell_width(f" {_CUT}"))
     end = sum(1 for _ in takewhile(lambda columns: columns <= room, used)) - 1
     blank = text.rfind(" ", 0, end)
     return f"{text[: blank if blank > end // 2 else end]} {_CUT}"
@@ -162,7 +174,7 @@ def _root_lines(
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
     yield line("  ", finding.summary, hang=2)
     if is_first:
-        yield from indented([*_next_line(finding, _SHORT)], 2)
+        yield from indent_lines([*_next_line(finding, _SHORT)], 2)
     yield from _citation_lines(
         finding.citations, telling_words(finding.summary, finding.title), display, indent=2, heading="proof"
     )
@@ -225,7 +237,7 @@ def _remedy_lines(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield line("  ", span("fix", "bold"), span(f" ({disruption})", "dim"), hang=4)
     for number, fix in enumerate(fixes, 1):
         yield line(f"  {number}. ", f"{fix.text}{condition_suffix(fix.when)}", hang=5)
-        yield from indented([_command_line(row) for command in fix.commands for row in command.split("\n")], 5)
+        yield from indent_lines([_command_line(row) for command in fix.commands for row in command.split("\n")], 5)
 
 
 def _command_line(command: str) -> Line:
@@ -249,7 +261,7 @@ def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[L
     yield from _citation_lines(tuple(lines), frozenset(), display, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
-        yield from indented([_command_line(command) for command in suspect.look_at], 5)
+        yield from indent_lines([_command_line(command) for command in suspect.look_at], 5)
 
 
 def _suspects_heading(diagnosis: Diagnosis, *, is_seen: bool) -> str:
@@ -268,9 +280,9 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
         is_faulty = bool(word and layer.findings)
         yield line(
             span(f"{mark} ", style),
-            span(padded(layer.title, width), "" if style == "good" else style),
+            span(pad_right(layer.title, width), "" if style == "good" else style),
             "  ",
-            *([span(f"{word}: {listed(layer.findings, 3)}", style)] if is_faulty else []),
+            *([span(f"{word}: {join_names(layer.findings, 3)}", style)] if is_faulty else []),
             *([Span("  ")] if is_faulty and layer.seen else []),
             span(layer.seen or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
             hang=width + 4,
@@ -278,11 +290,11 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     unseen = [layer.title for layer in reversed(layers) if layer.state == "unseen"]
     if unseen:
         mark, word = STATES["unseen"]
-        yield line(span(f"{mark} {padded(word, width if seen else 0)}  {listed(unseen)}", "dim"), hang=width + 4)
+        yield line(span(f"{mark} {pad_right(word, width if seen else 0)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 
 def _denied_line(sources: Sequence[str], *, verbose: bool) -> Line:
-    shown = listed(sources, 0 if verbose else _DENIED)
+    shown = join_names(sources, 0 if verbose else _DENIED)
     return line(
         span("! ", "warn"), "not visible without root: ", span(shown, "dim"), "; ", span("sudo", "command"),
         " shows it", hang=2,
@@ -334,13 +346,13 @@ def story_lines(
     yield line(span(f"{TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in rule.story.split("\n\n"):
         yield BLANK
-        yield from wrap(line(*prose(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))
+        yield from wrap_line(line(*mark_commands(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))
     yield BLANK
     yield from _remedy_lines(remedy, DISRUPTIONS[rule.disruption])
     for heading, causes in (("may come from", explained_by), ("brings about", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)
-            yield line("    ", listed(causes, 0 if verbose else _RELATED), hang=4)
+            yield line("    ", join_names(causes, 0 if verbose else _RELATED), hang=4)
     if rule.sources:
         yield _heading_line("sources")
         yield from (line("    ", span(source, "dim"), hang=4) for source in rule.sources)

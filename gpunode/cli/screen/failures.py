@@ -1,4 +1,4 @@
-"""An error as a person reads it: what happened, why, what to do next, and which lines are commands. Pure."""
+"""Errors on the screen: what happened, why, what to do next, and which lines are commands. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from gpunode.cli.screen.text import Line, Span, Style, indented, line, prose, span
+from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_commands, span
 from gpunode.errors import GpunodeError
 
 _PROGRAMS: Final = frozenset(
@@ -27,7 +27,7 @@ _PROGRAMS: Final = frozenset(
 
 
 def is_command(line: str) -> bool:
-    """Return whether a line of a hint is a command and nothing but that, and one that can be run as it is."""
+    """Return whether a line of a hint is a complete, runnable command."""
     from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
 
     programs = _PROGRAMS.union(*(system.programs for system in SYSTEMS))
@@ -37,36 +37,36 @@ def is_command(line: str) -> bool:
         words = shlex.split(line)
     except ValueError:
         return False  # an apostrophe: it is prose
-    # RUN, FILE and the like stand for what a person knows.
+    # Placeholders such as RUN and FILE need a person.
     return not any(len(word) > 1 and word.isupper() and word.isalpha() for word in words)
 
 
 def commands_in(hint: str) -> tuple[str, ...]:
-    """Return the commands that stand on lines of their own in ``hint``, in their order."""
+    """Return the lines of ``hint`` that are commands."""
     return tuple(line for line in map(str.strip, hint.split("\n")) if line and is_command(line))
 
 
 def is_manual(hint: str) -> bool:
-    """Return whether what comes next takes a person: no line of ``hint`` is a command."""
+    """Return whether no line of ``hint`` is a command."""
     return not commands_in(hint)
 
 
-# Lines of a cause that gpunode says itself, after what a tool said.
+# Beginnings of gpunode's own lines after quoted output.
 _OWN_WORDS = ("put back:", "nothing was", "still to do:")
 
 
 def error_lines(error: GpunodeError) -> Iterator[Line]:
-    """Yield the three parts: the first in red, the cause beneath it, then what to do."""
+    """Yield the error in red, its cause, and what to do."""
     first, *rest = error.what.split("\n")
     yield line(span("gpunode: ", "bad"), span(first, "bad"), hang=2)
-    yield from indented([line(span(text)) for text in rest], 2)
-    yield from _why(error.why)
+    yield from indent_lines([line(span(text)) for text in rest], 2)
+    yield from _cause_lines(error.why)
     if error.hint.strip():
-        yield from indented(next_lines(error.hint), 2)
+        yield from indent_lines(next_lines(error.hint), 2)
 
 
-def _why(text: str) -> Iterator[Line]:
-    """Yield the cause; the lines after its first, mostly a log or a diff, stand further in and as they are."""
+def _cause_lines(text: str) -> Iterator[Line]:
+    """Yield the cause; the lines after the first, mostly a log or a diff, are indented and not rewrapped."""
     for number, part in enumerate(text.rstrip().split("\n") if text else ()):
         is_said = number == 0 or part.startswith(_OWN_WORDS)
         style: Style = "" if is_said else "dim"
@@ -74,12 +74,12 @@ def _why(text: str) -> Iterator[Line]:
 
 
 def next_lines(hint: str) -> tuple[Line, ...]:
-    """Return what to do next; a command that stands on a line of its own stays there."""
+    """Return the hint; commands keep lines of their own."""
     first, *rest = (text.strip() for text in hint.split("\n") if text.strip())
-    head = line(span("next: ", "bold"), *prose(first, _hint_style(first)), hang=6)
-    return (head, *indented([line(*prose(text, _hint_style(text))) for text in rest], 6))
+    head = line(span("next: ", "bold"), *mark_commands(first, _hint_style(first)), hang=6)
+    return (head, *indent_lines([line(*mark_commands(text, _hint_style(text))) for text in rest], 6))
 
 
 def _hint_style(text: str) -> Style:
-    """Return the style of a line: a command on its own is set off as one."""
+    """Return the style of a hint's line."""
     return "command" if is_command(text) else ""

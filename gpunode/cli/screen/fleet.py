@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, cells, line, padded, span
-from gpunode.cli.screen.words import listed
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, cell_width, line, pad_right, span
+from gpunode.cli.screen.words import join_names
 from gpunode.command import gpunode
 from gpunode.page.words import (
     CONDITIONS,
@@ -40,9 +40,9 @@ _MOST = 12
 
 def row_line(row: FleetRow, names: Sequence[str]) -> Line:
     """Return ``✗ node17.tar.gz  cause  title``."""
-    width = min(max(map(cells, names)), _WIDEST)
+    width = min(max(map(cell_width, names)), _WIDEST)
     mark, style = _MARKS[condition_of(row)]
-    name = span(padded(row.report, width))
+    name = span(pad_right(row.report, width))
     return line(span(f"{mark} ", style), name, "  ", *_row_summary(row, style), hang=width + 4)
 
 
@@ -51,7 +51,7 @@ def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
         return (span("not read: ", style), row.error)
     if row.cause:
         likely = "" if row.confidence == "certain" else " (likely)"
-        more = f"; also {listed(row.others)}" if row.others else ""
+        more = f"; also {join_names(row.others)}" if row.others else ""
         return (span(row.cause, style), span(f"  {row.title}{likely}{more}", "dim"))
     if row.unknown:
         return (row.unknown[0],)
@@ -83,7 +83,7 @@ _CountedLines = tuple[int, tuple[Line, ...]]
 
 
 def _counted_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
-    where = listed(tuple(collapse_ranges(map(node_name, reports))), _NAMES)
+    where = join_names(tuple(collapse_ranges(map(node_name, reports))), _NAMES)
     head = line(span(what, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
     return len(reports), (head,)
 

@@ -1,4 +1,4 @@
-"""The line of what goes on right now: on a terminal it moves, elsewhere it is said once."""
+"""The progress line: animated on a terminal, elsewhere printed once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.printer import Printer
-from gpunode.cli.screen.text import Line, Span, cells, line, span
-from gpunode.cli.screen.words import seconds
+from gpunode.cli.screen.text import Line, Span, cell_width, line, span
+from gpunode.cli.screen.words import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -25,8 +25,8 @@ _PHASES = {"download": "downloading", "install": "installing", "build": "buildin
 
 
 @dataclass(slots=True)
-class Running:
-    """What goes on, since when, and how far it is."""
+class LiveTask:
+    """The task in progress."""
 
     title: str
     started: float
@@ -34,47 +34,47 @@ class Running:
     waited_for: set[str] = field(default_factory=set)
 
 
-def running_line(title: str, progress: Progress | None, elapsed: float, frame: str, width: int) -> Line:
+def live_task_line(title: str, progress: Progress | None, elapsed: float, frame: str, width: int) -> Line:
     """``⠹ packages  downloading libcuda1  43 % ━━━━────  12 s``, cut so that it stays one row."""
-    clock = span(f"  {seconds(elapsed)}", "dim")
+    clock = span(f"  {format_seconds(elapsed)}", "dim")
     head = (Span(f"{frame} ", "change"), span(title, "bold"))
     if progress is None:
         return Line((*head, clock))
-    tail = (*_bar(progress), clock)
-    room = width - sum(cells(part.text) for part in tail) - cells(frame) - 1
-    head = (head[0], Span(_cut(title, room), "bold"))
-    taken = sum(cells(part.text) for part in (*head, *tail))
+    tail = (*_progress_bar(progress), clock)
+    room = width - sum(cell_width(part.text) for part in tail) - cell_width(frame) - 1
+    head = (head[0], Span(_truncate(title, room), "bold"))
+    taken = sum(cell_width(part.text) for part in (*head, *tail))
     detail = f"{_PHASES[progress.phase]} {progress.detail}".strip()
-    shown = _cut(span(f"  {detail}").text, width - taken - 1)
+    shown = _truncate(span(f"  {detail}").text, width - taken - 1)
     return Line((*head, Span(shown, "warn" if progress.phase == "wait" else ""), *tail))
 
 
-def _bar(progress: Progress) -> tuple[Span, ...]:
+def _progress_bar(progress: Progress) -> tuple[Span, ...]:
     if progress.phase not in {"download", "install", "build"}:
         return ()
     full = round(_BAR * min(max(progress.percent, 0), 100) / 100)
     return (Span("  "), Span("━" * full, "good"), Span("━" * (_BAR - full), "dim"), Span(f" {progress.percent:3.0f} %"))
 
 
-def _cut(text: str, room: int) -> str:
-    if cells(text) <= room:
+def _truncate(text: str, room: int) -> str:
+    if cell_width(text) <= room:
         return text
-    while text and cells(text) >= max(room, 1):
+    while text and cell_width(text) >= max(room, 1):
         text = text[:-1]
     return f"{text}…" if text.strip() else ""
 
 
 class LiveLine:
-    """Shows what goes on beneath what is done."""
+    """A progress line below the printed lines."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
         self._live: Live | None = None
-        self._running: Running | None = None
+        self._running: LiveTask | None = None
 
     def begin(self, title: str) -> None:
-        """``title`` goes on from now."""
-        self._running = Running(title, time.monotonic())
+        """Show ``title`` as the task in progress."""
+        self._running = LiveTask(title, time.monotonic())
         if self._printer.is_terminal and self._live is None:
             from rich.live import Live
 
@@ -86,8 +86,8 @@ class LiveLine:
         if self._live is not None:
             self._printer.attempt(self._live.refresh)
 
-    def progress(self, progress: Progress) -> None:
-        """How far it is; where nothing moves, only a wait is said, once for each reason."""
+    def update(self, progress: Progress) -> None:
+        """Update the progress; without a terminal only print waits, once for each reason."""
         if self._running is None:
             self.begin("not started")
         running = self._running
@@ -99,23 +99,23 @@ class LiveLine:
                 self._printer.put([line(Span("! ", "warn"), f"waiting {progress.detail}", hang=2)])
 
     def end(self) -> tuple[str, float] | None:
-        """Nothing goes on any more; what did, and for how many seconds."""
+        """End the task and return its title and seconds; None if there was none."""
         running, self._running = self._running, None
         return (running.title, time.monotonic() - running.started) if running else None
 
     def close(self) -> None:
-        """The line is gone from the screen."""
+        """Clear the line."""
         live, self._live = self._live, None
         if live is not None:
             self._printer.attempt(live.stop)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The line of this moment, as rich asks for it."""
+        """Render the line for rich."""
         del options
         if (running := self._running) is None:
             return
         elapsed = time.monotonic() - running.started
         frames = _ASCII_FRAMES if self._printer.ascii else _FRAMES
         frame = frames[int(elapsed * 8) % len(frames)]
-        row = running_line(running.title, running.progress, elapsed, frame, console.width - _SPARE)
-        yield self._printer.styled(Line((Span("  "), *row.spans)))
+        row = live_task_line(running.title, running.progress, elapsed, frame, console.width - _SPARE)
+        yield self._printer.to_rich_text(Line((Span("  "), *row.spans)))

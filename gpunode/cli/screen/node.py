@@ -1,4 +1,4 @@
-"""The node in one line, and in one screen. Pure."""
+"""The node on one line, and on one screen. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.gpus import lookup
-from gpunode.cli.screen.text import Line, Span, indented, line, padded, prose, span
-from gpunode.cli.screen.words import DOT, MARKS, listed
+from gpunode.cli.screen.text import Line, Span, indent_lines, line, mark_commands, pad_right, span
+from gpunode.cli.screen.words import DOT, MARKS, join_names
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
 from gpunode.steps.gpus import own_gpus
@@ -29,12 +29,12 @@ _LABEL = 10
 
 
 def node_line(facts: Facts, recipe: Recipe | None = None) -> Line:
-    """Distribution, kernel, GPUs, platform and recipe; what nobody knows is said to be unknown."""
+    """Return distribution, kernel, GPUs, platform and recipe on one line."""
     parts = [
-        span(_distro(facts.distro), "bold"),
-        span(_kernel(facts.kernels)),
-        span(_gpus(facts.devices)),
-        span(_platform(facts.platform)),
+        span(_distro_text(facts.distro), "bold"),
+        span(_kernel_text(facts.kernels)),
+        span(_gpu_text(facts.devices)),
+        span(_platform_text(facts.platform)),
     ]
     if recipe is not None:
         parts.append(span(f"recipe {recipe.name}"))
@@ -42,23 +42,23 @@ def node_line(facts: Facts, recipe: Recipe | None = None) -> Line:
     return Line(tuple(joined), hang=2)
 
 
-def _distro(fact: Known[Distro] | object) -> str:
+def _distro_text(fact: Known[Distro] | object) -> str:
     if not isinstance(fact, Known):
         return "unknown distribution"
     return f"{fact.value.id} {fact.value.version_id}".strip()
 
 
-def _kernel(fact: Known[Kernels] | object) -> str:
+def _kernel_text(fact: Known[Kernels] | object) -> str:
     if not isinstance(fact, Known):
         return "unknown kernel"
     return fact.value.running or (f"kernel {fact.value.installed[-1]}" if fact.value.installed else "no kernel")
 
 
-def _platform(fact: Known[Platform] | object) -> str:
+def _platform_text(fact: Known[Platform] | object) -> str:
     return _PLATFORMS[fact.value.kind] if isinstance(fact, Known) else "unknown platform"
 
 
-def _gpus(fact: Known[tuple[PciDevice, ...]] | object) -> str:
+def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:
     if not isinstance(fact, Known):
         return "PCI not readable"
     usable = own_gpus(fact.value)
@@ -66,17 +66,17 @@ def _gpus(fact: Known[tuple[PciDevice, ...]] | object) -> str:
         return "no NVIDIA GPU"
     counts: dict[str, int] = {}
     for device in usable:
-        name = _model(device)
+        name = _model_name(device)
         counts[name] = counts.get(name, 0) + 1
-    named = listed(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
+    named = join_names(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
     return named if len(usable) > 1 else f"{named} at {usable[0].address}"
 
 
-def _model(device: PciDevice) -> str:
-    return short(lookup(device.device).name)
+def _model_name(device: PciDevice) -> str:
+    return short_model_name(lookup(device.device).name)
 
 
-def short(name: str) -> str:
+def short_model_name(name: str) -> str:
     """A GPU's name as people say it."""
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
@@ -85,21 +85,21 @@ def status_lines(facts: Facts, found: Status) -> Iterator[Line]:
     """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
     yield node_line(facts)
     yield Line()
-    yield from _labelled("GPU", tuple(_gpu_rows(found)))
-    yield from _labelled("driver", tuple(_driver(found)))
-    yield from _labelled("kernels", tuple(_kernels(found)))
-    yield from _labelled("held", (line(f"{listed(found.held)} (not upgraded while held)"),) if found.held else ())
-    yield from _labelled("toolkit", (_toolkit(found),))
-    rows = tuple(_runtime(row) for row in found.runtimes)
-    yield from _labelled("runtimes", rows or (line(span("none installed", "dim")),))
-    undone = f"an earlier run left undone: {listed(found.undone)}; gpunode setup does it"
-    yield from _labelled("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
-    yield from _labelled("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
+    yield from _label_rows("GPU", tuple(_gpu_rows(found)))
+    yield from _label_rows("driver", tuple(_driver_lines(found)))
+    yield from _label_rows("kernels", tuple(_kernel_lines(found)))
+    yield from _label_rows("held", (line(f"{join_names(found.held)} (not upgraded while held)"),) if found.held else ())
+    yield from _label_rows("toolkit", (_toolkit_line(found),))
+    rows = tuple(_runtime_line(row) for row in found.runtimes)
+    yield from _label_rows("runtimes", rows or (line(span("none installed", "dim")),))
+    undone = f"an earlier run left undone: {join_names(found.undone)}; gpunode setup does it"
+    yield from _label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
+    yield from _label_rows("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
 
 
-def _labelled(label: str, rows: Sequence[Line]) -> Iterator[Line]:
-    for number, row in enumerate(indented(rows, _LABEL)):
-        head = Span(padded(label if number == 0 else "", _LABEL), "dim")
+def _label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
+    for number, row in enumerate(indent_lines(rows, _LABEL)):
+        head = Span(pad_right(label if number == 0 else "", _LABEL), "dim")
         yield Line((head, *row.spans[1:]), row.hang or _LABEL)
 
 
@@ -110,25 +110,25 @@ def _gpu_rows(found: Status) -> Iterator[Line]:
     width = max((len(name) for _, name in found.gpus), default=0)
     for address, name in found.gpus:
         gpu = told.pop(address, None)
-        yield line(f"{address}  {padded(name, width)}", *(_answers(gpu) if gpu else ()), hang=2)
+        yield line(f"{address}  {pad_right(name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
         if gpu and gpu.faults:
             reading, fault = gpu.faults[0]
             yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
     for gpu in told.values():
         place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
-        yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_answers(gpu), hang=2)
+        yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_gpu_details(gpu), hang=2)
     if not found.gpus and not told:
         yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
 
 
-def _answers(gpu: Gpu) -> Iterator[Span]:
+def _gpu_details(gpu: Gpu) -> Iterator[Span]:
     if isinstance(gpu.memory_mib, int):
         yield Span(f"  {gpu.memory_mib} MiB")
     if isinstance(gpu.uuid, str):
         yield span(f"  {gpu.uuid}", "dim")
 
 
-def _driver(found: Status) -> Iterator[Line]:
+def _driver_lines(found: Status) -> Iterator[Line]:
     installed = f"{found.driver} installed" if found.driver else "none installed"
     loaded = f"{found.loaded} loaded" if found.loaded else "none loaded"
     mixed = found.driver and found.loaded and found.driver != found.loaded
@@ -139,7 +139,7 @@ def _driver(found: Status) -> Iterator[Line]:
 
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
-    """What NVML says, or why it does not; then what to do about it."""
+    """Yield the answer of NVML, or why there is none and what to do."""
     from gpunode.facts.nvml import Inventory, NoAnswer
 
     if isinstance(answer, Inventory):
@@ -149,18 +149,18 @@ def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
         yield line(mark, f"NVML: {answer.reason}", hang=2)
     else:
         yield line(MARKS["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
-        yield line("  next: ", *prose(answer.remedy), hang=8)
+        yield line("  next: ", *mark_commands(answer.remedy), hang=8)
 
 
-def _kernels(found: Status) -> Iterator[Line]:
+def _kernel_lines(found: Status) -> Iterator[Line]:
     if found.kernels is None:
         yield line(span("not readable", "dim"))
         return
     for kernel in found.kernels.wanted:
-        yield _kernel_row(kernel, _roles(kernel, found.kernels), found)
+        yield _kernel_row(kernel, _kernel_roles(kernel, found.kernels), found)
 
 
-def _roles(kernel: str, kernels: Kernels) -> str:
+def _kernel_roles(kernel: str, kernels: Kernels) -> str:
     is_next = kernel in kernels.installed[-1:]
     return " and ".join([*(["runs"] if kernel == kernels.running else []), *(["boots next"] if is_next else [])])
 
@@ -175,11 +175,11 @@ def _kernel_row(kernel: str, roles: str, found: Status) -> Line:
     return line(MARKS["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
 
 
-def _toolkit(found: Status) -> Line:
+def _toolkit_line(found: Status) -> Line:
     return line(found.toolkit) if found.toolkit else line(span("not installed", "dim"))
 
 
-def _runtime(row: RuntimeStatus) -> Line:
+def _runtime_line(row: RuntimeStatus) -> Line:
     if takes_only_cdi(row.id):
         return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
     unknown = f"unknown whether it runs: {row.unknown}" if row.unknown else "no unit"

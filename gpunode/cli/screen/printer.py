@@ -1,4 +1,4 @@
-"""Lines put on a stream: coloured on a terminal, plain elsewhere; a reader who went away does no harm."""
+"""Print lines: coloured on a terminal, plain elsewhere; a closed pipe does no harm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from gpunode.cli.screen.text import Line, in_ascii, wrap
+from gpunode.cli.screen.text import Line, to_ascii, wrap_line
 from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ _RICH: Mapping[str, str] = {
 
 
 def needs_ascii(encoding: str, environment: Mapping[str, str]) -> bool:
-    """Whether only ASCII can be shown: by the stream's encoding, or because the locale is C.
+    """Return whether only ASCII can be shown: by the stream's encoding, or because the locale is C.
 
-    Python itself makes LC_CTYPE C.UTF-8 of a plain C (PEP 538), which says nothing of the terminal.
+    Python turns LC_CTYPE C into C.UTF-8 (PEP 538), which says nothing about the terminal.
     """
     if not encoding.lower().replace("-", "").startswith("utf"):
         return True
@@ -46,14 +46,14 @@ def needs_ascii(encoding: str, environment: Mapping[str, str]) -> bool:
 
 
 class Printer:
-    """Puts lines on ``stream``.
+    """Prints lines to ``stream``.
 
     Args:
         width: columns, where they are not the terminal's.
 
     Attributes:
-        is_terminal: whether a person's terminal is at the other end, so that colours and movement make sense.
-        keep_going: set once the node is being changed: from then on a reader who went away stops nothing.
+        is_terminal: whether the stream is a terminal with colours.
+        keep_going: set once the node is being changed; then a closed pipe does not stop the run.
     """
 
     def __init__(self, stream: TextIO, *, width: int = 0) -> None:
@@ -68,7 +68,7 @@ class Printer:
 
     @property
     def console(self) -> Console:
-        """Rich's console on the stream; rich is loaded only now."""
+        """Rich's console for the stream, loaded on first use."""
         if self._console is None:
             from rich.console import Console
 
@@ -77,36 +77,36 @@ class Printer:
 
     @property
     def width(self) -> int:
-        """Columns at which lines are broken; 0, not at all, where no terminal shows them and COLUMNS says nothing."""
+        """The column to wrap lines at; 0 for no wrapping, without a terminal and COLUMNS."""
         if self._width or not self.is_terminal:
             return self._width
         return self.console.width
 
     def put(self, lines: Iterable[Line]) -> None:
-        """``lines`` stand on the stream; raises as ``attempt`` does."""
-        rows = [row for one in lines for row in wrap(one, self.width)]
+        """Print ``lines``; raises as ``attempt`` does."""
+        rows = [row for one in lines for row in wrap_line(one, self.width)]
         if self.is_terminal:
-            self.attempt(lambda: self.console.print(*map(self.styled, rows), sep="\n", soft_wrap=True))
+            self.attempt(lambda: self.console.print(*map(self.to_rich_text, rows), sep="\n", soft_wrap=True))
         else:
-            self.attempt(lambda: self._write("".join(f"{self.shown(row.text.rstrip())}\n" for row in rows)))
+            self.attempt(lambda: self._write("".join(f"{self.encode_text(row.text.rstrip())}\n" for row in rows)))
 
     def raw(self, text: str) -> None:
-        """``text`` byte for byte, for what another program or an editor reads."""
+        """Print ``text`` byte for byte, for another program or an editor."""
         self.attempt(lambda: self._write(text))
 
-    def styled(self, row: Line) -> Text:
-        """``row`` as rich prints it; nothing in it is taken for markup."""
+    def to_rich_text(self, row: Line) -> Text:
+        """Convert ``row`` for rich, without markup."""
         from rich.text import Text
 
         text = Text(no_wrap=True, end="")
         for span in row.spans:
-            text.append(self.shown(span.text), _RICH[span.style])
+            text.append(self.encode_text(span.text), _RICH[span.style])
         return text
 
-    def shown(self, text: str) -> str:
-        """``text`` in the signs that the stream can take."""
+    def encode_text(self, text: str) -> str:
+        """Replace characters that the stream cannot encode."""
         if self.ascii:
-            return in_ascii(text)
+            return to_ascii(text)
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -116,11 +116,11 @@ class Printer:
         self.stream.flush()
 
     def attempt(self, write: Callable[[], None]) -> None:
-        """``write``, if anybody still reads; once the node is being changed, a lost reader stops nothing.
+        """Call ``write`` unless the stream has failed before; with ``keep_going`` a failure is ignored.
 
         Raises:
-            BrokenPipeError: the reader has gone.
-            UsageError: the stream takes no more, such as a file on a full disk.
+            BrokenPipeError: if the reader has gone.
+            UsageError: if the stream cannot be written, as on a full disk.
         """
         if self._gone:
             return
@@ -128,7 +128,7 @@ class Printer:
             write()
         except OSError as error:
             self._gone = True
-            forget(self.stream)
+            discard_stream(self.stream)
             if self.keep_going:
                 return
             if error.errno in {errno.EPIPE, errno.EIO}:  # EIO: the terminal was closed
@@ -138,8 +138,8 @@ class Printer:
             ) from error
 
 
-def forget(stream: TextIO) -> None:
-    """``stream`` leads nowhere from now on, so that Python does not complain of a lost reader at its own end."""
+def discard_stream(stream: TextIO) -> None:
+    """Redirect ``stream`` to /dev/null, so that Python does not complain at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, stream.fileno())
@@ -149,11 +149,11 @@ def forget(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def tell_program(answer: str) -> int:
-    """``answer`` stands on standard output as one line, or standard error says why it could not.
+def write_answer(answer: str) -> int:
+    """Print ``answer`` as one line, or why that failed to standard error.
 
     Returns:
-        0, or the exit code of an answer that was lost and has none of its own: what was done stays done, though.
+        0, or the exit code for a lost answer.
     """
     try:
         standard_output().raw(f"{answer}\n")
@@ -166,10 +166,10 @@ def tell_program(answer: str) -> int:
 
 
 def standard_output() -> Printer:
-    """The printer of answers."""
+    """Return the printer of answers."""
     return Printer(sys.stdout)
 
 
 def standard_error() -> Printer:
-    """The printer of errors."""
+    """Return the printer of errors."""
     return Printer(sys.stderr)

@@ -1,4 +1,4 @@
-"""How setup, rehearse and rollback end, and what the smaller commands answer. Pure."""
+"""The results of setup, rehearse, rollback and the smaller commands. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.checks import check_lines, matching, state_note_lines, verdict, works
-from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_of, setup_command, verify_command
-from gpunode.cli.screen.events import downtime, settled_line
+from gpunode.cli.screen.checks import check_lines, inventory_text, match_text, state_note_lines, verdict_line
+from gpunode.cli.screen.commands import (
+    cluster_apply_command,
+    rollback_command,
+    root_option,
+    setup_command,
+    verify_command,
+)
+from gpunode.cli.screen.events import downtime_text, trigger_line
 from gpunode.cli.screen.failures import next_lines
-from gpunode.cli.screen.plans import note
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
-from gpunode.cli.screen.words import MARKS, count, listed, seconds
+from gpunode.cli.screen.plans import note_line
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indent_lines, line, pad_right, span
+from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
 from gpunode.command import Command, gpunode, sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import RebootRequired, VerifyFailed
@@ -44,19 +50,21 @@ _RUN_MARKS = (
 
 
 def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> Line:
-    """The one line of a setup that found nothing to do."""
-    parts = [works(report.inventory)] if report.inventory else []
+    """Return the line of a setup with nothing to do."""
+    parts = [inventory_text(report.inventory)] if report.inventory else []
     passed = {check.id for check in report.checks if check.status == "passed"}
     if takes_only_cdi(recipe.runtime.name) and "cdi" in passed:
         parts.append(f"containers of {recipe.runtime.name} see the GPUs")
     elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} has the runtime nvidia")
     seen = f"; {', '.join(parts)}" if parts else ""
-    found = matching(recipe, selected_step_ids(recipe, done.preview), _subject(done))
-    return line(MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({seconds(done.seconds)})", "dim"), hang=2)
+    found = match_text(recipe, selected_step_ids(recipe, done.preview), _subject_text(done))
+    return line(
+        MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({format_seconds(done.seconds)})", "dim"), hang=2
+    )
 
 
-def _subject(done: SetupResult) -> str:
+def _subject_text(done: SetupResult) -> str:
     return "the image" if done.facts.is_image else "this node"
 
 
@@ -69,9 +77,9 @@ def setup_lines(
     argv: Sequence[str],
     notes: Sequence[str] = (),
 ) -> Iterator[Line]:
-    """How setup ended: the checks, what it took, where the log is, what to do next, how to undo it.
+    """Yield the result of setup: checks, duration, log, next command, undo command.
 
-    ``notes`` on the node's state are those that the preview did not show.
+    ``notes``: those on the node's state that the preview did not show.
     """
     if not done.changed and failure is None:
         yield from state_note_lines(notes)
@@ -80,7 +88,7 @@ def setup_lines(
     if report.checks and (done.changed or report.failed):
         yield BLANK
         yield line(span("checks", "bold"))
-        yield from indented(tuple(check_lines(report.checks)), 2)
+        yield from indent_lines(tuple(check_lines(report.checks)), 2)
     yield BLANK
     yield from state_note_lines(notes)
     if isinstance(failure, RebootRequired):
@@ -88,42 +96,42 @@ def setup_lines(
     elif failure is None:
         scope = selected_step_ids(recipe, done.preview)
         works_too = report.checks and not scope
-        good = matching(recipe, scope, "this node works and" if works_too else _subject(done))
-        yield verdict(report, good)
+        good = match_text(recipe, scope, "this node works and" if works_too else _subject_text(done))
+        yield verdict_line(report, good)
     if done.changed:
-        yield from _aftermath(recipe, done, failure, log, argv)
+        yield from _closing_lines(recipe, done, failure, log, argv)
 
 
-def _aftermath(
+def _closing_lines(
     recipe: Recipe, done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
 ) -> Iterator[Line]:
-    down = downtime(done.settled)
-    yield fact("took", seconds(done.seconds) + (f"; {down}" if down else ""))
-    yield fact("log", log)
-    if failure is None and root_of(argv):
-        yield fact("next", "boot the image on its machine, then run gpunode verify there")
+    down = downtime_text(done.settled)
+    yield fact_line("took", format_seconds(done.seconds) + (f"; {down}" if down else ""))
+    yield fact_line("log", log)
+    if failure is None and root_option(argv):
+        yield fact_line("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
-        yield fact("next", verify_command(argv))
+        yield fact_line("next", verify_command(argv))
         if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
-            yield fact("then", cluster_apply_command(argv))
-    yield fact("undo", rollback_command(argv, done.run))
+            yield fact_line("then", cluster_apply_command(argv))
+    yield fact_line("undo", rollback_command(argv, done.run))
 
 
-def fact(label: str, text: str | Command) -> Line:
-    """A line of an answer's end: what it is about, and what it says."""
+def fact_line(label: str, text: str | Command) -> Line:
+    """Return a labelled line."""
     style: Style = "command" if isinstance(text, Command) else ""
-    return line(span(f"  {padded(label, 6)}", "dim"), span(str(text), style), hang=8)
+    return line(span(f"  {pad_right(label, 6)}", "dim"), span(str(text), style), hang=8)
 
 
 def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
-    """A reboot is an answer, not a failure: what, why, and the command."""
+    """Yield the needed reboot: what, why, and the command."""
     yield line(Span("! ", "warn"), span(failure.what, "warn"), hang=2)
     yield from (line(span(f"  {text}"), hang=2) for text in failure.why.splitlines())
-    yield from indented(next_lines(failure.hint), 2)
+    yield from indent_lines(next_lines(failure.hint), 2)
 
 
-def rehearsal_head(recipe: Recipe, node: str) -> Iterator[Line]:
-    """Says plainly what this is, before anything that looks like work."""
+def rehearsal_header_lines(recipe: Recipe, node: str) -> Iterator[Line]:
+    """Yield the header of a rehearsal: nothing is really changed."""
     yield line(span("REHEARSAL", "warn"), f" of recipe {recipe.name} on the captured node {node}")
     yield line(span("Everything below happens in memory: nothing of this machine is touched, no package is fetched,"
                     " no driver is run.", "dim"))  # fmt: skip
@@ -131,15 +139,15 @@ def rehearsal_head(recipe: Recipe, node: str) -> Iterator[Line]:
 
 
 def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator[Line]:
-    """The checks, the rollback with each file compared, and once more what this was."""
+    """Yield the checks, the rollback with each file compared, and the footer."""
     yield BLANK
     yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
-    yield from indented(tuple(check_lines(done.checks)), 2)
+    yield from indent_lines(tuple(check_lines(done.checks)), 2)
     if done.rollback is not None:
         yield BLANK
         yield line(span("rollback", "bold"), span(f"  of run {done.rollback.of}", "dim"))
-        yield from indented(tuple(_restored(done.restored)), 2)
-        yield from (settled_line(one, rehearsed=True) for one in done.rollback.settled)
+        yield from indent_lines(tuple(_restore_lines(done.restored)), 2)
+        yield from (trigger_line(one, rehearsed=True) for one in done.rollback.settled)
     yield BLANK
     ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
@@ -148,7 +156,7 @@ def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator
     )
 
 
-def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
+def _restore_lines(restored: Mapping[str, bool]) -> Iterator[Line]:
     if not restored:
         yield line(MARKS["nothing"], span("no configuration file to put back", "dim"))
     for path, same in restored.items():
@@ -158,10 +166,10 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
         )
 
 
-def undoing_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
-    """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do.
+def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
+    """Yield the plan of a rollback or removal: diffs, packages, units, and what it leaves.
 
-    ``is_lost``: there are things of gpunode's of which no record tells; an error says so.
+    ``is_lost``: a record was lost, which an error reports.
     """
     if not back.steps and back.owed:
         yield line(span("nothing is left to put back", "bold"), ", but an interrupted run left these to do:")
@@ -173,59 +181,59 @@ def undoing_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> It
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
         yield line(span(what, "bold"))
-        yield from indented(tuple(change_lines(back.changes, verbose=verbose)), 4)
-    yield from (note(text) for text in back.remarks)
+        yield from indent_lines(tuple(change_lines(back.changes, verbose=verbose)), 4)
+    yield from (note_line(text) for text in back.remarks)
     if back.reboot:
-        yield note(f"a reboot is needed afterwards: {back.reboot}")
+        yield note_line(f"a reboot is needed afterwards: {back.reboot}")
     if back.left:
-        yield note(f"stays as it is: {listed(back.left, _SHOWN)}; --packages undoes that, too")
+        yield note_line(f"stays as it is: {join_names(back.left, _SHOWN)}; --packages undoes that, too")
 
 
-def undone_lines(found: NothingToUndo) -> Iterator[Line]:
-    """Why there is nothing to undo, what is left of the run, and the run to undo next."""
+def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
+    """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.of
-    yield line(MARKS["not run"], f"run {run.number} ({described(run)}) is already undone: {found.why}", hang=2)
-    yield from (note(text) for text in found.notes)
+    yield line(MARKS["not run"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
+    yield from (note_line(text) for text in found.notes)
     if found.standing is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
     older = found.standing
-    yield line("  ", f"the newest run that is not undone is {older.number} ({described(older)})", hang=2)
+    yield line("  ", f"the newest run that is not undone is {older.number} ({describe_run(older)})", hang=2)
     if found.command:
         yield line("next: ", span(f"sudo {found.command}", "command"), hang=6)
 
 
-def described(run: RunSummary) -> str:
-    """What was run, and what it changed: ``setup docker: /etc/docker/daemon.json``."""
-    return f"{run.verb} {run.begin.recipe}".strip() + f": {listed(run.subjects, _SHOWN) or 'nothing'}"
+def describe_run(run: RunSummary) -> str:
+    """Return the command of a run and what it changed: ``setup docker: /etc/docker/daemon.json``."""
+    return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _SHOWN) or 'nothing'}"
 
 
 def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
-    """What is as before now, the downtime, what is left to do, and the command that would undo this."""
+    """Yield what was restored, the downtime, what remains, and the undo command."""
     yield BLANK
     if done.whole:
         files = [count(len(done.plan.files), "file")] if done.plan.files else []
-        parts = [*files, *_gone_and_back(done.plan.packages)]
+        parts = [*files, *_package_counts(done.plan.packages)]
         what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.of}" if done.of else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
             yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
-        yield from (note(str(kept)) for kept in done.plan.kept)
+        yield from (note_line(str(kept)) for kept in done.plan.kept)
     else:
-        yield from (line(MARKS["done"], f"{change.path} {_put_back(change)}", hang=2) for change in done.plan.files)
+        yield from (line(MARKS["done"], f"{change.path} {_restore_text(change)}", hang=2) for change in done.plan.files)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
-    if down := downtime(done.settled):
-        yield fact("took", down)
-    yield fact("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
+    if down := downtime_text(done.settled):
+        yield fact_line("took", down)
+    yield fact_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
 
 
-def _put_back(change: FileChange) -> str:
+def _restore_text(change: FileChange) -> str:
     return "removed" if change.after is None else _RESTORED
 
 
-def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
+def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
     if back := sum(change.after is not None for change in packages):
         yield f"{count(back, 'package')} as before"
     if gone := sum(change.after is None for change in packages):
@@ -233,7 +241,7 @@ def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
 
 
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
-    """What was downloaded for a later setup."""
+    """Yield the number of downloaded packages."""
     if not packages:
         yield line(MARKS["done"], "nothing to download: the packages are installed as they should be", hang=2)
         return
@@ -242,9 +250,9 @@ def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
 
 
 def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
-    """What other tools or people left beside a file."""
+    """Yield a note about old versions that others left beside a file."""
     if found:
-        yield note(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
+        yield note_line(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
 
 
 def runs_lines(
@@ -254,13 +262,13 @@ def runs_lines(
     file: str = "",
     zone: tzinfo | None = None,
 ) -> Iterator[Line]:
-    """The recorded runs, the newest last: id, time, verb, how it ended, what it changed.
+    """Yield the recorded runs, the newest last: id, time, verb, result, changes.
 
     Args:
         runs: oldest first.
-        prospects: for each, by its id, whether it can be undone now.
-        folder: where their records and backups are.
-        file: the one that they changed; empty where all runs are listed.
+        prospects: by run id, whether it can be undone now.
+        folder: of records and backups.
+        file: list only runs that changed it; empty for all.
         zone: of the times; this machine's when None.
     """
     if not runs:
@@ -271,11 +279,13 @@ def runs_lines(
 
     width = max(len(run.run) for run in runs)
     for run in runs:
-        mark, result = _ended(run)
+        mark, result = _run_result(run)
         when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
         verb = f"rollback of {run.begin.of}" if run.begin.of else f"{run.verb} {run.begin.recipe}".strip()
-        yield line(mark, span(padded(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4)
-        what = listed(run.subjects, 6) or "nothing"
+        yield line(
+            mark, span(pad_right(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4
+        )
+        what = join_names(run.subjects, 6) or "nothing"
         yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
         yield line(Span(" " * (width + 4)), span(prospects.get(run.run, "")), hang=width + 4)
     yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
@@ -283,7 +293,7 @@ def runs_lines(
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
 
 
-def _ended(run: RunSummary) -> tuple[Span, str]:
+def _run_result(run: RunSummary) -> tuple[Span, str]:
     if run.commit is None:
         return MARKS["failed"], ", cut short"
     if run.commit.result == "done":
@@ -301,7 +311,7 @@ _HELD: Mapping[Holds, str] = {
 
 
 def capture_lines(file: str, contents: Mapping[Holds, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
-    """What a capture will contain, by group, and in how many of each something is masked."""
+    """Yield the contents of a capture by group, with the number of masked items."""
     yield line(span(f"{file} will contain", "bold"))
     for holds, about in _HELD.items():
         number, changed = contents.get(holds, (0, 0))
@@ -314,18 +324,18 @@ def capture_lines(file: str, contents: Mapping[Holds, tuple[int, int]], *, anony
 
 
 def captured_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
-    """Where the capture is, how big it is, and what could not be read for it, by reason."""
+    """Yield the capture's file and size, and the unreadable probes by reason."""
     yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
     for why in dict.fromkeys(missing.values()):
-        yield note(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
+        yield note_line(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
     if "permission denied" in missing.values():
-        yield note(f"root sees more: {sudo_gpunode('capture', file)}")
+        yield note_line(f"root sees more: {sudo_gpunode('capture', file)}")
     yield line("next: ", span(str(gpunode("doctor", file)), "command"))
 
 
 def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
-    """The shipped recipes with what each is for."""
+    """Yield the shipped recipes with their descriptions."""
     width = max(map(len, found), default=0)
     for name, description in found.items():
-        yield line(span(padded(name, width), "bold"), f"  {description}", hang=width + 2)
+        yield line(span(pad_right(name, width), "bold"), f"  {description}", hang=width + 2)
     yield line("next: ", span("gpunode plan RECIPE", "command"))

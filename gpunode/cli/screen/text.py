@@ -1,4 +1,4 @@
-"""Lines of styled text: built from untrusted words, wrapped to a width, written in ASCII where need be. Pure."""
+"""Lines of styled text: untrusted text escaped, wrapped to a width, in ASCII if needed. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpunode.redaction.secrets import redact_known_shapes
 
 Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "add", "remove", "hunk", "command"]
 
-# What a terminal or a log without Unicode gets in place of each sign that gpunode itself writes.
+# ASCII replacements for the symbols that gpunode writes.
 _ASCII = str.maketrans(
     {
         "✓": "+", "●": "*", "○": "o", "✗": "x", "–": "-", "·": "|", "×": "x", "→": "->", "…": "...", "━": "=", "─": "-",
         "’": "'", "“": '"', "”": '"',
     }
 )  # fmt: skip
-# Printable to Python, and nothing on a screen: joiners, fillers and selectors of Unicode that no word here needs.
+# Printable to Python, but invisible: joiners, fillers and selectors.
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
 }
@@ -28,7 +28,7 @@ _COMMAND = re.compile(r"`[^`\n]+`")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Words in one style."""
+    """Text in one style."""
 
     text: str
     style: Style = ""
@@ -36,12 +36,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line as it is meant; a narrow screen breaks it.
+    """A logical line; a narrow screen wraps it.
 
     Attributes:
-        hang: the column at which its continuation begins.
-        fold: whether it breaks anywhere, as a diff must, and not at blanks alone.
-        solid: whether it never breaks: a command that is copied must not bring line ends along.
+        hang: indentation of the continuation.
+        fold: may break anywhere, as in a diff, not only at blanks.
+        solid: never breaks, so that a copied command has no line ends.
     """
 
     spans: tuple[Span, ...] = ()
@@ -51,23 +51,23 @@ class Line:
 
     @property
     def text(self) -> str:
-        """Its words without their styles."""
+        """The text without styles."""
         return "".join(span.text for span in self.spans)
 
 
 BLANK = Line()
 
 
-def clean(text: str) -> str:
-    """``text`` on one line, and nothing left in it that a terminal would obey instead of show.
+def escape_controls(text: str) -> str:
+    """Escape line ends and control characters that a terminal would obey.
 
-    Words from outside have lost their secrets where they came in; what is one wherever it stands, is taken out here.
+    Secrets were redacted when the text was read; those of a known shape are redacted again here.
     """
     text = redact_known_shapes(text)
-    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+    return text if text.isascii() and text.isprintable() else "".join(map(_escape_char, text))
 
 
-def _shown(char: str) -> str:
+def _escape_char(char: str) -> str:
     if char == "\t":
         return "    "
     if "\udc80" <= char <= "\udcff":  # a byte that was not UTF-8, as Python carries it
@@ -78,21 +78,21 @@ def _shown(char: str) -> str:
 
 
 def span(text: str, style: Style = "") -> Span:
-    """``text``, cleaned, in ``style``."""
-    return Span(clean(text), style)
+    """Return escaped ``text`` in ``style``."""
+    return Span(escape_controls(text), style)
 
 
 def line(*parts: str | Span, hang: int = 0) -> Line:
-    """A line of ``parts``; what is no span yet is cleaned."""
+    """Build a line of ``parts``; plain strings are escaped."""
     return Line(tuple(part if isinstance(part, Span) else span(part) for part in parts if part != ""), hang)
 
 
-def prose(text: str, style: Style = "") -> tuple[Span, ...]:
-    """``text`` with the commands in it, which stand in backticks, set off.
+def mark_commands(text: str, style: Style = "") -> tuple[Span, ...]:
+    """Split ``text`` into spans, with commands in backticks highlighted.
 
-    For gpunode's own advice alone. What quotes a file or a tool is a plain span: its backticks are no command of ours.
+    Only for gpunode's own advice: backticks in quoted text are not commands.
     """
-    text = clean(text)
+    text = escape_controls(text)
     found: list[Span] = []
     end = 0
     for match in _COMMAND.finditer(text):
@@ -101,31 +101,31 @@ def prose(text: str, style: Style = "") -> tuple[Span, ...]:
     return tuple(one for one in (*found, Span(text[end:], style)) if one.text)
 
 
-def indented(lines: Sequence[Line], by: int) -> tuple[Line, ...]:
-    """``lines``, ``by`` columns to the right."""
+def indent_lines(lines: Sequence[Line], by: int) -> tuple[Line, ...]:
+    """Indent ``lines`` by ``by`` columns."""
     return tuple(
         replace(one, spans=(Span(" " * by), *one.spans), hang=one.hang + by) if one.spans else one for one in lines
     )
 
 
-def cells(text: str) -> int:
-    """How many columns ``text`` takes on a terminal."""
-    return len(text) if text.isascii() else sum(map(_cell, text))
+def cell_width(text: str) -> int:
+    """Return the columns that ``text`` takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_char_width, text))
 
 
-def _cell(char: str) -> int:
+def _char_width(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def padded(text: str, width: int) -> str:
-    """``text`` with blanks up to ``width`` columns."""
-    return text + " " * max(0, width - cells(text))
+def pad_right(text: str, width: int) -> str:
+    """Pad ``text`` with blanks to ``width`` columns."""
+    return text + " " * max(0, width - cell_width(text))
 
 
-def wrap(one: Line, width: int) -> Iterator[Line]:
-    """``one`` in as many rows as ``width`` columns ask for; 0 leaves it whole."""
+def wrap_line(one: Line, width: int) -> Iterator[Line]:
+    """Wrap a line to ``width`` columns; 0 does not wrap."""
     if one.solid:
         yield one
         return
@@ -134,18 +134,18 @@ def wrap(one: Line, width: int) -> Iterator[Line]:
     first = True
     while marked:
         lead = 0 if first else hang
-        cut = len(marked) if width <= 0 else _cut(marked, width - lead, one.hang if first else 0, fold=one.fold)
+        cut = len(marked) if width <= 0 else _find_break(marked, width - lead, one.hang if first else 0, fold=one.fold)
         row, marked = marked[:cut], marked[cut:]
         if not one.fold:
-            row, marked = _stripped(row, marked)
-        yield Line((*((Span(" " * lead),) if lead else ()), *_spans(row)))
+            row, marked = _strip_break(row, marked)
+        yield Line((*((Span(" " * lead),) if lead else ()), *_group_spans(row)))
         first = False
     if first:
         yield one
 
 
-def _stripped(row: list[tuple[str, Style]], rest: list[tuple[str, Style]]) -> tuple[list[tuple[str, Style]], ...]:
-    """Without the blanks at which the row was broken."""
+def _strip_break(row: list[tuple[str, Style]], rest: list[tuple[str, Style]]) -> tuple[list[tuple[str, Style]], ...]:
+    """Remove the blanks around a line break."""
     if rest:
         while row and row[-1][0] == " ":
             row = row[:-1]
@@ -154,12 +154,12 @@ def _stripped(row: list[tuple[str, Style]], rest: list[tuple[str, Style]]) -> tu
     return row, rest
 
 
-def _cut(marked: Sequence[tuple[str, Style]], room: int, start: int, *, fold: bool) -> int:
-    """How many characters go on a row of ``room`` columns; a blank before column ``start`` is no place to break."""
+def _find_break(marked: Sequence[tuple[str, Style]], room: int, start: int, *, fold: bool) -> int:
+    """Return how many characters fit on a row of ``room`` columns; never break before column ``start``."""
     used = 0
     last_blank = 0
     for index, (char, _) in enumerate(marked):
-        used += _cell(char)
+        used += _char_width(char)
         if char == " " and index >= start:
             last_blank = index
         if used > room:
@@ -168,7 +168,7 @@ def _cut(marked: Sequence[tuple[str, Style]], room: int, start: int, *, fold: bo
     return len(marked)
 
 
-def _spans(marked: Sequence[tuple[str, Style]]) -> Iterator[Span]:
+def _group_spans(marked: Sequence[tuple[str, Style]]) -> Iterator[Span]:
     begin = 0
     for index in range(1, len(marked) + 1):
         if index == len(marked) or marked[index][1] != marked[begin][1]:
@@ -176,6 +176,6 @@ def _spans(marked: Sequence[tuple[str, Style]]) -> Iterator[Span]:
             begin = index
 
 
-def in_ascii(text: str) -> str:
-    """``text`` where only ASCII can be shown: gpunode's own signs become plain ones, the rest is escaped."""
+def to_ascii(text: str) -> str:
+    """Convert to ASCII: replace gpunode's symbols, escape the rest."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Numbers, lists and names as a person says them. Pure."""
+"""Formatting of numbers, lists and triggers. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpunode.change import Trigger, bare_unit
 from gpunode.cli.screen.text import Span
 
 
-def seconds(value: float) -> str:
-    """A duration: ``0.4 s``, ``12 s``, ``3 min 12 s``."""
+def format_seconds(value: float) -> str:
+    """Format a duration: ``0.4 s``, ``12 s``, ``3 min 12 s``."""
     if value < 9.95:
         return f"{value:.1f} s"
     whole = round(value)
@@ -17,7 +17,7 @@ def seconds(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``, ``2 indexes``, ``2 repositories``."""
+    """Format a count: ``1 file``, ``2 files``, ``2 indexes``, ``2 repositories``."""
     if number == 1:
         return f"1 {noun}"
     if noun.endswith("y"):
@@ -25,25 +25,25 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'es' if noun.endswith('x') else 's'}"
 
 
-def listed(items: Iterable[str], limit: int = 0) -> str:
-    """``items`` with commas; beyond ``limit`` of them, how many more there are (0: all)."""
+def join_names(items: Iterable[str], limit: int = 0) -> str:
+    """Join ``items`` with commas; beyond ``limit`` only count them (0: no limit)."""
     found = list(items)
     if limit and len(found) > limit + 1:
         return f"{', '.join(found[:limit])} and {len(found) - limit} more"
     return ", ".join(found)
 
 
-def sentence(parts: Sequence[str]) -> str:
-    """``a, b and c``."""
+def join_with_and(parts: Sequence[str]) -> str:
+    """Join to ``a, b and c``."""
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-def owed(trigger: Trigger) -> str:
-    """What a trigger will do."""
+def describe_trigger(trigger: Trigger) -> str:
+    """Return what a trigger will do."""
     unit = bare_unit(trigger.target)
     match trigger.kind:
         case "index-refresh":
-            return f"read the package index of {_list_name(trigger)}"
+            return f"read the package index of {_repository_name(trigger)}"
         case "daemon-reload":
             return "reload systemd's units"
         case "initramfs":
@@ -56,12 +56,12 @@ def owed(trigger: Trigger) -> str:
             return f"restart {unit}"
 
 
-def settled(trigger: Trigger) -> tuple[str, str]:
-    """What a trigger is about, and what has been done to it."""
+def trigger_labels(trigger: Trigger) -> tuple[str, str]:
+    """Return the subject of an executed trigger, and what was done."""
     unit = bare_unit(trigger.target)
     match trigger.kind:
         case "index-refresh":
-            return "package index", f"{_list_name(trigger)} read"
+            return "package index", f"{_repository_name(trigger)} read"
         case "daemon-reload":
             return "systemd", "units read again"
         case "initramfs":
@@ -74,7 +74,7 @@ def settled(trigger: Trigger) -> tuple[str, str]:
             return unit, "restarted"
 
 
-def _list_name(trigger: Trigger) -> str:
+def _repository_name(trigger: Trigger) -> str:
     name = trigger.target.rpartition("/")[2]
     return name.removesuffix(".list").removesuffix(".sources") or "every repository"
 

@@ -208,7 +208,7 @@ def test_removal_from_a_cluster_is_skipped_in_check_mode(ansible: Ansible, progr
 
 
 def test_an_envelope_of_another_format_is_refused(ansible: Ansible, program: StandIn) -> None:
-    newer = {**json.loads(Envelope("setup").ending_in(ChangeFailed("x")).as_json()), "gpunode": 2}
+    newer = {**json.loads(Envelope("setup").with_failure(ChangeFailed("x")).as_json()), "gpunode": 2}
     program.answers(setup=[json.dumps(newer)])
     returned = ansible.module("gpunode", {"executable": str(program.path)})
     assert returned["failed"]

@@ -162,7 +162,7 @@ def _be_gpunode(arguments: list[str], said: Path, watched: Boundaries | None, th
             os.dup2(source, target)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "r" if n == 0 else "w", closefd=False) for n in range(3))
         sys.argv = ["gpunode", *arguments]
-        from gpunode.cli.boundary import run as main
+        from gpunode.cli.boundary import run_cli as main
 
         if watched is not None:
             watched.watch()

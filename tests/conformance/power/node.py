@@ -169,7 +169,7 @@ def _become_gpunode(argv: list[str], said: Path) -> None:
         sys.argv = ["gpunode", *argv]
         from gpunode.cli import boundary
 
-        code = boundary.run(argv)
+        code = boundary.run_cli(argv)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -53,7 +53,7 @@ def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     def run(words: Sequence[str]) -> Told:
         monkeypatch.setattr(sys, "argv", ["gpunode", *words])
         capsys.readouterr()
-        code = boundary.run(list(words))
+        code = boundary.run_cli(list(words))
         return Told(code, *capsys.readouterr())
 
     return run

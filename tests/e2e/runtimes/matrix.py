@@ -110,7 +110,7 @@ def _load(root: Root, runtime: str) -> None:
     """This process has loaded what its children would else load one after another."""
     root.lay({})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        boundary.run(["ctk", "runtime", "configure", "--runtime", runtime, "--root", str(root.path)])
+        boundary.run_cli(["ctk", "runtime", "configure", "--runtime", runtime, "--root", str(root.path)])
 
 
 def _modes(vector: Vector, *, is_core: bool) -> Iterator[str]:

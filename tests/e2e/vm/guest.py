@@ -13,7 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 
 NODE = Path("/node")
 CONFIGURATION = ("etc/containerd/config.toml", "etc/docker/daemon.json")
@@ -45,7 +45,7 @@ def ended(argv: tuple[str, ...]) -> int:
             sys.argv = ["gpunode", *argv]
             os.dup2(os.open("/run/said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
             os.dup2(1, 2)
-            status = run(list(argv))
+            status = run_cli(list(argv))
             sys.stdout.flush()
         finally:
             os._exit(status)

@@ -19,11 +19,11 @@ from gpunode.check import Check
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.checks import report_lines
 from gpunode.cli.screen.failures import error_lines
-from gpunode.cli.screen.log import run_lines, table_lines
+from gpunode.cli.screen.log import run_lines, run_table_lines
 from gpunode.cli.screen.node import status_lines
 from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.printer import Printer
-from gpunode.cli.screen.results import rollback_lines, runs_lines, setup_lines, undoing_lines, undone_lines
+from gpunode.cli.screen.results import already_undone_lines, rollback_lines, runs_lines, setup_lines, undo_plan_lines
 from gpunode.cli.screen.text import BLANK
 from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
@@ -69,8 +69,8 @@ def plan(screen: Screen) -> None:
 
 def rehearse(screen: Screen) -> None:
     with screen:
-        screen.rehearsal_begins(nodes.RECIPE, "debian12-gtx1080")
-        screen.rehearsal(nodes.RECIPE, nodes.rehearsed(nodes.free(), screen.tell))
+        screen.begin_rehearsal(nodes.RECIPE, "debian12-gtx1080")
+        screen.show_rehearsal(nodes.RECIPE, nodes.rehearsed(nodes.free(), screen.show_event))
 
 
 def setup(screen: Screen) -> None:
@@ -81,25 +81,25 @@ def setup(screen: Screen) -> None:
         for stage in done.applied:
             packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
             if packages:
-                screen.tell(Applying(stage.stage, "packages", packages))
-                screen.progress(Progress("wait", 1.0, f"up to 600 s: {HELD}"))
-                screen.progress(Progress("download", 43.0, "libcuda1"))
-                screen.tell(Applied(stage.stage, "packages", packages, 41.2))
-        screen.tell(Triggering((RESTART,)))
+                screen.show_event(Applying(stage.stage, "packages", packages))
+                screen.update_progress(Progress("wait", 1.0, f"up to 600 s: {HELD}"))
+                screen.update_progress(Progress("download", 43.0, "libcuda1"))
+                screen.show_event(Applied(stage.stage, "packages", packages, 41.2))
+        screen.show_event(Triggering((RESTART,)))
         for one in settled:
-            screen.tell(Triggered(one))
+            screen.show_event(Triggered(one))
         finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=settled)
         ended(screen, finished, VerifyReport(CHECKS, nodes.INVENTORY))
 
 
 def converged(screen: Screen) -> None:
-    done = replace(nodes.set_up(nodes.converged(), screen.tell), seconds=0.41)
+    done = replace(nodes.set_up(nodes.converged(), screen.show_event), seconds=0.41)
     ended(screen, done, VerifyReport(CHECKS, nodes.INVENTORY))
 
 
 def one_step(screen: Screen) -> None:
     """Of ``setup --only runtime-config``: nothing is said of what was left out."""
-    whole = nodes.set_up(nodes.converged(), screen.tell)
+    whole = nodes.set_up(nodes.converged(), screen.show_event)
     stages = tuple(
         replace(stage, steps=tuple(one for one in stage.steps if one.step.id == "runtime-config"))
         for stage in whole.preview
@@ -141,7 +141,7 @@ def status_good(screen: Screen) -> None:
 def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
     undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), left=left)
-    screen.put(*undoing_lines(undone, verbose=screen.verbose))
+    screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
     done = RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),))
     screen.conclude(rollback_lines(done, None, screen.argv))
 
@@ -150,9 +150,11 @@ def undone(screen: Screen) -> None:
     docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
     newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
     older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
-    screen.put(*undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
+    screen.put(*already_undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
     screen.put(
-        *undone_lines(NothingToUndo(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",)))
+        *already_undone_lines(
+            NothingToUndo(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",))
+        )
     )
 
 
@@ -186,7 +188,7 @@ def _logged() -> tuple[RunRecord, ...]:
 
 
 def log(screen: Screen) -> None:
-    screen.put(*table_lines(_logged(), timezone.utc))
+    screen.put(*run_table_lines(_logged(), timezone.utc))
 
 
 def log_run(screen: Screen) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from gpunode.change import digest
 from gpunode.cli import CommandExit, runs
-from gpunode.cli.audit import SCHEMA, summary, whole
-from gpunode.cli.envelope import plain
+from gpunode.cli.audit import SCHEMA, full_run_record, summarize_run
+from gpunode.cli.envelope import to_json_types
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.journal import record
@@ -52,8 +52,8 @@ def told(*, ended: bool = True) -> RunRecord:
 
 def test_the_keys_are_those_that_programs_rely_on() -> None:
     assert SCHEMA == 1
-    assert set(summary(told(), {})) == SUMMARY
-    found = whole(told(), {})
+    assert set(summarize_run(told(), {})) == SUMMARY
+    found = full_run_record(told(), {})
     assert set(found) == WHOLE
     assert {row["kind"] for row in found["changes"]} == set(KINDS)
     for row in found["changes"]:
@@ -70,7 +70,7 @@ def test_every_key_is_described() -> None:
 
 
 def test_who_when_and_from_what_to_what() -> None:
-    found = whole(told(), {1000: "alice"})
+    found = full_run_record(told(), {1000: "alice"})
     assert (found["user"], found["uid"], found["loginuid"], found["login"]) == ("alice", 0, 1000, "alice")
     assert (found["begun"], found["ended"]) == ("2026-11-21T08:19:32Z", "2026-11-21T08:19:41Z")
     assert found["counts"] == {"file": 1, "module": 1, "package": 2, "service": 1}
@@ -84,18 +84,18 @@ def test_who_when_and_from_what_to_what() -> None:
 
 
 def test_a_run_that_was_cut_short_has_no_end() -> None:
-    found = whole(told(ended=False), {})
+    found = full_run_record(told(ended=False), {})
     assert (found["result"], found["ended"]) == ("cut short", None)
     assert [row["result"] for row in found["changes"]][-2:] == ["failed", "intended"]
     assert found["triggers"][0]["settled"] is None
 
 
 def test_no_secret_gets_out() -> None:
-    assert SECRET not in json.dumps(plain(whole(told(), {})))
+    assert SECRET not in json.dumps(to_json_types(full_run_record(told(), {})))
 
 
 def answered(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> dict[str, Any]:
-    runs.log(run, OutputOptions(json=True), str(root))
+    runs.show_log(run, OutputOptions(json=True), str(root))
     found: dict[str, Any] = json.loads(capsys.readouterr().out)["result"]
     return found
 
@@ -137,23 +137,23 @@ def test_a_run_that_goes_on_is_told_as_such_without_waiting_for_it(
 
 def test_a_run_that_there_is_not_is_said_with_those_that_there_are(root: Path) -> None:
     with pytest.raises(UsageError) as stopped:
-        runs.log("7", OutputOptions(json=True), str(root))
+        runs.show_log("7", OutputOptions(json=True), str(root))
     assert "1, 2" in stopped.value.why
 
 
 def test_a_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "etc").mkdir()
     assert answered(capsys, tmp_path)["runs"] == []
-    runs.log("", OutputOptions(), str(tmp_path))
+    runs.show_log("", OutputOptions(), str(tmp_path))
     assert "no run of gpunode" in capsys.readouterr().out
 
 
 def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs.log("", OutputOptions(), str(root))
+    runs.show_log("", OutputOptions(), str(root))
     table = capsys.readouterr().out
     assert re.search(r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done +1 command, 1 file", table)
     assert "cut short" in table
-    runs.log("2", OutputOptions(), str(root))
+    runs.show_log("2", OutputOptions(), str(root))
     page = " ".join(capsys.readouterr().out.split())
     for word in (
         "never: it was interrupted",
@@ -170,6 +170,6 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
 
 def test_an_answer_is_no_failure(root: Path) -> None:
     try:
-        runs.log("1", OutputOptions(), str(root))
+        runs.show_log("1", OutputOptions(), str(root))
     except CommandExit as answer:
         pytest.fail(f"exit {answer.exit_code}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 from gpunode.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
@@ -49,7 +49,7 @@ def test_closed_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
 def test_a_word_of_other_tools_is_answered_with_gpunodes_command(
     typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(typed) == UsageError.exit_code
+    assert run_cli(typed) == UsageError.exit_code
     assert f"next: {hint}\n" in capsys.readouterr().err
 
 

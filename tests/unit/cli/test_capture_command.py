@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.capture import capture, incomplete
+from gpunode.cli.capture import capture, find_missing_probes
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
@@ -70,5 +70,5 @@ def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None
 
 
 def test_incomplete_is_what_nobody_answered_not_what_was_answered_with_no() -> None:
-    assert list(incomplete(EVIDENCE)) == ["modules", "smi", "units", "kernel-journal"]
-    assert incomplete({}) == {}
+    assert list(find_missing_probes(EVIDENCE)) == ["modules", "smi", "units", "kernel-journal"]
+    assert find_missing_probes({}) == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import clusters
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.clusters import ClusterRef
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
@@ -89,7 +89,7 @@ def test_thousands_of_objects_are_asked_for_in_parts(number: int) -> None:
 
 
 def test_rollback_takes_a_context_for_runs_in_clusters_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rollback", "3", "--context", "far"]) == 2
+    assert run_cli(["rollback", "3", "--context", "far"]) == 2
     assert "are for runs that changed a cluster" in capsys.readouterr().err
 
 
@@ -114,7 +114,7 @@ def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
         went.append(where)
         raise Refused("far enough")
 
-    monkeypatch.setattr(clusters, "cluster_journal", lambda: store)
+    monkeypatch.setattr(clusters, "open_cluster_journal", lambda: store)
     monkeypatch.setattr(ClusterRef, "connect", reach)
     with pytest.raises(Refused, match="far enough"):
         clusters.rollback("k2", typed, OutputOptions(), yes=True)

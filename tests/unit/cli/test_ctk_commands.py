@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli import configuring
-from gpunode.cli.boundary import run
-from gpunode.cli.configuring import Permissions
+from gpunode.cli import runtime_config
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_options import Typed
+from gpunode.cli.runtime_config import EditPermissions
+from gpunode.cli.runtime_options import RuntimeOptions
 
 CONFIGURE = ("ctk", "runtime", "configure")
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, OutputOptions, str, Permissions]]:
-    calls: list[tuple[Typed, OutputOptions, str, Permissions]] = []
-    monkeypatch.setattr(configuring, "configure", lambda *arguments: calls.append(arguments))
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]]:
+    calls: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]] = []
+    monkeypatch.setattr(runtime_config, "configure", lambda *arguments: calls.append(arguments))
     return calls
 
 
@@ -37,7 +37,9 @@ def written(image: Path) -> list[Path]:
     return [path for path in image.rglob("*") if path.is_file() and path.name != "nvidia-container-runtime"]
 
 
-def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, OutputOptions, str, Permissions]]) -> None:
+def test_every_option_of_nvidia_ctk_is_taken(
+    heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]],
+) -> None:
     options = (
         "--runtime=containerd",
         "--config=/etc/c.toml",
@@ -53,9 +55,9 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, OutputOpti
         "--cdi.enabled",
         "--dry-run",
     )
-    assert run([*CONFIGURE, *options]) == 0
+    assert run_cli([*CONFIGURE, *options]) == 0
     typed, _, root, permissions = heard[0]
-    assert typed == Typed(
+    assert typed == RuntimeOptions(
         "containerd",
         "/etc/c.toml",
         "/etc/d.toml",
@@ -74,20 +76,20 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, OutputOpti
 @pytest.mark.parametrize(
     ("option", "typed"),
     [
-        (["--runtime-path", "/opt/nv"], Typed(path="/opt/nv")),
-        (["--set-as-default"], Typed(default=True)),
-        (["--set-as-default=true"], Typed(default=True)),
-        (["--nvidia-set-as-default", "--set-as-default=F"], Typed()),
-        (["--cdi.enable"], Typed(cdi=True)),
-        (["--enable-cdi=1"], Typed(cdi=True)),
-        (["--drop-in-config="], Typed(drop_in="")),
-        (["--mode", "drop-in", "--enable-cri"], Typed(mode="drop-in", enable_cri=True)),
+        (["--runtime-path", "/opt/nv"], RuntimeOptions(path="/opt/nv")),
+        (["--set-as-default"], RuntimeOptions(default=True)),
+        (["--set-as-default=true"], RuntimeOptions(default=True)),
+        (["--nvidia-set-as-default", "--set-as-default=F"], RuntimeOptions()),
+        (["--cdi.enable"], RuntimeOptions(cdi=True)),
+        (["--enable-cdi=1"], RuntimeOptions(cdi=True)),
+        (["--drop-in-config="], RuntimeOptions(drop_in="")),
+        (["--mode", "drop-in", "--enable-cri"], RuntimeOptions(mode="drop-in", enable_cri=True)),
     ],
 )
 def test_aliases_and_booleans_with_a_value_mean_the_same(
-    option: list[str], typed: Typed, heard: list[tuple[Typed, OutputOptions, str, Permissions]]
+    option: list[str], typed: RuntimeOptions, heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]]
 ) -> None:
-    assert run([*CONFIGURE, *option]) == 0
+    assert run_cli([*CONFIGURE, *option]) == 0
     assert heard[0][0] == typed
 
 
@@ -102,17 +104,17 @@ def test_aliases_and_booleans_with_a_value_mean_the_same(
     ],
 )
 def test_the_global_options_count_before_and_behind_the_command(
-    words: Sequence[str], how: OutputOptions, heard: list[tuple[Typed, OutputOptions, str, Permissions]]
+    words: Sequence[str], how: OutputOptions, heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]]
 ) -> None:
-    assert run(list(words)) == 0
+    assert run_cli(list(words)) == 0
     assert heard[0][1] == how
 
 
 def test_the_global_options_may_stand_in_the_environment(
-    heard: list[tuple[Typed, OutputOptions, str, Permissions]], monkeypatch: pytest.MonkeyPatch
+    heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVIDIA_CTK_QUIET", "true")
-    assert run(list(CONFIGURE)) == 0
+    assert run_cli(list(CONFIGURE)) == 0
     assert heard[0][1] == OutputOptions(quiet=True)
 
 
@@ -128,7 +130,7 @@ def test_the_global_options_may_stand_in_the_environment(
 def test_what_is_typed_wrong_is_told_with_the_right_word(
     words: list[str], next_: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*CONFIGURE, *words]) == 2
+    assert run_cli([*CONFIGURE, *words]) == 2
     assert next_ in capsys.readouterr().err
 
 
@@ -137,12 +139,12 @@ def test_what_is_typed_wrong_is_told_with_the_right_word(
     [(["ctk"], "Usage: gpunode ctk"), (["ctk", "runtime"], "Usage: gpunode ctk runtime")],
 )
 def test_no_command_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(typed) == 2
+    assert run_cli(typed) == 2
     assert capsys.readouterr().err.startswith(begins)
 
 
 def test_a_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*CONFIGURE, "--root", str(image), "--dry-run"]) == 0
+    assert run_cli([*CONFIGURE, "--root", str(image), "--dry-run"]) == 0
     told = capsys.readouterr()
     assert list(json.loads(told.out)["runtimes"]) == ["nvidia"]
     assert "+++ /etc/docker/daemon.json" in told.err
@@ -150,7 +152,7 @@ def test_a_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytes
 
 
 def test_a_quiet_dry_run_prints_the_file_alone(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["ctk", "-q", *CONFIGURE[1:], "--root", str(image), "--dry-run"]) == 0
+    assert run_cli(["ctk", "-q", *CONFIGURE[1:], "--root", str(image), "--dry-run"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -159,18 +161,18 @@ def test_a_check_tells_what_is_pending_and_writes_nothing(
 ) -> None:
     check = ["ctk", "runtime", "check", "--root", str(image), "--set-as-default"]
     monkeypatch.setattr("sys.argv", ["gpunode", *check, "-v"])
-    assert run(check) == 4
+    assert run_cli(check) == 4
     command = f"next: sudo gpunode ctk runtime configure --root {image} --set-as-default\n"
     assert command in capsys.readouterr().out
     assert written(image) == []
     done = '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
     (image / "etc/docker/daemon.json").write_text(done)
-    assert run(check) == 0
+    assert run_cli(check) == 0
     assert "nothing runs in an image" in capsys.readouterr().out
 
 
 def test_a_program_is_told_the_same(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["ctk", "runtime", "check", "--json", "--root", str(image)]) == 4
+    assert run_cli(["ctk", "runtime", "check", "--json", "--root", str(image)]) == 4
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["status"], answer["exit_code"]) == ("ctk runtime check", "changes-pending", 4)
     assert [change["subject"] for change in answer["changes"]] == ["/etc/docker/daemon.json"]
@@ -178,14 +180,14 @@ def test_a_program_is_told_the_same(image: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_an_error_names_its_command_to_a_program(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*CONFIGURE, "--json", "--root", str(image), "--runtime=rkt"]) == 2
+    assert run_cli([*CONFIGURE, "--json", "--root", str(image), "--runtime=rkt"]) == 2
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["errors"][0]["error"]) == ("ctk runtime configure", "usage")
 
 
 def test_hook_mode_is_refused(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config-mode=hook", "--oci-hook-path=/h.json", "--nvidia-runtime-hook-path=/opt/hook"]
-    assert run([*CONFIGURE, "--root", str(image), *words]) == 2
+    assert run_cli([*CONFIGURE, "--root", str(image), *words]) == 2
     assert "OCI hooks" in capsys.readouterr().err
     assert written(image) == []
 
@@ -194,7 +196,7 @@ def test_what_writes_needs_root_and_says_what_does_not(
     image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert run([*CONFIGURE, "--root", str(image)]) == 2
+    assert run_cli([*CONFIGURE, "--root", str(image)]) == 2
     assert "--dry-run shows what it would do" in capsys.readouterr().err
 
 
@@ -204,8 +206,8 @@ def test_a_check_takes_the_program_as_setup_spells_it(image: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"runtimes": {"nvidia": entry}}))
     check = ["ctk", "runtime", "check", "--root", str(image), "--runtime=docker"]
-    assert run(check) == 0
-    assert run([*check, "--nvidia-runtime-path=/opt/nvidia-container-runtime"]) == 4
+    assert run_cli(check) == 0
+    assert run_cli([*check, "--nvidia-runtime-path=/opt/nvidia-container-runtime"]) == 4
 
 
 @pytest.mark.usefixtures("allow_subprocess")
@@ -217,12 +219,12 @@ def test_no_container_would_start_by_a_default_runtime_whose_program_is_missing(
     asked = [f"--runtime={runtime}", "--root", str(image), "--set-as-default"]
     install = f"sudo gpunode setup --runtime={runtime} --only=toolkit-repository --only=toolkit --root={image}"
 
-    assert run([*CONFIGURE, *asked, "--dry-run"]) == 3
+    assert run_cli([*CONFIGURE, *asked, "--dry-run"]) == 3
     refused = capsys.readouterr().err
     assert "nvidia-container-runtime is not installed" in refused
     assert install in refused
     monkeypatch.setattr("sys.argv", ["gpunode", "ctk", "runtime", "check", *asked])
-    assert run(["ctk", "runtime", "check", *asked]) == 4
+    assert run_cli(["ctk", "runtime", "check", *asked]) == 4
     assert f"next: {install}\n" in capsys.readouterr().out.replace("\n      ", " ")
 
 
@@ -232,7 +234,7 @@ def test_a_handler_whose_program_is_missing_is_no_success(image: Path, capsys: p
         '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
     )
 
-    assert run(["ctk", "runtime", "check", "--runtime=docker", "--root", str(image)]) == 7
+    assert run_cli(["ctk", "runtime", "check", "--runtime=docker", "--root", str(image)]) == 7
     shown = capsys.readouterr().out
     assert "which is not installed" in shown
     assert "✓" not in shown

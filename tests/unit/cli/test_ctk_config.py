@@ -13,7 +13,7 @@ from gpunode.change import CONFIGURATION
 from gpunode.cli import toolkit_config
 from gpunode.cli.ctk import config_app
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.toolkit_config import Where, config, default, usual
+from gpunode.cli.toolkit_config import ToolkitConfigOptions, default_config_path, edit_config, write_default_config
 from gpunode.errors import Refused, UsageError
 from gpunode.journal.record import Intent
 from gpunode.journal.store import Store
@@ -35,8 +35,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def where(root: Path, *, file: str = "", output: str = "", in_place: bool = False) -> Where:
-    return Where(file, output, str(root), in_place=in_place)
+def where(root: Path, *, file: str = "", output: str = "", in_place: bool = False) -> ToolkitConfigOptions:
+    return ToolkitConfigOptions(file, output, str(root), in_place=in_place)
 
 
 def at(root: Path, path: str = FILE) -> Path:
@@ -46,7 +46,7 @@ def at(root: Path, path: str = FILE) -> Path:
 def test_without_a_place_to_write_it_is_printed_and_nothing_else(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config(NO_CGROUPS, where(root), OutputOptions())
+    edit_config(NO_CGROUPS, where(root), OutputOptions())
     assert capsys.readouterr().out == f"{TEXT}\n[nvidia-container-cli]\n  no-cgroups = true\n"
     assert at(root).read_text() == TEXT
     assert sorted(path.name for path in root.iterdir()) == ["etc"]
@@ -54,7 +54,7 @@ def test_without_a_place_to_write_it_is_printed_and_nothing_else(
 
 @as_root
 def test_in_place_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(NO_CGROUPS, where(root, in_place=True), OutputOptions())
+    edit_config(NO_CGROUPS, where(root, in_place=True), OutputOptions())
     out = capsys.readouterr().out
     assert "+  no-cgroups = true" in out
     (run,) = Store(root).ids()
@@ -67,7 +67,7 @@ def test_in_place_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.Ca
 
 @as_root
 def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(["disable-require=false"], where(root, in_place=True), OutputOptions())
+    edit_config(["disable-require=false"], where(root, in_place=True), OutputOptions())
     assert "nothing to do" in capsys.readouterr().out
     assert Store(root).ids() == ()
     assert at(root).read_text() == TEXT
@@ -77,7 +77,7 @@ def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFix
 def test_another_file_is_roots_and_as_readable_as_the_one_that_was_read(root: Path) -> None:
     os.chown(at(root), 12345, 12345)
     at(root).chmod(0o660)
-    config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), OutputOptions())
+    edit_config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), OutputOptions())
     assert at(root).read_text() == TEXT
     assert at(root, "/srv/new/config.toml").read_text().startswith(TEXT)
     status = at(root, "/srv/new/config.toml").stat()
@@ -90,24 +90,24 @@ def test_a_missing_file_is_made_with_this_machine_s_defaults(root: Path) -> None
     at(root, "/etc/os-release").write_text('ID_LIKE="suse opensuse"\n')
     at(root, "/sbin").mkdir()
     at(root, "/sbin/ldconfig.real").touch()
-    config((), where(root, in_place=True), OutputOptions())
+    edit_config((), where(root, in_place=True), OutputOptions())
     made = at(root).read_text()
     assert 'ldconfig = "@/sbin/ldconfig.real"' in made
     assert '\nuser = "root:video"' in made
 
 
 def test_a_program_hears_the_text_or_the_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(["disable-require"], where(root), OutputOptions(json=True))
+    edit_config(["disable-require"], where(root), OutputOptions(json=True))
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["changed"]) == ("ctk config", False)
     assert answer["result"]["text"] == TEXT.replace("false", "true")
-    default(where(root), OutputOptions(json=True))
+    write_default_config(where(root), OutputOptions(json=True))
     assert json.loads(capsys.readouterr().out)["command"] == "ctk config default"
 
 
 @as_root
 def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(["disable-require"], where(root, in_place=True), OutputOptions(json=True))
+    edit_config(["disable-require"], where(root, in_place=True), OutputOptions(json=True))
     answer = json.loads(capsys.readouterr().out)
     assert answer["changed"]
     assert (answer["result"]["file"], answer["result"]["run"]) == (FILE, Store(root).ids()[0])
@@ -116,32 +116,32 @@ def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixt
 
 @as_root
 def test_the_defaults_are_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    default(where(root), OutputOptions())
+    write_default_config(where(root), OutputOptions())
     assert capsys.readouterr().out == toolkit.default(toolkit.Machine())
-    default(where(root, output=FILE), OutputOptions())
+    write_default_config(where(root, output=FILE), OutputOptions())
     assert at(root).read_text() == toolkit.default(toolkit.Machine())
 
 
 def test_in_place_and_elsewhere_contradict_each_other(root: Path) -> None:
     with pytest.raises(UsageError, match="contradict") as refused:
-        config((), where(root, in_place=True, output="/x"), OutputOptions())
+        edit_config((), where(root, in_place=True, output="/x"), OutputOptions())
     assert refused.value.hint
 
 
 def test_a_path_in_an_image_is_whole(root: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.toml is not an absolute path"):
-        config((), where(root, file="config.toml"), OutputOptions())
+        edit_config((), where(root, file="config.toml"), OutputOptions())
 
 
 def test_what_is_no_file_is_refused(root: Path) -> None:
     with pytest.raises(Refused, match="/etc cannot be read as a file"):
-        config((), where(root, file="/etc"), OutputOptions())
+        edit_config((), where(root, file="/etc"), OutputOptions())
 
 
 def test_to_write_takes_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="needs root"):
-        config((), where(root, in_place=True), OutputOptions())
+        edit_config((), where(root, in_place=True), OutputOptions())
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_to_write_takes_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_the_usual_file_is_the_one_that_the_toolkit_reads(environment: dict[str, str], path: str) -> None:
-    assert usual(environment, image=False) == path
-    assert usual(environment, image=True) == FILE
+    assert default_config_path(environment, image=False) == path
+    assert default_config_path(environment, image=True) == FILE
 
 
 def test_nvidia_ctk_s_own_words_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
-    monkeypatch.setattr(toolkit_config, "config", lambda words, where, how: told.append((words, where)))
-    monkeypatch.setattr(toolkit_config, "default", lambda where, how: told.append(where.output))
+    monkeypatch.setattr(toolkit_config, "edit_config", lambda words, where, how: told.append((words, where)))
+    monkeypatch.setattr(toolkit_config, "write_default_config", lambda where, how: told.append(where.output))
     command = typer.main.get_command(config_app)
 
     def run(*words: str) -> None:
@@ -169,12 +169,12 @@ def test_nvidia_ctk_s_own_words_are_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
     for flag in ("--config-file=/c", "--config=/c", "-c/c"):
         run(flag, "--set", "a=1", "--set=b", "-i")
-        assert told.pop() == (["a=1", "b"], Where("/c", "", "/", in_place=True, lock_timeout_s=600))
+        assert told.pop() == (["a=1", "b"], ToolkitConfigOptions("/c", "", "/", in_place=True, lock_timeout_s=600))
     run("--in-place", "-o", "/o")
-    assert told.pop() == ([], Where("", "/o", "/", in_place=True, lock_timeout_s=600))
+    assert told.pop() == ([], ToolkitConfigOptions("", "/o", "/", in_place=True, lock_timeout_s=600))
     for alias in ("default", "create-default", "generate-default"):
         run(alias, "--output", "/o")
         assert told == ["/o"]
         told.clear()
     run("--in-place=false", "--set=b", "--in-place=1", "-c", "/c")
-    assert told.pop() == (["b"], Where("/c", "", "/", in_place=True, lock_timeout_s=600))
+    assert told.pop() == (["b"], ToolkitConfigOptions("/c", "", "/", in_place=True, lock_timeout_s=600))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 
 VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
@@ -36,7 +36,7 @@ def k3s(tmp_path: Path) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> tuple[int, dict[str, Any]]:
-    code = run([*DRY, "--root", str(root), *more])
+    code = run_cli([*DRY, "--root", str(root), *more])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, answer
 
@@ -131,9 +131,9 @@ def test_a_runtime_on_no_record_goes_where_its_program_is_named(
     put(tmp_path, "/etc/docker/daemon.json", b'{"runtimes": {"gpu": {"path": "/opt/nvidia/run"}}}\n')
     words = ["ctk", "runtime", "unconfigure", "--dry-run", "--json", "--root", str(tmp_path)]
     words.append("--nvidia-runtime-name=gpu")
-    assert run(words) == 3
+    assert run_cli(words) == 3
     hint = json.loads(capsys.readouterr().out)["errors"][0]["hint"]
-    assert run([*words, hint.rpartition(" ")[2]]) == 0
+    assert run_cli([*words, hint.rpartition(" ")[2]]) == 0
     assert json.loads(json.loads(capsys.readouterr().out)["diff"][0]["after"]) == {}
 
 
@@ -144,5 +144,5 @@ def test_the_version_is_that_of_the_roots_own_package_database(
     put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["aufs"]\n')
     package = b"Package: containerd\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.1.9+ds1-5\n\n"
     put(tmp_path, "/var/lib/dpkg/status", package)
-    assert run([word for word in DRY if word != "--json"] + ["--root", str(tmp_path)]) == 0
+    assert run_cli([word for word in DRY if word != "--json"] + ["--root", str(tmp_path)]) == 0
     assert "io.containerd.cri.v1.runtime" in capsys.readouterr().out

@@ -45,7 +45,7 @@ def read(envelope: Envelope) -> dict[str, Any]:
 
 def test_the_keys_are_those_that_programs_rely_on() -> None:
     assert set(read(Envelope("plan"))) == KEYS
-    assert set(read(Envelope("plan").ending_in(Busy("locked")))) == KEYS
+    assert set(read(Envelope("plan").with_failure(Busy("locked")))) == KEYS
 
 
 def test_a_success_without_changes() -> None:
@@ -54,7 +54,7 @@ def test_a_success_without_changes() -> None:
 
 
 def test_a_failure_says_what_why_and_what_next() -> None:
-    found = read(Envelope("setup").ending_in(Busy("dpkg is locked", why="by 4711", hint="wait")))
+    found = read(Envelope("setup").with_failure(Busy("dpkg is locked", why="by 4711", hint="wait")))
     assert (found["command"], found["status"], found["exit_code"], found["changed"]) == ("setup", "busy", 12, False)
     said = {"error": "busy", "what": "dpkg is locked", "why": "by 4711", "hint": "wait"}
     assert found["errors"] == [{**said, "commands": [], "manual": True}]
@@ -62,9 +62,9 @@ def test_a_failure_says_what_why_and_what_next() -> None:
 
 def test_a_hint_tells_programs_which_commands_come_next_and_whether_a_person_must_act() -> None:
     hint = "apt-mark unhold libcuda1\nthen run the same command again"
-    (error,) = read(Envelope("setup").ending_in(Refused("held", hint=hint)))["errors"]
+    (error,) = read(Envelope("setup").with_failure(Refused("held", hint=hint)))["errors"]
     assert (error["commands"], error["manual"]) == (["apt-mark unhold libcuda1"], False)
-    (error,) = read(Envelope("setup").ending_in(Refused("no", hint="run `gpunode plan`, or look at it")))["errors"]
+    (error,) = read(Envelope("setup").with_failure(Refused("no", hint="run `gpunode plan`, or look at it")))["errors"]
     assert (error["commands"], error["manual"]) == ([], True)
 
 
@@ -167,14 +167,16 @@ def test_every_stop_ends_with_its_exit_code(
     kind: type[GpunodeError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verify, "status", _stop(kind))
-    assert boundary.run(["status"]) == kind.exit_code
+    assert boundary.run_cli(["status"]) == kind.exit_code
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == ["gpunode: it stopped", "  because", "  next: do this"]
-    assert boundary.run(["status", "--json"]) == kind.exit_code
+    assert boundary.run_cli(["status", "--json"]) == kind.exit_code
     said = capsys.readouterr()
     assert said.err == ""
-    assert json.loads(said.out) == read(Envelope("status").ending_in(kind("it stopped", why="because", hint="do this")))
+    assert json.loads(said.out) == read(
+        Envelope("status").with_failure(kind("it stopped", why="because", hint="do this"))
+    )
     assert kind.exit_code in dict(exit_codes())
 
 
@@ -190,11 +192,11 @@ def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
         kept.append(text)
         return "/tmp/bug.txt"
 
-    monkeypatch.setattr(boundary, "_keep", keep)
+    monkeypatch.setattr(boundary, "_save_traceback", keep)
     monkeypatch.setattr(verify, "status", command)
-    assert boundary.run(["status"]) == 1
+    assert boundary.run_cli(["status"]) == 1
     assert "ZeroDivisionError: by nought" in capsys.readouterr().err
-    assert boundary.run(["status", "--json"]) == 1
+    assert boundary.run_cli(["status", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert set(found) == KEYS
     assert (found["status"], found["exit_code"]) == ("bug", 1)
@@ -203,14 +205,14 @@ def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
 
 
 def test_what_typer_does_not_take_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert boundary.run(["status", "--nonsense"]) == UsageError.exit_code
+    assert boundary.run_cli(["status", "--nonsense"]) == UsageError.exit_code
     assert "gpunode status --help" in capsys.readouterr().err
-    assert boundary.run(["recipe", "check", "no-such.toml", "--json"]) == UsageError.exit_code
+    assert boundary.run_cli(["recipe", "check", "no-such.toml", "--json"]) == UsageError.exit_code
     assert json.loads(capsys.readouterr().out)["command"] == "recipe check"
 
 
 def test_help_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
-    assert boundary.run(["plan", "--help"]) == 0
+    assert boundary.run_cli(["plan", "--help"]) == 0
     assert "--check" in capsys.readouterr().out
 
 
@@ -219,8 +221,8 @@ def test_a_reader_who_went_away_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> No
         raise BrokenPipeError
 
     monkeypatch.setattr(verify, "status", command)
-    monkeypatch.setattr("gpunode.cli.screen.printer.forget", lambda stream: None)
-    assert boundary.run(["status"]) == 141
+    monkeypatch.setattr("gpunode.cli.screen.printer.discard_stream", lambda stream: None)
+    assert boundary.run_cli(["status"]) == 141
 
 
 def test_names_that_are_no_text_are_text_in_json() -> None:

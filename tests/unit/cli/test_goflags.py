@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.cli.goflags import of_group, translated, truth
+from gpunode.cli.goflags import parse_bool, translate_group_words, translate_words
 from gpunode.errors import UsageError
 
 FLAGS = {"--dry-run": "--dry-run", "--cdi.enabled": "--cdi.enabled", "--enable-cdi": "--cdi.enabled", "-d": "-d"}
@@ -30,29 +30,29 @@ VALUED = frozenset({"--config", "--runtime"})
     ],
 )
 def test_the_last_value_of_a_boolean_counts_under_whatever_name(typed: list[str], meant: list[str]) -> None:
-    assert translated(typed, FLAGS, VALUED) == meant
+    assert translate_words(typed, FLAGS, VALUED) == meant
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "true", "TRUE", "True"])
 def test_what_go_takes_for_true(value: str) -> None:
-    assert truth("--dry-run", value)
+    assert parse_bool("--dry-run", value)
 
 
 @pytest.mark.parametrize("value", ["0", "f", "F", "false", "FALSE", "False"])
 def test_what_go_takes_for_false(value: str) -> None:
-    assert not truth("--dry-run", value)
+    assert not parse_bool("--dry-run", value)
 
 
 @pytest.mark.parametrize("value", ["", "yes", "no", "tRUE", "2"])
 def test_what_go_takes_for_neither_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="neither true nor false"):
-        translated([f"--dry-run={value}"], FLAGS, VALUED)
+        translate_words([f"--dry-run={value}"], FLAGS, VALUED)
 
 
 @pytest.mark.parametrize("word", ["-dry-run", "-runtime=docker", "-cdi.enabled"])
 def test_a_single_dash_is_told_from_a_heap_of_short_options(word: str) -> None:
     with pytest.raises(UsageError) as stopped:
-        translated([word], FLAGS, VALUED)
+        translate_words([word], FLAGS, VALUED)
     assert stopped.value.hint == f"write -{word}"
 
 
@@ -61,4 +61,4 @@ def test_a_group_leaves_the_words_of_its_command_alone() -> None:
         param_type_name, is_flag, opts = "option", True, ("-q", "--quiet")
 
     typed = ["--quiet=false", "runtime", "configure", "--dry-run=false", "-runtime"]
-    assert of_group([Quiet()], typed) == typed[1:]
+    assert translate_group_words([Quiet()], typed) == typed[1:]

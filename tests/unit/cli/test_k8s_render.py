@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.cli.k8s_render import render_recipe
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.rendering import render
-from gpunode.cli.samples import SAMPLES
+from gpunode.cli.samples import SAMPLES_FOLDER
 from gpunode.errors import Conflict, RecipeError, Refused, UsageError
 from gpunode.facts.evidence import Capture
 from gpunode.host.capture import load, save
 from gpunode.kubernetes.model import HEADER
 
-SAMPLE = str(SAMPLES / "debian12-gtx1080")
+SAMPLE = str(SAMPLES_FOLDER / "debian12-gtx1080")
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_what_is_printed_is_a_stream_that_kubectl_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    render("k8s-containerd", (SAMPLE,), "", "manifests", OutputOptions())
+    render_recipe("k8s-containerd", (SAMPLE,), "", "manifests", OutputOptions())
     kinds = [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)]
     assert kinds == ["Namespace", "RuntimeClass", "ConfigMap", "DaemonSet", "Pod"]
-    render("k8s-time-slicing", (SAMPLE,), "", "manifests", OutputOptions())
+    render_recipe("k8s-time-slicing", (SAMPLE,), "", "manifests", OutputOptions())
     assert capsys.readouterr().out.startswith("# Time slicing shares")
 
 
@@ -48,23 +48,23 @@ def test_the_files_stand_in_the_folder_and_a_second_render_changes_nothing(
     fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    render("k8s-time-slicing", (str(fleet),), str(out), "manifests", OutputOptions(json=True))
+    render_recipe("k8s-time-slicing", (str(fleet),), str(out), "manifests", OutputOptions(json=True))
     first = answer(capsys)
     assert first["changed"]
     assert set(first["result"]["expected"]) == {"gpu-01", "gpu-02"}
     standing = {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
     assert standing == first["result"]["files"]
     assert stat.S_IMODE((out / "apply.sh").stat().st_mode) == 0o755
-    render("k8s-time-slicing", (str(fleet),), str(out), "manifests", OutputOptions(json=True))
+    render_recipe("k8s-time-slicing", (str(fleet),), str(out), "manifests", OutputOptions(json=True))
     assert not answer(capsys)["changed"]
 
 
 def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    render("k8s-containerd", (str(fleet),), str(out), "kustomize", OutputOptions(quiet=True))
+    render_recipe("k8s-containerd", (str(fleet),), str(out), "kustomize", OutputOptions(quiet=True))
     (out / "manifests" / "own.yaml").write_text("kind: ConfigMap\n")
     (out / "kustomization.yaml").chmod(0o600)
-    render("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    render_recipe("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     standing = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert standing == [
         "README.md",
@@ -80,7 +80,7 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
 def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", holds="table")
     save({**load(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
-    render("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", OutputOptions(json=True))
+    render_recipe("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
 
 
@@ -94,16 +94,16 @@ def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
         f"file:{config}": Capture(config, "ok", b"node-name: Rack-4.GPU-7\n"),
     }
     save({**load(Path(SAMPLE)), **more}, tmp_path / "named.tar.gz")
-    render("k8s-containerd", (str(tmp_path / "named.tar.gz"),), "", "manifests", OutputOptions(json=True))
+    render_recipe("k8s-containerd", (str(tmp_path / "named.tar.gz"),), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"rack-4.gpu-7"}
 
 
 def test_what_a_person_made_of_a_rendered_file_stays(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    render("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    render_recipe("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     mine = out / "helm" / "prod.yaml"
     shutil.copy(out / "helm" / "gpu-operator.values.yaml", mine)
-    render("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    render_recipe("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     assert mine.exists()
     assert not (out / "helm" / "gpu-operator.values.yaml").exists()
 
@@ -124,7 +124,7 @@ def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: 
             (out / "manifests").write_text("mine")
     before = sorted(out.iterdir())
     with pytest.raises(Conflict, match="is in the way"):
-        render("k8s-containerd", (SAMPLE,), str(out), "manifests", OutputOptions(quiet=True))
+        render_recipe("k8s-containerd", (SAMPLE,), str(out), "manifests", OutputOptions(quiet=True))
     assert sorted(out.iterdir()) == before
     assert not any(elsewhere.iterdir())
 
@@ -147,7 +147,7 @@ def test_nothing_outside_goes_when_a_folder_becomes_a_link_meanwhile(
             (out / "manifests").symlink_to(outside)
 
     monkeypatch.setattr(os, "rename", rename_and_swap)
-    render("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    render_recipe("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     assert (out / "manifests").is_symlink()
     assert [(one.name, one.read_text()) for one in outside.iterdir()] == [("50-cloud-init.yaml", rendered_before)]
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_longer_of_a_render_when_it_is_to_go_stays(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    render("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    render_recipe("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     stale, rename = out / "helm" / "gpu-operator.values.yaml", os.rename
 
     def rename_and_edit(source: str, target: str, **folders: int) -> None:
@@ -164,12 +164,12 @@ def test_a_file_that_is_no_longer_of_a_render_when_it_is_to_go_stays(
         stale.write_text("mine\n")
 
     monkeypatch.setattr(os, "rename", rename_and_edit)
-    render("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    render_recipe("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     assert stale.read_text() == "mine\n"
 
 
 def test_a_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    render("k8s-containerd", (f"gpu-9={SAMPLE}",), "", "manifests", OutputOptions(json=True))
+    render_recipe("k8s-containerd", (f"gpu-9={SAMPLE}",), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-9"}
 
 
@@ -177,16 +177,16 @@ def test_a_capture_whose_own_name_has_an_equals_sign_is_taken_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(SAMPLE, tmp_path / "rack=4")
-    render("k8s-containerd", (f"n={tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
+    render_recipe("k8s-containerd", (f"n={tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"n"}
     with pytest.raises(Refused, match="rack=4"):
-        render("k8s-containerd", (f"{tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
+        render_recipe("k8s-containerd", (f"{tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
 
 
 def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    render("k8s-time-slicing", (SAMPLE,), f"{tmp_path}/a b", "manifests", OutputOptions())
+    render_recipe("k8s-time-slicing", (SAMPLE,), f"{tmp_path}/a b", "manifests", OutputOptions())
     shown = capsys.readouterr().out
     assert "1 × GeForce GTX 1080" in shown
     assert "offers 4 × nvidia.com/gpu" in shown
@@ -209,24 +209,24 @@ def test_what_cannot_be_rendered_is_told_and_writes_nothing(
     place: str, capture: str, form: str, kind: type[Exception], what: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind) as stopped:
-        render(place, (capture,), str(tmp_path / "out"), form, OutputOptions(quiet=True))
+        render_recipe(place, (capture,), str(tmp_path / "out"), form, OutputOptions(quiet=True))
     assert what in str(stopped.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_captures_and_names_that_no_node_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no capture in this folder"):
-        render("k8s-containerd", (str(tmp_path),), "", "manifests", OutputOptions(quiet=True))
+        render_recipe("k8s-containerd", (str(tmp_path),), "", "manifests", OutputOptions(quiet=True))
     shutil.copytree(SAMPLE, tmp_path / "my_node; rm")
     with pytest.raises(Refused, match="cannot be the name of a Kubernetes node"):
-        render("k8s-containerd", (str(tmp_path / "my_node; rm"),), "", "manifests", OutputOptions(quiet=True))
+        render_recipe("k8s-containerd", (str(tmp_path / "my_node; rm"),), "", "manifests", OutputOptions(quiet=True))
 
 
 def test_a_mistake_in_the_recipe_names_file_line_key_and_what_is_allowed(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text('schema = 1\n[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nmode = "half"\n')
     with pytest.raises(RecipeError) as stopped:
-        render(str(mine), (SAMPLE,), "", "manifests", OutputOptions(quiet=True))
+        render_recipe(str(mine), (SAMPLE,), "", "manifests", OutputOptions(quiet=True))
     assert (stopped.value.line, stopped.value.key) == (5, "kubernetes.sharing.mode")
     assert stopped.value.allowed == ("none", "time-slicing", "mps")
 
@@ -238,7 +238,7 @@ def test_files_that_only_got_another_number_or_form_leave_nothing_in_the_cluster
     out = str(tmp_path / "out")
 
     def told(recipe: str, form: str) -> dict[str, bool]:
-        render(recipe, (SAMPLE,), out, form, OutputOptions())
+        render_recipe(recipe, (SAMPLE,), out, form, OutputOptions())
         rows = [" ".join(line.split()) for line in capsys.readouterr().out.replace("\n      ", " ").splitlines()]
         gone = [row for row in rows if " from a former render" in row]
         return {row.split()[1]: "if it was applied" in row for row in gone}

@@ -13,11 +13,11 @@ import pytest
 
 from gpunode.cli import CommandExit
 from gpunode.cli import plan as cli
-from gpunode.cli.compose import Wanted
+from gpunode.cli.inputs import RecipeOptions
 from gpunode.cli.lockfiles import read_lock
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.resume import digest
-from gpunode.cli.samples import sample
+from gpunode.cli.resume import hash_recipe
+from gpunode.cli.samples import default_sample
 from gpunode.errors import LockFileError, Undetermined, UsageError
 from tests.ids import by_name
 from tests.unit.test_lockfile import TEXT
@@ -39,9 +39,9 @@ def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
     """What ``plan --lock`` answers a program."""
 
     def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
-        wanted = Wanted(recipe, lock=str(lock), upgrade=upgrade)
+        wanted = RecipeOptions(recipe, lock=str(lock), upgrade=upgrade)
         with suppress(CommandExit):
-            cli.plan(wanted, OutputOptions(json=True), only, str(sample()), "/", "", check=check)
+            cli.plan(wanted, OutputOptions(json=True), only, str(default_sample()), "/", "", check=check)
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         return answer
 
@@ -115,20 +115,20 @@ def test_no_folder_is_made_for_it(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_where_a_version_is_not_known_nothing_is_written(tmp_path: Path) -> None:
-    wanted = Wanted("containerd", lock=str(tmp_path / "f.lock"))
+    wanted = RecipeOptions("containerd", lock=str(tmp_path / "f.lock"))
     with pytest.raises(Undetermined):
-        cli.plan(wanted, OutputOptions(json=True), (), str(sample()), "/", "", check=False)
+        cli.plan(wanted, OutputOptions(json=True), (), str(default_sample()), "/", "", check=False)
     assert not (tmp_path / "f.lock").exists()
 
 
 def test_setup_takes_no_lock_together_with_an_upgrade(tmp_path: Path) -> None:
     (tmp_path / "f.lock").write_text(TEXT)
     with pytest.raises(UsageError, match="contradict") as caught:
-        Wanted("containerd", upgrade=True, lock=str(tmp_path / "f.lock")).read()
+        RecipeOptions("containerd", upgrade=True, lock=str(tmp_path / "f.lock")).load()
     assert "gpunode plan --upgrade --lock" in caught.value.hint
 
 
 def test_the_journal_tells_runs_with_another_lock_apart(tmp_path: Path) -> None:
     (tmp_path / "f.lock").write_text(TEXT)
-    without, with_lock = (Wanted("containerd", lock=lock).read() for lock in ("", str(tmp_path / "f.lock")))
-    assert digest(without) != digest(with_lock)
+    without, with_lock = (RecipeOptions("containerd", lock=lock).load() for lock in ("", str(tmp_path / "f.lock")))
+    assert hash_recipe(without) != hash_recipe(with_lock)

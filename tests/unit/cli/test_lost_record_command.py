@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileState, PackageState
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE, pin
 from tests.fakes.dpkg import STATUS, Packages
@@ -43,9 +43,9 @@ def root(tmp_path: Path) -> Path:
 def test_command_that_looks_says_that_the_record_was_lost(
     words: tuple[str, ...], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*words, "--root", str(root)]) == 0
+    assert run_cli([*words, "--root", str(root)]) == 0
     assert LOST in " ".join(capsys.readouterr().out.split())
-    assert run([*words, "--root", str(root), "--json"]) == 0
+    assert run_cli([*words, "--root", str(root), "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert any(note.startswith(LOST) for note in answer["notes"])
 

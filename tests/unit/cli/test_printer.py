@@ -12,9 +12,9 @@ from typing import TextIO
 
 import pytest
 
-from gpunode.cli.screen.live import LiveLine, running_line
+from gpunode.cli.screen.live import LiveLine, live_task_line
 from gpunode.cli.screen.printer import Printer, needs_ascii
-from gpunode.cli.screen.text import cells, line, span
+from gpunode.cli.screen.text import cell_width, line, span
 from gpunode.errors import UsageError
 from gpunode.host.port import Progress
 
@@ -173,7 +173,7 @@ def test_the_moving_line_shows_what_goes_on_and_leaves_nothing(terminal: Termina
     printer = Printer(terminal.stream)
     live = LiveLine(printer)
     live.begin("apt, 18 packages")
-    live.progress(Progress("download", 43.0, "libcuda1"))
+    live.update(Progress("download", 43.0, "libcuda1"))
     live.end()
     printer.put([line("done [x]")])
     live.close()
@@ -188,8 +188,8 @@ def test_progress_without_a_terminal_says_only_waits_and_each_once() -> None:
     live = LiveLine(Printer(stream))
     live.begin("apt")
     for percent in range(100):
-        live.progress(Progress("download", float(percent), "libcuda1"))
-        live.progress(Progress("wait", float(percent), "up to 9 s: process 7 (apt) holds the lock"))
+        live.update(Progress("download", float(percent), "libcuda1"))
+        live.update(Progress("wait", float(percent), "up to 9 s: process 7 (apt) holds the lock"))
     assert stream.getvalue().splitlines() == ["! waiting up to 9 s: process 7 (apt) holds the lock"]
 
 
@@ -197,6 +197,6 @@ def test_progress_without_a_terminal_says_only_waits_and_each_once() -> None:
 @pytest.mark.parametrize("percent", [-1.0, 0.0, 43.0, 100.0, 250.0])
 def test_the_moving_line_is_one_row(width: int, percent: float) -> None:
     for phase in ("download", "install", "build", "wait", "run"):
-        one = running_line("apt", Progress(phase, percent, "a-very-long-package-name " * 20), 12.0, "*", width)
-        assert cells(one.text) <= width
+        one = live_task_line("apt", Progress(phase, percent, "a-very-long-package-name " * 20), 12.0, "*", width)
+        assert cell_width(one.text) <= width
         assert "12 s" in one.text

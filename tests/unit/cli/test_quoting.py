@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli.screen.doctor import shorten_around, telling_words
-from gpunode.cli.screen.text import cells, clean
+from gpunode.cli.screen.text import cell_width, escape_controls
 
 
 def test_a_line_that_fits_stays_as_it_is() -> None:
@@ -19,7 +19,7 @@ def test_of_a_line_without_end_the_passage_that_proves_something_is_shown() -> N
 
 @given(st.text(), st.text(), st.integers(20, 200))
 def test_no_word_is_lost_in_the_middle_and_no_line_is_wider_than_its_room(line: str, about: str, room: int) -> None:
-    plain = " ".join(clean(line).split())
-    shown = shorten_around(clean(line), telling_words(about), room)
-    assert cells(shown) <= room
+    plain = " ".join(escape_controls(line).split())
+    shown = shorten_around(escape_controls(line), telling_words(about), room)
+    assert cell_width(shown) <= room
     assert shown == plain or shown.removeprefix("… ").removesuffix(" …") in plain

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.compose import recipe_at
+from gpunode.cli.inputs import load_recipe
 from gpunode.errors import RecipeError
 
 
@@ -12,15 +12,15 @@ def test_a_recipe_that_leaves_out_a_step_that_is_none_is_told_which_there_are(tm
     path = tmp_path / "mine.toml"
     path.write_text('schema = 1\n\nskip = ["nouveau", "nouvo"]\n')
     with pytest.raises(RecipeError, match=r"mine\.toml:3: skip names nouvo") as caught:
-        recipe_at(str(path))
+        load_recipe(str(path))
     assert "runtime-config" in caught.value.allowed
     path.write_text('schema = 1\nskip = ["nouveau"]\n')
-    assert recipe_at(str(path)).skip == ("nouveau",)
+    assert load_recipe(str(path)).skip == ("nouveau",)
 
 
 def test_detection_is_no_step_that_can_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('schema = 1\nskip = ["detect"]\n')
     with pytest.raises(RecipeError) as caught:
-        recipe_at(str(path))
+        load_recipe(str(path))
     assert "detect" not in caught.value.allowed

@@ -12,15 +12,15 @@ import pytest
 
 from gpunode.cli import resume
 from gpunode.cli.resume import (
-    command,
-    digest,
-    input_risks,
-    kept_request,
+    encode_request,
+    find_input_risks,
+    hash_recipe,
+    load_request,
     program_risk,
     refuse_unsafe_program,
-    request,
-    requested,
-    resumed,
+    render_request,
+    resume_command,
+    resume_request,
 )
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import process
@@ -46,23 +46,23 @@ MINE = Recipe(
 def test_the_boot_continues_with_what_was_asked_for(tmp_path: Path, lock: VersionLock | None) -> None:
     asked = replace(MINE, lock=lock)
     store = Store(tmp_path)
-    run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=digest(asked))
-    run.keep_request(request(asked).encode())
+    run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=hash_recipe(asked))
+    run.keep_request(render_request(asked).encode())
     run.commit("waiting")
-    found, proxies = requested(store, run.id)
+    found, proxies = load_request(store, run.id)
     assert not proxies
     assert replace(found, lock=None) == replace(asked, lock=None)
     assert (found.lock and found.lock.packages) == (lock and lock.packages)
-    assert digest(found) == digest(asked)
+    assert hash_recipe(found) == hash_recipe(asked)
 
 
 def test_a_request_that_was_changed_is_not_carried_out(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = store.begin("setup", version="0", recipe="mine", recipe_sha256=digest(MINE))
-    run.keep_request(request(MINE).replace("580", "595").encode())
+    run = store.begin("setup", version="0", recipe="mine", recipe_sha256=hash_recipe(MINE))
+    run.keep_request(render_request(MINE).replace("580", "595").encode())
     run.commit("waiting")
     with pytest.raises(JournalDamaged):
-        requested(store, run.id)
+        load_request(store, run.id)
 
 
 PROXIES = {
@@ -74,7 +74,7 @@ PROXIES = {
 
 def kept(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
     """The id of a run that kept ``content`` for after the reboot."""
-    run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=digest(recipe))
+    run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
     run.keep_request(content)
     run.commit("waiting")
     return run.id
@@ -87,8 +87,8 @@ def test_the_boot_gives_apt_the_proxies_that_it_had_before(
     asked, store = replace(MINE, lock=lock), Store(tmp_path)
     for name in [*PROXIES, *map(str.upper, PROXIES), *map(str.lower, PROXIES)]:
         monkeypatch.delenv(name, raising=False)
-    run = kept(store, kept_request(asked, PROXIES), asked)
-    assert digest(resumed(store, run)) == digest(asked)
+    run = kept(store, encode_request(asked, PROXIES), asked)
+    assert hash_recipe(resume_request(store, run)) == hash_recipe(asked)
     assert process.proxies() == PROXIES
     (file,) = tmp_path.rglob("request.toml")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -96,25 +96,25 @@ def test_the_boot_gives_apt_the_proxies_that_it_had_before(
 
 def test_proxies_that_were_changed_are_not_used_and_not_shown(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = kept(store, kept_request(MINE, PROXIES).replace(b"proxy.example:3128/", b"proxy.evil:3128/"))
+    run = kept(store, encode_request(MINE, PROXIES).replace(b"proxy.example:3128/", b"proxy.evil:3128/"))
     with pytest.raises(JournalDamaged, match="environment") as told:
-        requested(store, run)
+        load_request(store, run)
     assert "s3cr3t-word" not in f"{told.value.what} {told.value.why} {told.value.hint}"
 
 
 def test_a_request_that_others_could_read_is_not_continued(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = kept(store, kept_request(MINE, PROXIES))
+    run = kept(store, encode_request(MINE, PROXIES))
     (file,) = tmp_path.rglob("request.toml")
     file.chmod(0o644)
     with pytest.raises(UsageError, match="cannot be continued") as told:
-        requested(store, run)
+        load_request(store, run)
     assert "mode 0644" in told.value.why
 
 
 def test_a_proxy_that_is_not_utf_8_is_refused_before_anything_is_done() -> None:
     with pytest.raises(UsageError, match="--reboot") as told:
-        kept_request(MINE, {"http_proxy": os.fsdecode(b"http://s3cr3t\xff")})
+        encode_request(MINE, {"http_proxy": os.fsdecode(b"http://s3cr3t\xff")})
     assert "http_proxy" in told.value.why
     assert "s3cr3t" not in told.value.why
 
@@ -124,17 +124,17 @@ def test_a_run_that_kept_no_request_is_not_continued(tmp_path: Path) -> None:
     run = store.begin("setup", version="0")
     run.commit("done")
     with pytest.raises(UsageError, match="cannot be continued"):
-        requested(store, run.id)
+        load_request(store, run.id)
 
 
 def test_the_boot_isolates_python_and_never_reboots_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpunode", "setup", "node.toml", "--reboot", "--json"])
-    assert command("000001-x", ["--only", "driver"]) == (
+    assert resume_command("000001-x", ["--only", "driver"]) == (
         *(sys.executable, "-I", "/usr/local/bin/gpunode"),
         *("setup", "--resume", "000001-x", "--yes", "--only", "driver"),
     )
     monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
-    assert command("1", [])[:4] == (sys.executable, "-I", "-m", "gpunode")
+    assert resume_command("1", [])[:4] == (sys.executable, "-I", "-m", "gpunode")
 
 
 def test_what_only_pythonpath_finds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +184,12 @@ def test_a_recipe_that_a_user_can_change_is_told_with_those_that_it_extends(
     base, mine = tmp_path / "base.toml", tmp_path / "mine.toml"
     base.write_text('schema = 1\nextends = "containerd"\n')
     mine.write_text('schema = 1\nextends = "base.toml"\n')
-    assert list(input_risks(str(mine), "")) == []
+    assert list(find_input_risks(str(mine), "")) == []
     os.chown(base, 12345, 0)
-    (told,) = input_risks(str(mine), "")
+    (told,) = find_input_risks(str(mine), "")
     assert str(base) in told
     monkeypatch.setenv("SUDO_UID", "12345")
-    assert list(input_risks(str(mine), "")) == []
+    assert list(find_input_risks(str(mine), "")) == []
     mine.chmod(0o666)
-    assert len(list(input_risks(str(mine), ""))) == 1
-    assert list(input_risks("containerd", "")) == []
+    assert len(list(find_input_risks(str(mine), ""))) == 1
+    assert list(find_input_risks("containerd", "")) == []

@@ -6,88 +6,90 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.runtime_options import Typed, absolute, wanted
+from gpunode.cli.runtime_options import RuntimeOptions, absolute_path, parse_options
 from gpunode.errors import UsageError
 from gpunode.runtimes import DesiredConfig
 
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 
 
-def desired(typed: Typed) -> DesiredConfig:
-    return wanted(typed, "/").desired
+def desired(typed: RuntimeOptions) -> DesiredConfig:
+    return parse_options(typed, "/").desired
 
 
 def test_the_defaults_are_those_of_nvidia_ctk() -> None:
-    asked = wanted(Typed(), "/")
+    asked = parse_options(RuntimeOptions(), "/")
     assert asked.row.id == "docker"
     assert asked.desired == DesiredConfig(handler="nvidia", binary="nvidia-container-runtime", exact=True)
     assert (asked.dumps, asked.notes) == ((), ())
 
 
 def test_a_named_drop_in_means_drop_in_and_an_empty_one_in_place() -> None:
-    named = desired(Typed("containerd", drop_in=DROP_IN))
+    named = desired(RuntimeOptions("containerd", drop_in=DROP_IN))
     assert (named.mode, named.drop_in) == ("drop-in", DROP_IN)
-    assert desired(Typed("containerd", drop_in="")).mode == "in-place"
-    assert desired(Typed("containerd")).mode == "auto"
-    assert desired(Typed("containerd", mode="drop-in")).mode == "drop-in"
+    assert desired(RuntimeOptions("containerd", drop_in="")).mode == "in-place"
+    assert desired(RuntimeOptions("containerd")).mode == "auto"
+    assert desired(RuntimeOptions("containerd", mode="drop-in")).mode == "drop-in"
 
 
 def test_an_empty_drop_in_beside_the_drop_in_mode_is_taken_and_told() -> None:
-    asked = wanted(Typed("containerd", drop_in="", mode="drop-in"), "/")
+    asked = parse_options(RuntimeOptions("containerd", drop_in="", mode="drop-in"), "/")
     assert asked.desired.mode == "in-place"
     assert ["--drop-in-config is empty" in note for note in asked.notes] == [True]
 
 
 def test_docker_takes_an_empty_drop_in_which_is_its_default_there() -> None:
-    assert wanted(Typed("docker", drop_in=""), "/").notes == ()
+    assert parse_options(RuntimeOptions("docker", drop_in=""), "/").notes == ()
 
 
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (Typed("rkt"), "--runtime cannot be 'rkt'"),
-        (Typed("containerd", drop_in="99-nvidia.toml"), "not an absolute path"),
-        (Typed("docker", drop_in="/etc/docker/daemon.d/nv.json"), "docker reads no drop-ins"),
-        (Typed("containerd", drop_in=DROP_IN, mode="in-place"), "contradict"),
-        (Typed("containerd", mode="beside"), "--mode cannot be 'beside'"),
-        (Typed("containerd", source="bogus"), "--config-source cannot be 'bogus'"),
-        (Typed("containerd", name=""), "--nvidia-runtime-name is empty"),
+        (RuntimeOptions("rkt"), "--runtime cannot be 'rkt'"),
+        (RuntimeOptions("containerd", drop_in="99-nvidia.toml"), "not an absolute path"),
+        (RuntimeOptions("docker", drop_in="/etc/docker/daemon.d/nv.json"), "docker reads no drop-ins"),
+        (RuntimeOptions("containerd", drop_in=DROP_IN, mode="in-place"), "contradict"),
+        (RuntimeOptions("containerd", mode="beside"), "--mode cannot be 'beside'"),
+        (RuntimeOptions("containerd", source="bogus"), "--config-source cannot be 'bogus'"),
+        (RuntimeOptions("containerd", name=""), "--nvidia-runtime-name is empty"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_way_out(typed: Typed, says: str) -> None:
+def test_what_cannot_be_meant_is_refused_with_a_way_out(typed: RuntimeOptions, says: str) -> None:
     with pytest.raises(UsageError) as stopped:
-        wanted(typed, "/")
+        parse_options(typed, "/")
     assert says in stopped.value.what
     assert stopped.value.why
     assert stopped.value.hint
 
 
 def test_the_command_source_asks_the_runtime_that_is_named() -> None:
-    assert wanted(Typed("containerd", source="command"), "/").dumps == (("containerd", "config", "dump"),)
-    named = Typed("containerd", source="command", executable="/opt/bin/containerd")
-    assert wanted(named, "/").dumps == (("/opt/bin/containerd", "config", "dump"),)
+    assert parse_options(RuntimeOptions("containerd", source="command"), "/").dumps == (
+        ("containerd", "config", "dump"),
+    )
+    named = RuntimeOptions("containerd", source="command", executable="/opt/bin/containerd")
+    assert parse_options(named, "/").dumps == (("/opt/bin/containerd", "config", "dump"),)
 
 
 def test_docker_is_read_from_its_file_whatever_is_asked_and_says_so() -> None:
-    asked = wanted(Typed("docker", source="command", executable="/usr/bin/dockerd"), "/")
+    asked = parse_options(RuntimeOptions("docker", source="command", executable="/usr/bin/dockerd"), "/")
     assert asked.dumps == ()
     assert len(asked.notes) == 2
 
 
 def test_an_unknown_config_mode_is_told_and_a_known_one_is_not() -> None:
-    assert "bogus" in wanted(Typed("containerd", config_mode="bogus"), "/").notes[0]
+    assert "bogus" in parse_options(RuntimeOptions("containerd", config_mode="bogus"), "/").notes[0]
     for known in ("", "config", "config-file"):
-        assert wanted(Typed("containerd", config_mode=known), "/").notes == ()
+        assert parse_options(RuntimeOptions("containerd", config_mode=known), "/").notes == ()
     for hook in ("hook", "oci-hook"):
         with pytest.raises(UsageError, match="OCI hooks"):
-            wanted(Typed("containerd", config_mode=hook), "/")
+            parse_options(RuntimeOptions("containerd", config_mode=hook), "/")
 
 
 def test_a_relative_path_is_one_of_the_working_folder_and_none_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert absolute("--config", "daemon.json", "/") == str(tmp_path / "daemon.json")
-    assert absolute("--config", "", "/") == ""
+    assert absolute_path("--config", "daemon.json", "/") == str(tmp_path / "daemon.json")
+    assert absolute_path("--config", "", "/") == ""
     with pytest.raises(UsageError, match="not an absolute path"):
-        absolute("--config", "daemon.json", "/mnt")
+        absolute_path("--config", "daemon.json", "/mnt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.configuring import done_lines
+from gpunode.cli.runtime_config import edit_result_lines
 from gpunode.outcome import Planned
 from gpunode.workflow.ctk import CtkVerb, EditResult
 from gpunode.workflow.edits import CtkPlan
@@ -15,7 +15,7 @@ PLAN = CtkPlan("containerd", MADE, Planned((FileChange(WRITTEN, None, FileState(
 
 
 def told(verb: CtkVerb) -> str:
-    lines = done_lines(verb, PLAN, EditResult("000001-20260101T000000Z"), ("ctk",), "")
+    lines = edit_result_lines(verb, PLAN, EditResult("000001-20260101T000000Z"), ("ctk",), "")
     return "\n".join(line.text for line in lines)
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gpunode.cli.boundary import run
+from gpunode.cli.boundary import run_cli
 from gpunode.cli.human import Screen
-from gpunode.cli.samples import sample
-from gpunode.cli.screen.text import cells
+from gpunode.cli.samples import default_sample
+from gpunode.cli.screen.text import cell_width
 from tests.unit.cli import screen_pages as pages
 
 Page = Callable[[Screen], None]
@@ -24,7 +24,7 @@ def test_a_page_is_as_it_was_looked_at(page: Page, width: int) -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 @every_page
 def test_no_row_is_wider_than_the_screen(page: Page, width: int) -> None:
-    assert max(map(cells, pages.drawn(page, width).splitlines())) <= width
+    assert max(map(cell_width, pages.drawn(page, width).splitlines())) <= width
 
 
 @every_page
@@ -63,10 +63,10 @@ def test_verbose_shows_every_step_and_every_package() -> None:
 def test_the_plan_of_the_shipped_sample_fits_on_a_screen_of_50_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = ["plan", "containerd", "--node", str(sample())]
+    typed = ["plan", "containerd", "--node", str(default_sample())]
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "argv", ["gpunode", *typed])
-    assert run(typed) == 0
+    assert run_cli(typed) == 0
     shown = capsys.readouterr().out
     assert shown.count("\n") < 50
     assert 'BinaryName = "/usr/bin/nvidia-container-runtime"' in shown

@@ -3,7 +3,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli.screen.text import Line, Span, cells, clean, in_ascii, indented, line, prose, span, wrap
+from gpunode.cli.screen.text import (
+    Line,
+    Span,
+    cell_width,
+    escape_controls,
+    indent_lines,
+    line,
+    mark_commands,
+    span,
+    to_ascii,
+    wrap_line,
+)
 
 anything = st.text(st.characters(codec=None), max_size=60)
 lines = st.builds(
@@ -16,17 +27,17 @@ lines = st.builds(
 
 @given(anything)
 def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
-    cleaned = clean(text)
+    cleaned = escape_controls(text)
     assert cleaned.isprintable()
     cleaned.encode()
 
 
 def test_hostile_text_is_shown_not_obeyed() -> None:
-    assert clean("\x1b[31mred\x1b[0m") == "\\x1b[31mred\\x1b[0m"
-    assert clean("safe\u202etxt.exe") == "safe\\u202etxt.exe"
-    assert clean("con\u3164tainerd\ufe0f") == "con\\u3164tainerd\\ufe0f"
-    assert clean("caf\udce9") == "caf\\xe9"
-    assert clean("a\tb\r\n") == "a    b\\r\\n"
+    assert escape_controls("\x1b[31mred\x1b[0m") == "\\x1b[31mred\\x1b[0m"
+    assert escape_controls("safe\u202etxt.exe") == "safe\\u202etxt.exe"
+    assert escape_controls("con\u3164tainerd\ufe0f") == "con\\u3164tainerd\\ufe0f"
+    assert escape_controls("caf\udce9") == "caf\\xe9"
+    assert escape_controls("a\tb\r\n") == "a    b\\r\\n"
 
 
 def test_secrets_are_left_out() -> None:
@@ -37,35 +48,35 @@ def test_secrets_are_left_out() -> None:
 
 @given(lines, st.integers(4, 120))
 def test_a_wrapped_line_fits_and_loses_nothing_but_blanks(one: Line, width: int) -> None:
-    rows = list(wrap(one, width))
+    rows = list(wrap_line(one, width))
     # A sign of two columns does not fit where only one is left beside the indentation.
-    assert all(cells(row.text) <= max(width, 2) for row in rows)
+    assert all(cell_width(row.text) <= max(width, 2) for row in rows)
     assert "".join("".join(row.text.split()) for row in rows) == "".join(one.text.split())
 
 
 @given(lines)
 def test_without_a_width_a_line_stays_whole(one: Line) -> None:
-    (row,) = wrap(one, 0)
+    (row,) = wrap_line(one, 0)
     assert row.text == one.text
 
 
 def test_words_stay_whole_and_hang_under_the_first() -> None:
     one = line("✓ driver  ", "a reason of several words", hang=10)
-    assert [row.text for row in wrap(one, 24)] == ["✓ driver  a reason of", " " * 10 + "several words"]
+    assert [row.text for row in wrap_line(one, 24)] == ["✓ driver  a reason of", " " * 10 + "several words"]
 
 
 def test_a_diff_is_broken_anywhere_and_keeps_its_blanks() -> None:
     one = Line((Span("+  key   =  value", "add"),), 2, fold=True)
-    assert [row.text for row in wrap(one, 8)] == ["+  key  ", "   =  va", "  lue"]
+    assert [row.text for row in wrap_line(one, 8)] == ["+  key  ", "   =  va", "  lue"]
 
 
 def test_wide_signs_count_twice() -> None:
-    assert cells("漢字") == 4
-    assert [row.text for row in wrap(line("漢字漢字"), 5)] == ["漢字", "漢字"]
+    assert cell_width("漢字") == 4
+    assert [row.text for row in wrap_line(line("漢字漢字"), 5)] == ["漢字", "漢字"]
 
 
 def test_commands_in_prose_are_set_off() -> None:
-    assert prose("run `gpunode plan` first") == (
+    assert mark_commands("run `gpunode plan` first") == (
         Span("run "),
         Span("`gpunode plan`", "command"),
         Span(" first"),
@@ -74,14 +85,14 @@ def test_commands_in_prose_are_set_off() -> None:
 
 @given(anything)
 def test_ascii_is_ascii(text: str) -> None:
-    assert in_ascii(clean(text)).isascii()
+    assert to_ascii(escape_controls(text)).isascii()
 
 
 def test_own_signs_have_plain_ones() -> None:
-    assert in_ascii("✓ ● ○ ! ✗ – · 8 × A → B …") == "+ * o ! x - | 8 x A -> B ..."
+    assert to_ascii("✓ ● ○ ! ✗ – · 8 × A → B …") == "+ * o ! x - | 8 x A -> B ..."
 
 
 def test_a_command_that_is_copied_is_not_broken() -> None:
     long = Line((span("sudo " + "x" * 100, "command"),), solid=True)
-    assert list(wrap(long, 40)) == [long]
-    assert next(wrap(indented([long], 3)[0], 40)).text.startswith("   sudo")
+    assert list(wrap_line(long, 40)) == [long]
+    assert next(wrap_line(indent_lines([long], 3)[0], 40)).text.startswith("   sudo")

@@ -74,7 +74,7 @@ def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
         "gpunode.cli",
         "gpunode.cli.app",
         "gpunode.cli.boundary",
-        "gpunode.cli.completing",
+        "gpunode.cli.completion",
         "gpunode.errors",
     }
 
@@ -136,7 +136,7 @@ def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
 
 def test_a_diagnosis_of_a_capture_loads_no_plan_and_nothing_that_looks_at_a_machine() -> None:
     found = ours(loaded("doctor", SAMPLE))
-    parts = ("cli.changing", "cli.compose", "cli.human", "host.local", "journal", "page.report", "steps")
+    parts = ("cli.session", "cli.inputs", "cli.human", "host.local", "journal", "page.report", "steps")
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
     assert not {"gpunode.workflow.converge", "gpunode.workflow.fleet"} & found
 

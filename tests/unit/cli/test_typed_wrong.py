@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from gpunode.cli.app import GROUPS, STEP_IDS, app
-from gpunode.cli.boundary import run
-from gpunode.cli.compose import Wanted
+from gpunode.cli.boundary import run_cli
+from gpunode.cli.inputs import RecipeOptions
 from gpunode.errors import UsageError
 from gpunode.steps.table import STEPS
 
@@ -15,13 +15,13 @@ from gpunode.steps.table import STEPS
 @pytest.mark.parametrize(
     ("wanted", "what", "allowed"),
     [
-        (Wanted(runtime="lxc"), '--runtime cannot be "lxc"', "podman"),
-        (Wanted(driver="newest"), '--driver cannot be "newest"', "580.178.04"),
+        (RecipeOptions(runtime="lxc"), '--runtime cannot be "lxc"', "podman"),
+        (RecipeOptions(driver="newest"), '--driver cannot be "newest"', "580.178.04"),
     ],
 )
-def test_an_option_is_named_as_it_was_typed_and_not_as_a_file(wanted: Wanted, what: str, allowed: str) -> None:
+def test_an_option_is_named_as_it_was_typed_and_not_as_a_file(wanted: RecipeOptions, what: str, allowed: str) -> None:
     with pytest.raises(UsageError) as stopped:
-        wanted.read()
+        wanted.load()
     assert stopped.value.what == what
     assert allowed in stopped.value.why
     assert "recipe check" not in stopped.value.hint
@@ -29,17 +29,17 @@ def test_an_option_is_named_as_it_was_typed_and_not_as_a_file(wanted: Wanted, wh
 
 @pytest.mark.parametrize(("typed", "begins"), [([], "Usage: gpunode [OPTIONS]"), (["recipe"], "Usage: gpunode recipe")])
 def test_no_command_at_all_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(typed) == 2
+    assert run_cli(typed) == 2
     assert capsys.readouterr().err.startswith(begins)
 
 
 def test_a_wrong_option_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--nosuch"]) == 2
+    assert run_cli(["plan", "--nosuch"]) == 2
     assert "`gpunode plan --help`" in capsys.readouterr().err
 
 
 def test_nobody_waits_a_negative_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["setup", "--lock-timeout", "-5"]) == 2
+    assert run_cli(["setup", "--lock-timeout", "-5"]) == 2
     assert "--lock-timeout" in capsys.readouterr().err
 
 
@@ -52,7 +52,7 @@ def test_the_help_cuts_no_command_and_groups_them_all(
     width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
-    assert run(["--help"]) == 0
+    assert run_cli(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "..." not in shown.partition("Set up:")[2]
     assert max(map(len, shown.splitlines())) <= int(width)
@@ -63,16 +63,16 @@ def test_the_help_cuts_no_command_and_groups_them_all(
 
 
 def test_a_shipped_sample_is_named_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["status", "--node", "debian12-gtx1080"]) == 0
+    assert run_cli(["status", "--node", "debian12-gtx1080"]) == 0
     assert "GTX 1080" in capsys.readouterr().out
 
 
 def test_a_step_that_is_typed_wrong_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--only", "runtime-conf", "--node", "debian12-gtx1080"]) == 2
+    assert run_cli(["plan", "--only", "runtime-conf", "--node", "debian12-gtx1080"]) == 2
     assert "did you mean --only runtime-config?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot", "--apply-cluster"])
 def test_a_download_is_nothing_else(other: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["setup", "--download-only", other]) == 2
+    assert run_cli(["setup", "--download-only", other]) == 2
     assert f"--download-only cannot be used with {other.partition('=')[0]}" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
-from gpunode.cli.configuring import following_command, read_again_command
+from gpunode.cli.runtime_config import next_command, reload_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
@@ -231,7 +231,7 @@ def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> No
     assert ctk.why_no_reload(plan) == ""
     verdict = ctk.compare_with_plan(plan, effective({}), is_live=True)
     assert (verdict.failed, "it has failed" in verdict.difference) == (True, True)
-    assert str(read_again_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
+    assert str(reload_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
 
 
 def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
@@ -296,11 +296,11 @@ def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str],
     told = (Settled(plan.trigger, 0.0, "systemd is not running here"),)
     assert ctk.reload_was_skipped(host, plan, ctk.EditResult("1", told)) is skipped
     assert not ctk.reload_was_skipped(host, plan, ctk.EditResult("1", (Settled(plan.trigger, 0.1),)))
-    following = read_again_command(plan, failed=False, systemd=False)
+    following = reload_command(plan, failed=False, systemd=False)
     assert following == (
         "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"
     )
     with_systemd = f"sudo systemctl {'reload' if row == 'docker' else 'restart'} {row}"
     proposed = {"systemd": with_systemd, "socket": following}
     expected = next((proposed[one] for one in ("systemd", "socket") if one in beside), "")
-    assert following_command(host, plan, failed=False) == expected
+    assert next_command(host, plan, failed=False) == expected

@@ -1,4 +1,4 @@
-"""``setup --download-only``: the packages of a later setup are on the node, and nothing else is changed."""
+"""``setup --download-only``: download the packages of a later setup, change nothing else."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from gpunode.change import Trigger
-from gpunode.cli.changing import session
-from gpunode.cli.compose import Wanted, check_steps, is_image, need_root
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import RecipeOptions, is_image, require_root, validate_steps
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.results import downloaded_lines
+from gpunode.cli.session import exclusive_session
 from gpunode.errors import UsageError
 from gpunode.packages.simulation import is_install
 from gpunode.workflow.converge import survey
 from gpunode.workflow.download import packages_to_download
 
 if TYPE_CHECKING:
-    from gpunode.cli.setup import Options
+    from gpunode.cli.setup import SetupFlags
 
-# What excludes a download.
-_WHY: Final[Mapping[str, str]] = {
+# Options that contradict --download-only, with the reason.
+_CONFLICTS: Final[Mapping[str, str]] = {
     "--root": "an image has no later",
     "--gpu": "it is for an image, which has no later",
     "--reboot": "a download needs no reboot",
@@ -29,11 +29,11 @@ _WHY: Final[Mapping[str, str]] = {
 }
 
 
-def _refuse_others(options: Options) -> None:
-    """Nothing, unless an option was given that means something else than a download.
+def _refuse_conflicting_options(options: SetupFlags) -> None:
+    """Refuse options that contradict a download.
 
     Raises:
-        UsageError: one was.
+        UsageError: if one was given.
     """
     given = {
         "--root": is_image(options.root),
@@ -43,19 +43,19 @@ def _refuse_others(options: Options) -> None:
         "--resume": options.resumes,
     }
     for option in (one for one, value in given.items() if value):
-        raise UsageError(f"--download-only cannot be used with {option}", why=_WHY[option], hint="leave one out")
+        raise UsageError(f"--download-only cannot be used with {option}", why=_CONFLICTS[option], hint="leave one out")
 
 
-def download(wanted: Wanted, how: OutputOptions, options: Options) -> None:
-    """Refreshes the package index and downloads what setup would install, into the package manager's own cache."""
-    _refuse_others(options)
-    check_steps(options.only)
-    need_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
-    recipe = wanted.read()
-    with session("download", how, "/", options.lock_timeout_s) as node:
+def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:
+    """Refresh the package index and download what setup would install into the package manager's cache."""
+    _refuse_conflicting_options(options)
+    validate_steps(options.only)
+    require_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
+    recipe = recipe_options.load()
+    with exclusive_session("download", output, "/", options.lock_timeout_s) as node:
         node.host.trigger((Trigger("index-refresh"),))
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
         packages = [str(change.id) for change in changes if is_install(change)]
         node.screen.conclude(downloaded_lines(packages))
-    how.answer(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))
+    output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

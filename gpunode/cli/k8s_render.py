@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpunode.cli.compose import recipe_at, see
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
 from gpunode.errors import Conflict, UsageError
-from gpunode.host import output
+from gpunode.host import output as output_files
 from gpunode.host.capture import INDEX
 from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
@@ -25,19 +25,19 @@ from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 
 
-def render(place: str, captures: Sequence[str], out: str, form: str, how: OutputOptions) -> None:
-    """Renders the recipe for the nodes."""
+def render_recipe(place: str, captures: Sequence[str], out: str, form: str, output: OutputOptions) -> None:
+    """Render the recipe for the nodes."""
     if form not in FORMS:
         raise UsageError(
             f"--form cannot be {form!r}",
             why=f"it takes: {', '.join(FORMS)}",
             hint=f"name one of these: --form {FORMS[0]}",
         )
-    recipe = recipe_at(place)
-    found = render_cluster(recipe, list(nodes(captures)), form)
+    recipe = load_recipe(place)
+    found = render_cluster(recipe, list(load_cluster_nodes(captures)), form)
     made = make_files(found, form)
-    written = _write(Path(out), made) if out else Written()
-    if not how.json and not out:
+    written = _write_folder(Path(out), made) if out else RenderOutcome()
+    if not output.json and not out:
         own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
         yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
@@ -45,7 +45,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
     elif out:
         from gpunode.cli.screen.cluster import rendered_lines
 
-        how.report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
+        output.open_report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
     result = {
         "form": form,
         "files": made,
@@ -55,39 +55,41 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
         "expected": found.expected,
         "own_pods": found.own_pods,
     }
-    how.answer(Envelope("k8s render", changed=written.changed, result=result))
+    output.emit(Envelope("k8s render", changed=written.changed, result=result))
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What became of the folder: whether anything changed, and the files of former renders that went."""
+class RenderOutcome:
+    """The result of a render: whether files changed, and the obsolete files that were removed."""
 
     changed: bool = False
     removed: tuple[str, ...] = ()
 
 
-def nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
-    """The nodes of these captures; of none, this machine."""
+def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
+    """Yield the nodes of these captures; this machine if there are none."""
     if not captures:
-        seen = see("", "/", "")
-        yield derive_cluster_node(seen.facts, derive_node_name(seen.facts, seen.evidence, os.uname().nodename))
+        view = view_node("", "/", "")
+        yield derive_cluster_node(view.facts, derive_node_name(view.facts, view.evidence, os.uname().nodename))
         return
     for place in captures:
         name, equals, capture = place.partition("=")
         if equals and not Path(place).exists():
-            yield derive_cluster_node(see(capture, "/", "").facts, name)
+            yield derive_cluster_node(view_node(capture, "/", "").facts, name)
             continue
-        for one in _captures_in(place):
-            seen = see(one, "/", "")
-            yield derive_cluster_node(seen.facts, derive_node_name(seen.facts, seen.evidence, _stem(one)))
+        for one in _list_captures(place):
+            view = view_node(one, "/", "")
+            yield derive_cluster_node(
+                view.facts, derive_node_name(view.facts, view.evidence, _strip_capture_suffix(one))
+            )
 
 
 def _is_for_kubectl(path: str) -> bool:
     return path.endswith(".yaml") and path != KIND_CONFIG
 
 
-def _captures_in(place: str) -> Iterator[str]:
-    """The capture that was named, or those in the folder that was."""
+def _list_captures(place: str) -> Iterator[str]:
+    """Yield ``place`` if it is a capture, else the captures in that folder."""
     folder = Path(place)
     if not folder.is_dir() or (folder / INDEX).exists():
         yield place
@@ -102,22 +104,22 @@ def _captures_in(place: str) -> Iterator[str]:
     yield from found
 
 
-def _stem(place: str) -> str:
+def _strip_capture_suffix(place: str) -> str:
     name = Path(place).name
     return next((name.removesuffix(suffix) for suffix in _CAPTURES if name.endswith(suffix)), name)
 
 
-def _write(folder: Path, made: Mapping[str, str]) -> Written:
+def _write_folder(folder: Path, made: Mapping[str, str]) -> RenderOutcome:
     """Write the files into ``folder``, and remove those of former renders beside them.
 
     Raises:
-        Conflict: a file that gpunode did not render, or a link, is in the way; nothing was written.
-        UsageError: it cannot be written there.
+        Conflict: if a file that gpunode did not render, or a link, is in the way; nothing was written.
+        UsageError: if the folder cannot be written.
     """
     try:
-        with output.tree(folder) as tree:
+        with output_files.tree(folder) as tree:
             _refuse_in_the_way(tree, folder, made)
-            present = dict(_present(tree))
+            present = dict(_rendered_files(tree))
             differing = {path: text for path, text in made.items() if present.get(path) != text}
             for path, text in differing.items():
                 tree.replace(path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
@@ -125,40 +127,40 @@ def _write(folder: Path, made: Mapping[str, str]) -> Written:
             removed = tuple(path for path in former if tree.remove(path, partial(_is_rendered, path)))
     except OSError as error:
         if isinstance(error, NotADirectoryError) and os.path.lexists(folder):
-            raise _in_the_way(folder, "a folder belongs there") from error
+            raise _blocked_path(folder, "a folder belongs there") from error
         hint = "name a folder that you may write with --out"
         where = error.filename or folder
         raise UsageError(f"{where} cannot be written", why=error.strerror or str(error), hint=hint) from error
-    return Written(bool(differing or removed), removed)
+    return RenderOutcome(bool(differing or removed), removed)
 
 
-def _refuse_in_the_way(tree: output.OutputFolder, folder: Path, made: Mapping[str, str]) -> None:
+def _refuse_in_the_way(tree: output_files.OutputFolder, folder: Path, made: Mapping[str, str]) -> None:
     for inner in sorted({path.rpartition("/")[0] for path in made}):
         if not tree.is_enterable(inner):
-            raise _in_the_way(folder / inner, "a folder belongs there, and no link: gpunode writes only below --out")
+            raise _blocked_path(folder / inner, "a folder belongs there, and no link: gpunode writes only below --out")
     for path in made:
         content = tree.read(path)
         if tree.is_there(path) if content is None else not _is_rendered(path, content):
-            raise _in_the_way(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
+            raise _blocked_path(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
 
 
-def _in_the_way(place: Path, why: str) -> Conflict:
+def _blocked_path(place: Path, why: str) -> Conflict:
     hint = "move it away, or name another folder with --out"
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 
-def _present(tree: output.OutputFolder) -> Iterator[tuple[str, str]]:
-    """The files of former renders, by their paths."""
+def _rendered_files(tree: output_files.OutputFolder) -> Iterator[tuple[str, str]]:
+    """Yield path and text of the files of earlier renders."""
     for inner in ("", *OUTPUT_FOLDERS):
         for name in tree.names(inner) if tree.is_enterable(inner) else ():
             path = f"{inner}/{name}" if inner else name
             if (content := tree.read(path)) is not None and _is_rendered(path, content):
-                yield path, _text(content)
+                yield path, _decode_text(content)
 
 
 def _is_rendered(path: str, content: bytes) -> bool:
-    return is_rendered_file(path, _text(content))
+    return is_rendered_file(path, _decode_text(content))
 
 
-def _text(content: bytes) -> str:
+def _decode_text(content: bytes) -> str:
     return content.decode("utf-8", "replace")

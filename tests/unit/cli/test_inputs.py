@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli import completing
-from gpunode.cli.compose import Wanted, checked_root, cluster_journal, explain_default_recipe, gpus_to_set_up, see
-from gpunode.cli.samples import SAMPLES, report_at, samples
+from gpunode.cli import completion
+from gpunode.cli.inputs import (
+    RecipeOptions,
+    explain_default_recipe,
+    open_cluster_journal,
+    parse_setup_gpus,
+    validate_root,
+    view_node,
+)
+from gpunode.cli.samples import SAMPLES_FOLDER, resolve_sample, sample_names
 from gpunode.errors import UsageError
 from gpunode.facts.model import Known
 from gpunode.steps.detect import DETECT
@@ -18,15 +25,15 @@ from tests.unit.steps.machines import machine, planned, recipe
 
 
 def test_gpus_are_named_for_images_only() -> None:
-    (device,) = gpus_to_set_up("10de:1B80", image=True)
+    (device,) = parse_setup_gpus("10de:1B80", image=True)
     assert device.device == "1b80"
     with pytest.raises(UsageError, match="--gpu is for an image"):
-        gpus_to_set_up("10de:1b80", image=False)
-    assert gpus_to_set_up("", image=False) == ()
+        parse_setup_gpus("10de:1b80", image=False)
+    assert parse_setup_gpus("", image=False) == ()
 
 
 def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
-    named = gpus_to_set_up("10de:1b80,10de:10f0,10de:1ad6,10de:22a3,10de:22a5", image=True)
+    named = parse_setup_gpus("10de:1b80,10de:10f0,10de:1ad6,10de:22a3,10de:22a5", image=True)
     assert [device.device for device in own_gpus(named)] == ["1b80"]
     assert [device.device for device in nvswitches(named)] == ["22a3", "22a5"]
     notes = planned(DETECT.plan(recipe(), replace(machine(), devices=Known(named, "--gpu")))).notes
@@ -38,20 +45,20 @@ def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
 def test_a_list_without_a_gpu_is_refused_and_says_how_gpus_are_listed() -> None:
     for wrong in ("10de:10f0,10de:22a3", "10de:10f0", "1002:73bf", "T4"):
         with pytest.raises(UsageError) as caught:
-            gpus_to_set_up(wrong, image=True)
+            parse_setup_gpus(wrong, image=True)
         assert "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302" in caught.value.hint
     with pytest.raises(UsageError, match="names no GPU") as caught:
-        gpus_to_set_up("10de:22a3", image=True)
+        parse_setup_gpus("10de:22a3", image=True)
     assert "NVSwitch" in caught.value.why
 
 
 def test_the_shipped_samples_are_named_completed_and_listed_for_a_name_that_is_none() -> None:
-    assert samples() == ("debian12-gtx1080",)
-    assert completing.nodes() == list(samples())
-    assert see("debian12-gtx1080", "/", "").evidence
+    assert sample_names() == ("debian12-gtx1080",)
+    assert completion.sample_nodes() == list(sample_names())
+    assert view_node("debian12-gtx1080", "/", "").evidence
     for wrong in ("debian12", "README.md-of-samples"):
         with pytest.raises(UsageError, match="no sample of that name") as caught:
-            see(wrong, "/", "")
+            view_node(wrong, "/", "")
         assert "debian12-gtx1080" in caught.value.why
 
 
@@ -63,7 +70,7 @@ def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(UsageError, match="cannot be resolved"):
-        checked_root(".")
+        validate_root(".")
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -77,19 +84,23 @@ def test_root_keeps_no_journal_where_another_user_can_lead_it(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     root_home = Path(pwd.getpwuid(0).pw_dir)
     expected = root_home / ".local/state/gpunode" if others else tmp_path / "gpunode"
-    assert cluster_journal().folder == expected
+    assert open_cluster_journal().folder == expected
 
 
 def test_a_sample_is_a_report_by_its_name_unless_a_file_is_called_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert report_at("debian12-gtx1080") == str(SAMPLES / "debian12-gtx1080")
-    assert report_at("xid-79") == "xid-79"
+    assert resolve_sample("debian12-gtx1080") == str(SAMPLES_FOLDER / "debian12-gtx1080")
+    assert resolve_sample("xid-79") == "xid-79"
     (tmp_path / "debian12-gtx1080").touch()
-    assert report_at("debian12-gtx1080") == "debian12-gtx1080"
+    assert resolve_sample("debian12-gtx1080") == "debian12-gtx1080"
 
 
 def test_the_recipe_that_is_taken_without_a_name_is_told() -> None:
-    assert "this is bare-metal" in explain_default_recipe(Wanted())
-    assert explain_default_recipe(Wanted(runtime="docker")) == explain_default_recipe(Wanted("containerd")) == ""
+    assert "this is bare-metal" in explain_default_recipe(RecipeOptions())
+    assert (
+        explain_default_recipe(RecipeOptions(runtime="docker"))
+        == explain_default_recipe(RecipeOptions("containerd"))
+        == ""
+    )

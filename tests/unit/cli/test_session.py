@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.changing import SignalGuard, stopped
-from gpunode.cli.screen.plans import outlook, stage_lines
-from gpunode.cli.setup import Options, waiting
+from gpunode.cli.screen.plans import outlook_lines, stage_lines
+from gpunode.cli.session import SignalGuard, partial_run_envelope
+from gpunode.cli.setup import SetupFlags, waiting_failure
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITED_FOR, Refusal, WaitFor, Waits, reboot_suffices
@@ -35,7 +35,7 @@ def test_what_was_changed_before_the_failure_is_told(tmp_path: Path) -> None:
     run.failed(run.intend("sources", "pin", change("/etc/failed")), "no room")
     run.commit("failed", "no room")
 
-    answer = stopped("setup", ChangeFailed("no room"), store, before)
+    answer = partial_run_envelope("setup", ChangeFailed("no room"), store, before)
 
     assert (answer.changed, answer.exit_code, answer.result) == (True, 6, {"run": run.id})
     assert answer.changes == (change("/etc/made"),)
@@ -44,7 +44,7 @@ def test_what_was_changed_before_the_failure_is_told(tmp_path: Path) -> None:
 def test_a_run_that_never_began_changed_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.begin("setup", version="0").commit("done")
-    answer = stopped("setup", ChangeFailed("no room"), store, store.ids())
+    answer = partial_run_envelope("setup", ChangeFailed("no room"), store, store.ids())
     assert (answer.changed, answer.changes, answer.result) == (False, (), {})
 
 
@@ -57,14 +57,14 @@ def waits(*kinds: WaitFor) -> SetupResult:
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_a_wait_never_ends_as_done(kind: WaitFor) -> None:
-    ended = waiting(waits(kind), Options(reboot=True))
+    ended = waiting_failure(waits(kind), SetupFlags(reboot=True))
     assert ended.exit_code == EXITS[kind]
     assert f"why {kind}" in ended.why
     assert ended.hint
 
 
 def test_what_has_to_come_first_decides_how_a_run_ends_and_no_reason_is_lost() -> None:
-    ended = waiting(waits("reboot", "drain"), Options())
+    ended = waiting_failure(waits("reboot", "drain"), SetupFlags())
     assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
 
 
@@ -79,7 +79,7 @@ def test_a_node_reboots_by_itself_only_where_nothing_else_has_to_happen(
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_the_plan_names_what_is_waited_for(kind: WaitFor) -> None:
     planned = [StagePlan("kernel", (StepPlan(STEPS[0], Waits(kind, "the reason"), ()),))]
-    lines = [*stage_lines(planned, verbose=False), *outlook(planned, image=False, verbose=False)]
+    lines = [*stage_lines(planned, verbose=False), *outlook_lines(planned, image=False, verbose=False)]
     text = "\n".join("".join(part.text for part in one.spans) for one in lines)
     assert f"waits for {WAITED_FOR[kind]}: the reason" in text
     assert f"{WAITED_FOR[kind]} will be needed: the reason" in text
@@ -104,7 +104,7 @@ def test_a_signal_ends_the_run_with_its_own_exit_code_after_the_write_in_progres
             raise_signal(number)
             assert heard == [number]
             with pytest.raises(Interrupted) as ended:
-                guard.pause()
+                guard.raise_if_received()
     finally:
         signal(number, former)
     assert ended.value.exit_code == exit_code

@@ -1,4 +1,4 @@
-"""The composition root: from what was typed to a node, its facts, its journal and a recipe."""
+"""Turn command-line arguments into a node, its facts, its journal and a recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
-from gpunode.cli.samples import SAMPLES, samples
+from gpunode.cli.samples import SAMPLES_FOLDER, sample_names
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
@@ -36,8 +36,8 @@ _DEFAULT_RECIPES = {**{name: name for name in get_args(RuntimeName)}, "none": _B
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was typed about the wanted state."""
+class RecipeOptions:
+    """The options that choose the desired state."""
 
     recipe: str = ""
     runtime: str = ""
@@ -45,11 +45,11 @@ class Wanted:
     upgrade: bool = False
     lock: str = ""
 
-    def read(self) -> Recipe:
-        """The recipe, with what the command line overrides.
+    def load(self) -> Recipe:
+        """Return the recipe with the overrides of the command line.
 
         Raises:
-            RecipeError, UsageError: it cannot be understood, or the lock cannot.
+            RecipeError, UsageError: if the recipe or the lock is invalid.
         """
         if self.lock and self.upgrade:
             raise UsageError(
@@ -58,35 +58,35 @@ class Wanted:
                 hint="upgrade one node without --lock, then renew the lock there:\n"
                 f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
-        base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, _BARE_METAL))
-        wanted = replace(base, upgrade=self.upgrade)
+        base = load_recipe(self.recipe or _DEFAULT_RECIPES.get(self.runtime, _BARE_METAL))
+        recipe = replace(base, upgrade=self.upgrade)
         if self.runtime:
-            name = _option("--runtime", "runtime", "name", self.runtime).runtime.name
-            wanted = replace(wanted, runtime=replace(wanted.runtime, name=name))
+            name = _parse_option("--runtime", "runtime", "name", self.runtime).runtime.name
+            recipe = replace(recipe, runtime=replace(recipe.runtime, name=name))
         if self.driver:
-            version = _option("--driver", "driver", "version", self.driver).driver.version
-            wanted = replace(wanted, driver=replace(wanted.driver, version=version))
+            version = _parse_option("--driver", "driver", "version", self.driver).driver.version
+            recipe = replace(recipe, driver=replace(recipe.driver, version=version))
         if self.lock:
             from gpunode.cli.lockfiles import read_lock
 
-            wanted = replace(wanted, lock=read_lock(self.lock))
-        return wanted
+            recipe = replace(recipe, lock=read_lock(self.lock))
+        return recipe
 
 
-def explain_default_recipe(wanted: Wanted) -> str:
-    """Return which recipe is taken where none was named, and why; empty where one was, or a runtime."""
-    if wanted.recipe or wanted.runtime:
+def explain_default_recipe(recipe_options: RecipeOptions) -> str:
+    """Return a sentence that names the default recipe; empty if a recipe or a runtime was given."""
+    if recipe_options.recipe or recipe_options.runtime:
         return ""
     description = builtin.read(_BARE_METAL).description
     listed = gpunode("recipe", "list")
     return f"no recipe was named, so this is {_BARE_METAL} ({description}); `{listed}` shows the others"
 
 
-def recipe_at(place: str) -> Recipe:
-    """The recipe at ``place``, whose ``skip`` names steps that there are.
+def load_recipe(place: str) -> Recipe:
+    """Load the recipe at ``place`` and check that its ``skip`` names existing steps.
 
     Raises:
-        RecipeError, UsageError: it cannot be understood.
+        RecipeError, UsageError: if it is invalid.
     """
     found = builtin.read(place)
     if not found.skip:
@@ -101,8 +101,8 @@ def recipe_at(place: str) -> Recipe:
     return found
 
 
-def _option(option: str, section: str, key: str, value: str) -> Recipe:
-    """A recipe with that one value, checked as a file's would be, so that options and files take the same words."""
+def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
+    """Parse one option as a recipe key, so that options and files accept the same values."""
     try:
         return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
     except RecipeError as error:
@@ -112,22 +112,21 @@ def _option(option: str, section: str, key: str, value: str) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A node that is only looked at: this machine, or a capture of another."""
+class NodeView:
+    """A read-only view of a node: this machine, or a capture of another."""
 
     host: HostView
     facts: Facts
     evidence: Evidence
 
 
-def gpus(text: str) -> tuple[PciDevice, ...]:
-    """Return the devices that ``--gpu`` names for an image, each with the class that its id tells.
+def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
+    """Return the PCI devices that ``--gpu`` names for an image, with the class of each id.
 
-    Ids of audio functions, USB controllers and NVSwitches are kept as what they are: the plan names them, and they get
-    no driver.
+    Audio functions, USB controllers and NVSwitches are kept: the plan names them, but they get no driver.
 
     Raises:
-        UsageError: it is not a list of PCI ids, or none of them is a GPU's.
+        UsageError: if it is not a list of PCI ids, or contains no GPU.
     """
     from gpunode.catalog.gpus import LIST_GPUS, other_device  # loaded on use: most commands name no GPU
     from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, own_gpus
@@ -153,75 +152,75 @@ def gpus(text: str) -> tuple[PciDevice, ...]:
     return tuple(found)
 
 
-def gpus_to_set_up(text: str, *, image: bool) -> tuple[PciDevice, ...]:
-    """The GPUs that ``--gpu`` names for setup.
+def parse_setup_gpus(text: str, *, image: bool) -> tuple[PciDevice, ...]:
+    """Return the GPUs that ``--gpu`` names for setup.
 
     Raises:
-        UsageError: it is not a list of PCI ids, or no image is built.
+        UsageError: if it is not a list of PCI ids, or setup is not for an image.
     """
-    named = gpus(text)
-    if named and not image:
+    gpus = parse_gpu_ids(text)
+    if gpus and not image:
         raise UsageError(
             "--gpu is for an image",
             why="on a running machine gpunode uses the GPUs it finds, and the named ones might differ",
             hint="leave --gpu out, or name the image's root folder with --root",
         )
-    return named
+    return gpus
 
 
-def see(node: str, root: str, gpu: str, recipe: Recipe | None = None) -> Seen:
-    """The node that plan, status and rehearse look at.
+def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) -> NodeView:
+    """Return a view of the node for plan, status and rehearse.
 
     Args:
         node: a capture's path, or the name of a shipped one; empty for this machine.
         root: a mounted root; ``/`` for this machine itself.
-        gpu: what ``--gpu`` says.
-        recipe: what may ask for more than the usual facts.
+        gpu_ids: the value of ``--gpu``.
+        recipe: its steps may need additional facts.
     """
     if node:
         from gpunode.host.capture import CaptureHost, load
 
-        evidence = load(_capture_at(node))
-        return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
+        evidence = load(_find_capture(node))
+        return NodeView(CaptureHost(evidence), _override_gpus(derive(evidence), gpu_ids), evidence)
     from gpunode.host.local import LocalHost
     from gpunode.workflow.converge import collect_evidence
 
-    host = LocalHost(checked_root(root))
+    host = LocalHost(validate_root(root))
     evidence = collect_evidence(host, recipe, image=is_image(root))
     facts = derive(evidence, image=is_image(root), distribution=host.distribution())
-    return Seen(host, _with_gpus(facts, gpu), evidence)
+    return NodeView(host, _override_gpus(facts, gpu_ids), evidence)
 
 
-def _capture_at(node: str) -> Path:
-    """The file or folder that ``--node`` names.
+def _find_capture(node: str) -> Path:
+    """Return the path of the capture or sample that ``--node`` names.
 
     Raises:
-        UsageError: there is none, and no sample of that name.
+        UsageError: if there is neither.
     """
     if Path(node).exists() or "/" in node:
         return Path(node)
-    if node in samples():
-        return SAMPLES / node
+    if node in sample_names():
+        return SAMPLES_FOLDER / node
     raise UsageError(
         f"--node {node}: no such file, and no sample of that name",
-        why=f"samples: {', '.join(samples())}",
+        why=f"samples: {', '.join(sample_names())}",
         hint=f"name a sample, or a capture that this makes on a node:\n{sudo_gpunode('capture', 'node.tar.gz')}",
     )
 
 
-def _with_gpus(facts: Facts, gpu: str) -> Facts:
+def _override_gpus(facts: Facts, gpu_ids: str) -> Facts:
     from gpunode.steps.gpus import GPU_OPTION
 
-    named = gpus(gpu)
-    return replace(facts, devices=Known(named, GPU_OPTION)) if named else facts
+    gpus = parse_gpu_ids(gpu_ids)
+    return replace(facts, devices=Known(gpus, GPU_OPTION)) if gpus else facts
 
 
 def is_image(root: str) -> bool:
-    """Whether ``root`` is a mounted root and not the system that runs."""
-    return _resolved(root) != Path("/")
+    """Return whether ``root`` is a mounted image and not the running system."""
+    return _resolve_root(root) != Path("/")
 
 
-def _resolved(root: str) -> Path:
+def _resolve_root(root: str) -> Path:
     try:
         return Path(root).resolve()
     except OSError as error:
@@ -232,11 +231,11 @@ def _resolved(root: str) -> Path:
         ) from error
 
 
-def checked_root(root: str) -> str:
-    """``root``, if it holds a system.
+def validate_root(root: str) -> str:
+    """Return the absolute path of ``root``.
 
     Raises:
-        UsageError: it does not.
+        UsageError: if it contains no system.
     """
     if is_image(root) and not Path(root, "etc").is_dir():
         raise UsageError(
@@ -244,26 +243,26 @@ def checked_root(root: str) -> str:
             why="it has no etc folder",
             hint="mount the image first, then name its root folder",
         )
-    return str(_resolved(root))
+    return str(_resolve_root(root))
 
 
-def need_root(
+def require_root(
     command: str,
     why: str = "it writes under /etc and changes packages",
     instead: str = "",
 ) -> None:
-    """Nothing, for root.
+    """Refuse to run as another user than root.
 
     Raises:
-        UsageError: for anybody else; says ``why``, and what can be done ``instead``, if anything can.
+        UsageError: for other users, with ``why`` and, if given, an alternative (``instead``).
     """
     if os.geteuid() != 0:
         again = str(sudo_gpunode(*(sys.argv[1:] or [command])))
         raise UsageError(f"{command} needs root", why=why, hint=f"{again}\n({instead})" if instead else again)
 
 
-def announcer(root: str) -> Announce:
-    """What tells systemd's journal of the runs on this machine; those of an image are none of its business."""
+def create_announcer(root: str) -> Announce:
+    """Return a function that reports runs to systemd's journal; for an image it does nothing."""
 
     @cache
     def teller() -> Announce:
@@ -275,8 +274,8 @@ def announcer(root: str) -> Announce:
     return lambda entries, entry: teller()(entries, entry)
 
 
-def cluster_journal() -> Store:
-    """The journal of this user's changes to clusters; that of the node itself is root's."""
+def open_cluster_journal() -> Store:
+    """Open the journal of this user's cluster changes; the node's own journal belongs to root."""
     from gpunode.host.ownership import why_others_write
     from gpunode.journal.store import Store
 
@@ -284,35 +283,39 @@ def cluster_journal() -> Store:
     # As after `su` without a dash: HOME is another user's, who could lead root's writes elsewhere by a link.
     if os.geteuid() == 0 and why_others_write(state):
         state = Path(pwd.getpwuid(0).pw_dir) / ".local/state"
-    return Store("/", announce=announcer("/"), folder=state / "gpunode")
+    return Store("/", announce=create_announcer("/"), folder=state / "gpunode")
 
 
-def unknown(facts: Facts) -> list[dict[str, object]]:
-    """Every fact that could not be told, with the reason."""
+def list_unknown_facts(facts: Facts) -> list[dict[str, object]]:
+    """Return the facts that could not be determined, with the reasons."""
     rows = ((name, getattr(facts, name)) for name in Facts.__slots__)
     single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
     keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
     return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in (*single, *keyed)]
 
 
-def left_undone(node: str, root: str, facts: Facts) -> Backlog:
-    """What earlier runs left undone; of a captured node nothing is known."""
+def load_backlog(node: str, root: str, facts: Facts) -> Backlog:
+    """Return the work that earlier runs left pending; none for a capture."""
     from gpunode.workflow.recovery import NO_BACKLOG, visible_backlog
 
     if node:
         return NO_BACKLOG
     from gpunode.journal.store import Store
 
-    return visible_backlog(Store(checked_root(root)), facts)
+    return visible_backlog(Store(validate_root(root)), facts)
 
 
-def unread(left: Backlog) -> list[dict[str, object]]:
-    """That nobody could tell what earlier runs left undone, as ``unknown`` says it."""
-    return [{"fact": "owed", "reason": left.unread, "probe": "journal"}] if left.unread else []
+def list_unread_backlog(backlog: Backlog) -> list[dict[str, object]]:
+    """Return an entry for ``list_unknown_facts`` if the backlog could not be read."""
+    return [{"fact": "owed", "reason": backlog.unread, "probe": "journal"}] if backlog.unread else []
 
 
-def check_steps(only: Sequence[str]) -> None:
-    """Raises UsageError when there is no such step."""
+def validate_steps(only: Sequence[str]) -> None:
+    """Refuse step ids that do not exist.
+
+    Raises:
+        UsageError: with the nearest existing id.
+    """
     from difflib import get_close_matches
 
     from gpunode.steps.table import STEPS

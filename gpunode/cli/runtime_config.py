@@ -1,0 +1,380 @@
+"""The commands ctk runtime configure, unconfigure and check."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode import __version__
+from gpunode.change import Change, bare_unit
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import require_root, validate_root
+from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.runtime_options import RuntimeOptions, RuntimeRequest, parse_options
+from gpunode.cli.screen.changes import diff_lines
+from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_command
+from gpunode.cli.screen.events import downtime_text
+from gpunode.cli.screen.plans import note_line
+from gpunode.cli.screen.printer import standard_error, standard_output
+from gpunode.cli.screen.results import fact_line
+from gpunode.cli.screen.text import BLANK, Line, indent_lines, line, span
+from gpunode.cli.screen.words import MARKS, join_with_and
+from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
+from gpunode.command import Command, command, sudo_gpunode
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
+from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
+from gpunode.host.local import LocalHost
+from gpunode.host.port import HostView
+from gpunode.journal.footprint import Footprint
+from gpunode.journal.history import made_changes
+from gpunode.journal.store import Store
+from gpunode.runtimes import runtime
+from gpunode.runtimes.model import BARE, INSTALLED
+from gpunode.steps.runtime_edits import refuse_default
+from gpunode.workflow import ctk, edits
+from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditOptions, EditResult
+from gpunode.workflow.edits import CtkPlan
+from gpunode.workflow.recovery import describe_interrupted_run
+
+
+def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]:
+    """Yield the planned edit as a diff of each file, with its reason; one line if nothing is to be written."""
+    if not plan.files:
+        yield line(
+            MARKS["waits" if plan.missing_program else "nothing"],
+            f"nothing to do: {_already_configured(verb, plan)}",
+            hang=2,
+        )
+    elif not plan.changed_files:
+        yield line(span(plan.about, "bold"), f"  its files are correct, but {_reader_name(plan)} has not read them yet")
+    else:
+        yield line(span(plan.about, "bold"), "  ", span(plan.planned.reason), hang=len(plan.about) + 2)
+        for change in plan.changed_files:
+            yield from indent_lines(tuple(diff_lines(change, whole=verbose)), 4)
+    yield from (note_line(text) for text in plan.planned.all_notes)
+
+
+def _already_configured(verb: CtkVerb, plan: CtkPlan) -> str:
+    if verb == "unconfigure":
+        return f"{plan.main or plan.about} names no such runtime"
+    if takes_only_cdi(plan.about) or plan.registers_itself:
+        return f"{plan.about}: {plan.planned.reason}"  # its own file says nothing of it
+    return f"{plan.about} is configured as requested ({plan.main})"
+
+
+def _reader_name(plan: CtkPlan) -> str:
+    return bare_unit(plan.trigger.target) if plan.trigger else plan.about
+
+
+def edit_result_lines(
+    verb: CtkVerb, plan: CtkPlan, done: EditResult, argv: Sequence[str], next_step: str, *, is_unread: bool = False
+) -> Iterator[Line]:
+    """Yield the result: files written, the command that reloads the daemon (``next_step``), and how to undo it.
+
+    ``is_unread``: the daemon could not be restarted, so only the writing is done.
+    """
+    yield BLANK
+    outcome = (
+        f"{join_with_and([change.path for change in plan.files])} written"
+        if is_unread
+        else _describe_outcome(verb, plan)
+    )
+    yield line(MARKS["waits" if plan.missing_program else "done"], outcome, hang=2)
+    if down := downtime_text(done.settled):
+        yield fact_line("took", down)
+    if next_step:
+        yield fact_line("next", next_step)
+        if plan.planned.disrupts:
+            yield fact_line("", f"it stops all {plan.planned.disrupts}, since live-restore is off")
+    if any(not change.is_generated for change in plan.changed_files):
+        yield fact_line("undo", rollback_command(argv, done.run))
+
+
+def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
+    if plan.planned.expectation is None and verb == "configure":
+        return f"{plan.about} written: {join_with_and([change.path for change in plan.files])}"
+    if verb == "unconfigure":
+        return f"{plan.about}: what configure added is gone"
+    assert plan.planned.expectation is not None, "what is configured without one has been told"
+    default = ", its default" if plan.planned.expectation.default else ""
+    runs = join_with_and(
+        [f"{name}{default}, which runs {binary}" for name, binary in sorted(plan.planned.expectation.handlers)]
+    )
+    return f"{plan.about} has the runtime {runs}{'; install that first' if plan.missing_program else ''}"
+
+
+def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
+    """Return the command that makes the daemon, which may have ``failed``, read its files; empty if none is needed.
+
+    ``systemd``: whether systemd runs here; else the command works without it.
+    """
+    if plan.trigger is None:
+        return ""
+    kind, name = plan.trigger.kind, bare_unit(plan.trigger.target)
+    if systemd:
+        return str(command("sudo", "systemctl", "restart" if failed else kind, name))
+    return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} in the way it was started"
+
+
+def verdict_lines(
+    plan: CtkPlan, verdict: ConfigStatus, argv: Sequence[str], next_step: str, *, verbose: bool
+) -> Iterator[Line]:
+    """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not."""
+    if verdict.pending:
+        yield from edit_plan_lines("configure", plan, verbose=verbose)
+        yield line("next: ", span(str(configure_command(plan, argv)), "command"), hang=6)
+        return
+    if plan.missing_program:
+        yield line(MARKS["failed"], f"{plan.main} names {plan.missing_program.program}, which is not installed", hang=2)
+        yield line("next: ", span(str(plan.missing_program.install), "command"), hang=6)
+        return
+    is_told = not takes_only_cdi(plan.about) or not verdict.unverified
+    yield line(MARKS["passed" if is_told else "not run"], _already_configured("configure", plan), hang=2)
+    if verdict.difference:
+        yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
+        if next_step:
+            yield line("next: ", span(next_step, "command"), hang=6)
+    elif verdict.unverified:
+        yield line(MARKS["not run"], f"{_reader_name(plan)} was not asked: {verdict.unverified}", hang=2)
+    else:
+        yield line(MARKS["passed"], f"{_reader_name(plan)} reads it so", hang=2)
+    yield from (note_line(text) for text in plan.planned.all_notes)
+
+
+def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:
+    """Return the configure command for ``argv``, a check; first the install command of a missing default runtime."""
+    if (
+        plan.missing_program
+        and plan.missing_program.install
+        and plan.planned.expectation
+        and plan.planned.expectation.default
+    ):
+        return plan.missing_program.install
+    words = ["configure" if word == "check" else word for word in drop_options(argv, DISPLAY_OPTIONS, ())]
+    return sudo_gpunode(*words)
+
+
+_WHY_ROOT = "it writes the configuration and keeps its journal in /var/lib/gpunode"
+_WITHOUT_ROOT = "--dry-run shows what it would do, without root"
+
+
+@dataclass(frozen=True, slots=True)
+class EditPermissions:
+    """The permissions of configure and unconfigure.
+
+    Attributes:
+        dry_run: only show the edit.
+        restart: restart the daemon afterwards.
+        allow_disruption: restart it even if containers are stopped.
+        lock_timeout: seconds to wait for another gpunode.
+    """
+
+    dry_run: bool = False
+    restart: bool = False
+    allow_disruption: bool = False
+    lock_timeout: float = LOCK_TIMEOUT_S
+
+
+EditPlanner = Callable[[LocalHost, Footprint], CtkPlan]
+
+
+def configure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:
+    """Add NVIDIA's binary to the runtime's configuration."""
+    place = validate_root(root)
+    request = parse_options(options, place)
+
+    def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
+        plan = _plan_configure(host, request, footprint)
+        if plan.target:
+            refuse_default(plan.target, plan.missing_program)
+        return plan
+
+    run_edit("ctk runtime configure", "configure", planning, output, place, permissions)
+
+
+def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
+    if not request.row.unit:
+        return edits.plan_cdi_specification(host, request.row, request.notes, image=host.root != "/")
+    target = edits.find_target(host, request.row, request.desired, request.dumps, image=host.root != "/")
+    target = replace(target, notes=(*request.notes, *target.notes))
+    return edits.plan_configuring(host, target, edits.recorded_edits(footprint.files), host.root)
+
+
+def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:
+    """Remove what configure added."""
+    place = validate_root(root)
+    request = parse_options(options, place)
+
+    def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
+        return edits.plan_unconfiguring(
+            edits.find_target(host, request.row, request.desired, image=place != "/"), footprint.files
+        )
+
+    run_edit("ctk runtime unconfigure", "unconfigure", planning, output, place, permissions)
+
+
+def run_edit(
+    command: str,
+    verb: CtkVerb,
+    plan_edit: EditPlanner,
+    output: OutputOptions,
+    place: str,
+    permissions: EditPermissions,
+    without_root: str = _WITHOUT_ROOT,
+) -> None:
+    """Write the edit that ``plan_edit`` returns, journaled; or show it."""
+    if permissions.dry_run:
+        _show_dry_run(command, verb, plan_edit, output, place)
+        return
+    require_root(command, _WHY_ROOT, without_root)
+    with exclusive_session("ctk", output, place, permissions.lock_timeout, wait_for_others=False) as node:
+        if (cut := node.clean_up_interrupted_run()) is not None:
+            node.notify(describe_interrupted_run(cut, "this command only edits the runtime's files"))
+        plan = _note_symlinks(plan_edit(node.host, node.store.footprint()), node.host)
+        plan = ctk.with_restart_choice(plan, restart=permissions.restart)
+        node.screen.put(*edit_plan_lines(verb, plan, verbose=output.verbose))
+        if plan.files:
+            answer = _apply_edit(command, verb, plan, node, output, permissions)
+        else:
+            ctk.conclude_interrupted_edit(node.store)
+            answer = _edit_envelope(command, plan)
+    output.emit(answer)
+
+
+def _apply_edit(
+    command: str, verb: CtkVerb, plan: CtkPlan, node: Session, output: OutputOptions, permissions: EditPermissions
+) -> Envelope:
+    """Apply the edit, show the result and return the answer."""
+    host, restart = node.host, permissions.restart
+    if restart and not permissions.allow_disruption:
+        ctk.refuse_disruption(host, plan)
+    options = EditOptions(verb, __version__, tuple(sys.argv[1:]), restart=restart, pause=node.signals.raise_if_received)
+    with report_partial_run(command, output, node.store):
+        done = ctk.apply_edit(plan, host, node.store, options, node.screen.show_event)
+    node.notify(node.log.problem)
+    failure = _not_restarted_failure(host, plan) if restart and ctk.reload_was_skipped(host, plan, done) else None
+    is_read = (restart and failure is None) or host.root != "/" or ctk.why_no_reload(plan)
+    next_step = "" if is_read else next_command(host, plan, failed=ctk.daemon_has_failed(plan))
+    shown, unread = "" if failure else next_step, failure is not None
+    node.screen.conclude(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
+    answer = _edit_envelope(command, plan, changes=made_changes(node.store.read(done.run))).with_failure(failure)
+    result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": next_step}
+    return replace(answer, result=result)
+
+
+def next_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
+    """Return the command that reloads the daemon on this machine; empty if none runs or needs it."""
+    systemd = ctk.has_systemd(host)
+    if not systemd and not ctk.has_socket(host, plan):
+        return ""  # no daemon runs that could read them again
+    return reload_command(plan, failed=failed, systemd=systemd)
+
+
+def _not_restarted_failure(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
+    """Return the failure of a daemon that systemd could not restart; None if it has read its files."""
+    verdict = ctk.compare_with_plan(plan.with_changes(()), host.effective, is_live=True)
+    # For the others a tool prints the files, not the configuration that the daemon has loaded.
+    row = CONTAINER_RUNTIMES.get(plan.about)
+    if row is not None and row.source == "docker info" and not verdict.difference:
+        return None
+    next_step = next_command(host, plan, failed=False)
+    return VerifyFailed(
+        f"the files are written, but {plan.about} was not restarted: systemd is not running",
+        why=verdict.difference or f"gpunode restarts {plan.about} only through systemd",
+        hint=f"{next_step}\ngpunode ctk runtime check --runtime={plan.about}",
+    )
+
+
+def _edit_envelope(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) -> Envelope:
+    return Envelope(
+        command,
+        changed=bool(changes),
+        changes=changes,
+        steps=dict.fromkeys(changes, plan.step.id),
+        notes=plan.planned.all_notes,
+        result={"runtime": plan.about, "file": plan.main, "how": plan.planned.reason},
+    )
+
+
+def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: OutputOptions, place: str) -> None:
+    """Print the new files to standard output, as nvidia-ctk does, and the diff to standard error."""
+    footprint, note = _read_footprint(Store(place))
+    host = LocalHost(place)
+    plan = ctk.with_restart_choice(_note_symlinks(plan_edit(host, footprint), host), restart=False)
+    if note and verb == "unconfigure":
+        plan = plan.with_notes(note)
+    if not output.json:
+        standard_output().raw("\n".join(_text(content) for content in edits.preview_files(plan)))
+        if not output.quiet:
+            standard_error().put(edit_plan_lines(verb, plan, verbose=output.verbose))
+    answer = _edit_envelope(command, plan, plan.files)
+    output.emit(replace(answer, result={**answer.result, "run": ""}))
+
+
+def _note_symlinks(plan: CtkPlan, host: LocalHost) -> CtkPlan:
+    return plan.with_notes(*host.elsewhere(plan.files))
+
+
+def _read_footprint(store: Store) -> tuple[Footprint, str]:
+    """Return gpunode's footprint, and a note for a user who cannot read the journal."""
+    try:
+        return store.footprint(), ""
+    except UsageError as error:
+        return Footprint(), f"{error.what}, so this was planned without it; run it with sudo for the exact plan"
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
+
+
+def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> None:
+    """Check whether files and daemon match what configure would write."""
+    place = validate_root(root)
+    request = parse_options(options, place)
+    host = LocalHost(place)
+    plan = _plan_check(host, request, _read_footprint(Store(place))[0])
+    if request.row.unit or plan.changed_files:
+        verdict = ctk.compare_with_plan(plan, host.effective, is_live=place == "/")
+    else:
+        verdict = ctk.check_cdi_devices(host, request.row, image=place != "/")
+    next_step = next_command(host, plan, failed=verdict.failed) if place == "/" else ""
+    screen = output.open_screen()
+    screen.put(*verdict_lines(plan, verdict, screen.argv, next_step, verbose=output.verbose))
+    output.emit(_check_envelope(plan, verdict, next_step))
+
+
+def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
+    """Return the plan; without changes if only the path of the program differs, as setup writes it."""
+    plan = _plan_configure(host, request, footprint)
+    if plan.changed_files and request.desired.binary == BARE:
+        by_path = _plan_configure(host, replace(request, desired=replace(request.desired, binary=INSTALLED)), footprint)
+        return plan if by_path.changed_files else by_path
+    return plan
+
+
+def _is_daemon(plan: CtkPlan) -> bool:
+    return bool(runtime(plan.about).unit)
+
+
+def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Envelope:
+    failure: GpunodeError | None = None
+    if verdict.pending:
+        again = str(configure_command(plan, sys.argv[1:]))
+        failure = ChangesPending(f"{plan.about} is not configured as requested", hint=again)
+    elif plan.missing_program:
+        what = f"{plan.about} is configured to run {plan.missing_program.program}, which is not installed"
+        failure = VerifyFailed(what, hint=str(plan.missing_program.install))
+    elif verdict.difference:
+        what = f"the files of {plan.about} are correct, but its daemon has another configuration"
+        if not _is_daemon(plan):
+            what = f"{plan.about} cannot expose GPUs to containers"
+        failure = VerifyFailed(what, why=verdict.difference, hint=next_step)
+    elif verdict.unverified and not _is_daemon(plan):
+        what = f"cannot tell whether {plan.about} exposes GPUs to containers"
+        failure = Undetermined(
+            what, why=verdict.unverified, hint="install what is missing:\nsudo gpunode setup --runtime podman"
+        )
+    if verdict.unverified:
+        plan = plan.with_notes(f"the daemon was not asked: {verdict.unverified}")
+    return _edit_envelope("ctk runtime check", plan, plan.changed_files).with_failure(failure)

@@ -1,0 +1,185 @@
+"""The surroundings of every command that changes a node: lock, command log, signals, answer of a stopped run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.human import Screen, interruptible_wait
+from gpunode.cli.inputs import create_announcer
+from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.resume import program_risk
+from gpunode.errors import GpunodeError, Interrupted, Terminated
+from gpunode.host.command_log import CommandLog
+from gpunode.host.local import LocalHost
+from gpunode.journal.history import InterruptedRun, made_changes, steps_by_change
+from gpunode.journal.store import Store
+from gpunode.workflow.events import Notice
+from gpunode.workflow.recovery import possible_temporary_files, record_what_was_made
+
+if TYPE_CHECKING:
+    from gpunode.host.port import OnProgress, Progress
+
+# Files that package scripts create must be readable by their daemons, however strict the caller's umask is.
+UMASK = 0o022
+LOCK_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A node locked for this command, and the means to change it.
+
+    Attributes:
+        signals: keeps a signal until the change in progress is complete.
+    """
+
+    host: LocalHost
+    store: Store
+    screen: Screen
+    signals: SignalGuard
+    log: CommandLog
+
+    def notify(self, text: str) -> None:
+        """Show ``text`` as a notice, unless it is empty."""
+        if text:
+            self.screen.show_event(Notice(text))
+
+    def clean_up_interrupted_run(self) -> InterruptedRun | None:
+        """Delete the temporary files of the newest run if it was interrupted, and return that run."""
+        interrupted = self.store.interrupted_run()
+        if interrupted is not None:
+            self.store.sweep()
+            self.host.sweep(possible_temporary_files(interrupted))
+        record_what_was_made(self.store, self.host)
+        return interrupted
+
+
+@contextmanager
+def exclusive_session(
+    command: str,
+    output: OutputOptions,
+    root: str,
+    lock_timeout_s: float,
+    *,
+    yes: bool | None = None,
+    wait_for_others: bool = True,
+) -> Iterator[Session]:
+    """Lock the node at ``root`` against other gpunode runs and package managers for the duration.
+
+    In the middle of another transaction packages look broken, and a plan made from that fails. A rollback of the
+    configuration alone need not wait for package managers: it changes no package.
+
+    Args:
+        command: names the log file.
+        output: how to show progress.
+        root: of the node.
+        lock_timeout_s: how long to wait for other programs.
+        yes: run programs of an image without asking; None runs none.
+        wait_for_others: wait for package managers too, not for gpunode alone.
+    """
+    screen = output.open_screen()
+    os.umask(UMASK)
+    store, log = Store(root, announce=create_announcer(root)), CommandLog(command, root=root)
+    stop = SignalGuard(screen.announce_stopping)
+    consent = None if yes is None else screen.image_consent(command, root, yes=yes)
+    host = LocalHost(
+        root, stop.interruptible(screen.update_progress), log, lock_timeout_s=lock_timeout_s, consent=consent
+    )
+    node = Session(host, store, screen, stop, log)
+    with screen, ExitStack() as stack:
+        if risk := program_risk():
+            node.notify(f"{risk}, so that user can change what root runs here; `sudo make install` makes a safe copy")
+        with interruptible_wait():
+            stack.enter_context(store.lock(lock_timeout_s, screen.update_progress))
+            if wait_for_others:
+                host.wait_until_alone()
+        with stop:
+            yield node
+
+
+class SignalGuard:
+    """A handler that keeps a signal until the atomic write in progress is over.
+
+    Args:
+        on_signal: called at the first signal, to show at once that it was received.
+    """
+
+    def __init__(self, on_signal: Callable[[], None]) -> None:
+        self._signal, self._on_signal = 0, on_signal
+
+    def __enter__(self) -> SignalGuard:
+        import signal
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # A signal that the parent had ignored, as nohup does, stays ignored.
+        handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous_handlers = {number: signal.signal(number, self._remember) for number in handled}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import signal
+
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _: object) -> None:
+        if not self._signal:
+            self._on_signal()
+        self._signal = number
+
+    def interruptible(self, on_progress: OnProgress) -> OnProgress:
+        """Return ``on_progress`` with a check for signals while waiting, when nothing is being written."""
+
+        def report(progress: Progress) -> None:
+            on_progress(progress)
+            if progress.phase == "wait":
+                self.raise_if_received()
+
+        return report
+
+    def raise_if_received(self) -> None:
+        """Stop the run if a signal was received.
+
+        Raises:
+            Interrupted: on SIGINT; ``Terminated`` on SIGTERM and SIGHUP.
+        """
+        if self._signal:
+            from gpunode.cli.screen.commands import same_command
+
+            kind = Interrupted if self._signal == 2 else Terminated
+            raise kind(
+                "stopped by a signal, between two changes",
+                why="every change made so far is complete and recorded",
+                hint=f"the same command continues from there:\n{same_command(sys.argv[1:])}",
+            )
+
+
+@contextmanager
+def report_partial_run(command: str, output: OutputOptions, store: Store) -> Iterator[None]:
+    """Answer with the changes made so far if the run is interrupted and JSON output was requested."""
+    before = store.ids()
+    try:
+        yield
+    except GpunodeError as error:
+        if output.json:
+            output.emit(partial_run_envelope(command, error, store, before))
+        raise
+
+
+def partial_run_envelope(command: str, error: GpunodeError, store: Store, before: Sequence[str]) -> Envelope:
+    """Return the answer for the run that ``error`` ended, if one was begun that is not in ``before``."""
+    new_runs = [run for run in store.ids() if run not in before]
+    changes = made_changes(store.read(new_runs[-1])) if new_runs else ()
+    answer = Envelope(
+        command,
+        changed=bool(changes),
+        changes=changes,
+        steps=steps_by_change(store.read(new_runs[-1])) if new_runs else {},
+        result={"run": new_runs[-1]} if new_runs else {},
+    )
+    return answer.with_failure(error)
