@@ -15,7 +15,7 @@ from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe
-    from gpunode.workflow.picture import FleetSummary
+    from gpunode.workflow.fleet_summary import FleetSummary
 
 
 def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
@@ -24,7 +24,7 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
     from gpunode.diagnoses.fleet_comparison import Census
     from gpunode.host import reports
     from gpunode.workflow.fleet import fleet_rows, with_outliers
-    from gpunode.workflow.picture import summarize_fleet
+    from gpunode.workflow.fleet_summary import summarize_fleet
 
     if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not _path_exists(name))]:
         raise UsageError(
@@ -96,7 +96,7 @@ def _reference_label(recipe: Recipe | None) -> str:
 
 
 def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> Envelope:
-    from gpunode.workflow.picture import overall_verdict
+    from gpunode.workflow.fleet_summary import overall_verdict
 
     kind = EXIT_KINDS[overall_verdict(summary.rows)]
     result: dict[str, object] = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.model import Fix, Rule
     from gpunode.workflow.doctor import Examination
     from gpunode.workflow.fleet import FleetRow
-    from gpunode.workflow.picture import FleetSummary
+    from gpunode.workflow.fleet_summary import FleetSummary
 
 
 class ReportScreen:

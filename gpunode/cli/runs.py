@@ -25,7 +25,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     from gpunode.cli.screen.plans import note_line
     from gpunode.cli.screen.results import leftover_lines, runs_lines
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.prospects import preview_rollback
+    from gpunode.workflow.rollback_preview import preview_rollback
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)

@@ -28,7 +28,7 @@ from gpunode.journal.run import Run
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.workflow import present
+from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
@@ -256,9 +256,9 @@ class Applier:
 
     def _find_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
-        found = present.read_package_database(self.host).config_files(purged) if purged else {}
+        found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
-            if (state := present.read_file_state(self.host, path)) is not None:
+            if (state := live_state.read_file_state(self.host, path)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
     def _untouched_packages(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
@@ -267,7 +267,7 @@ class Applier:
         None of them if the package database does not tell: then all may have been touched, and are undone as they are.
         """
         try:
-            database = present.read_package_database(self.host)
+            database = live_state.read_package_database(self.host)
             states, half = database.packages(), database.half_installed()
         except (GpunodeError, ValueError):
             return frozenset()  # the transaction's own failure is what the user must hear of

@@ -24,7 +24,7 @@ from gpunode.host.capture import CaptureHost
 from gpunode.outcome import Refusal, Waits
 from gpunode.recipe import Recipe
 from gpunode.redaction.evidence import redact, redact_recursively
-from gpunode.workflow import side_by_side
+from gpunode.workflow import parallel_jobs
 from gpunode.workflow.doctor import Examination, diagnose_evidence
 from gpunode.workflow.plan import plan
 
@@ -118,10 +118,10 @@ def fleet_rows(
     """
     rules_by_cause()  # loaded once, here, not by every process
     readable = [one for one in found if not one.problem]
-    outcomes = side_by_side.run_parallel(readable, partial(_read_row, recipe), processes)
+    outcomes = parallel_jobs.run_parallel(readable, partial(_read_row, recipe), processes)
     for one in found:
-        outcome = side_by_side.JobFailure(one.problem) if one.problem else next(outcomes)
-        if isinstance(outcome, side_by_side.JobFailure):
+        outcome = parallel_jobs.JobFailure(one.problem) if one.problem else next(outcomes)
+        if isinstance(outcome, parallel_jobs.JobFailure):
             yield FleetRow(one.name, one.path, "unreadable", error=outcome.why)
             continue
         row, seen = outcome.answer
@@ -211,8 +211,8 @@ def with_outliers(answers: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> 
         for node, places in group.outliers.items()
     ]
     found: dict[str, tuple[Outlier, ...]] = defaultdict(tuple)
-    for pair, outcome in zip(pairs, side_by_side.run_parallel(pairs, _find_outliers), strict=True):
-        if isinstance(outcome, side_by_side.JobResult):
+    for pair, outcome in zip(pairs, parallel_jobs.run_parallel(pairs, _find_outliers), strict=True):
+        if isinstance(outcome, parallel_jobs.JobResult):
             found[pair.node] = outcome.answer
     models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
     return tuple(

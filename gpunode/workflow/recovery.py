@@ -133,15 +133,15 @@ def record_what_was_made(store: Store, host: HostView) -> None:
 
 def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
     """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
-    from gpunode.workflow import present  # on use, here and below: a plan looks at no state of a file
+    from gpunode.workflow import live_state  # on use, here and below: a plan looks at no state of a file
 
     for intent in intents:
         match intent.change:
             case FileChange(path=path, before=FileState(), after=None, folders=folders):
-                if present.read_file_state(host, path) is None and not present.has_empty_folder(host, folders):
+                if live_state.read_file_state(host, path) is None and not live_state.has_empty_folder(host, folders):
                     yield intent
             case FileChange(path=path, after=FileState() as after):
-                now = present.read_file_state(host, path)
+                now = live_state.read_file_state(host, path)
                 if now is not None and replace(now, content=digest(now.content).encode()) == after:
                     yield intent
             case _:
@@ -154,9 +154,9 @@ def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[I
     removals = [(one, change.id) for one, change in changes if isinstance(change, PackageChange) and not change.after]
     if not removals:
         return ()
-    from gpunode.workflow import present
+    from gpunode.workflow import live_state
 
-    database = present.read_package_database(host)
+    database = live_state.read_package_database(host)
     there, half = database.packages(), database.half_installed()
     return [intent for intent, package in removals if package not in there and package.name not in half]
 

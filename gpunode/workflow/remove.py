@@ -26,7 +26,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
-from gpunode.workflow import present, undo
+from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.undo import KeptItem, UndoPlan
@@ -160,7 +160,7 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
     match change:
         case FileChange(path=path, before=FileState() as before):
             # A package's own file is put back first, and then goes with its package.
-            return present.read_file_state(host, path) != before
+            return live_state.read_file_state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
         case ServiceChange(unit=unit, after=after):
@@ -172,14 +172,14 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
 
 def _find_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
     for path, contents in recorded.written.items():
-        state = present.read_file_state(host, path)
+        state = live_state.read_file_state(host, path)
         name = digest(state.content) if state is not None else ""
         if name in contents:
             former = contents[name] or recorded.found[path]
             what_next = _former_content(store, former) if former else _remove_command(path)
             yield KeptItem(path, f"is as gpunode once wrote it, although a later run took that away: {what_next}")
     for path in sorted(recorded.generated):
-        if present.read_file_state(host, path) is not None:
+        if live_state.read_file_state(host, path) is not None:
             is_volatile = path.startswith(("/run/", "/var/run/"))
             until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove_command(path)}"
             yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")

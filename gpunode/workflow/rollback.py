@@ -17,7 +17,7 @@ from gpunode.journal.record import MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
-from gpunode.workflow import mig_layouts, present, standing
+from gpunode.workflow import live_state, mig_layouts, standing
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_pending
@@ -93,7 +93,7 @@ def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bo
     """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
     match change:
         case FileChange(path=path):
-            return present.read_file_state(host, path) is not None
+            return live_state.read_file_state(host, path) is not None
         case PackageChange(id=package):
             return package in packages
         case _:

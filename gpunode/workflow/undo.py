@@ -24,7 +24,7 @@ from gpunode.facts.model import Facts, need
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, unplanned
-from gpunode.workflow import present
+from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
 
@@ -165,15 +165,15 @@ class UndoExecutor:
         steps = {step.change: step.step_id for step in batch}
         wanted = PackageChange.among(steps)
         changes = with_dependencies(self.host, wanted)
-        former = present.read_package_database(self.host).obsolete()
+        former = live_state.read_package_database(self.host).obsolete()
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
-        now = present.read_package_database(self.host).obsolete()
+        now = live_state.read_package_database(self.host).obsolete()
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
     def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
         """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
         for path, md5 in sorted(obsolete.items()):
-            state = present.read_file_state(self.host, path)
+            state = live_state.read_file_state(self.host, path)
             if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
@@ -183,7 +183,7 @@ class UndoExecutor:
         if isinstance(change, FileChange):
             if change.before is None:
                 # A package that came back meanwhile has brought its own version, which nobody could know before.
-                change = replace(change, before=present.read_file_state(self.host, change.path))
+                change = replace(change, before=live_state.read_file_state(self.host, change.path))
             if step.step_id == CONFFILES and change.before is None:
                 return  # its package did not come back
             if step.expectation is not None:

@@ -34,7 +34,7 @@ from gpunode.packages import Database
 from gpunode.packages.simulation import is_removal
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
-from gpunode.workflow import mig_layouts, present
+from gpunode.workflow import live_state, mig_layouts
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.source_lists import keep_sources_readable
@@ -106,7 +106,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         for package, span in footprint.packages.items()
         if request.restores_packages or _is_absent(span.change.before)
     }
-    packages, needed = plan_package_restore(wanted, there, present.read_package_database(host))
+    packages, needed = plan_package_restore(wanted, there, live_state.read_package_database(host))
     lost: tuple[str, ...] = ()
     if not request.restores_packages:
         packages = (*packages, *_restore_marks(footprint, there))
@@ -157,7 +157,7 @@ def _restore_files(
     kept: list[KeptItem] = []
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
     for path, trail in reversed(tuple(trails.items())):
-        now = present.read_file_state(host, path)
+        now = live_state.read_file_state(host, path)
         if trail.forgotten and now is not None and not _is_gpunodes_alone(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
@@ -168,7 +168,7 @@ def _restore_files(
     notes: list[str] = []
     for path, trail, now, restored in found:
         first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
-        if restored.state == now and not (now is None and present.has_empty_folder(host, folders, going)):
+        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, going)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
@@ -236,9 +236,9 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
         Conflict: somebody has written or edited one since.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
-    shipped = present.read_package_database(host).shipped() if backed_up else {}
+    shipped = live_state.read_package_database(host).shipped() if backed_up else {}
     for span, back in backed_up:
-        now = present.read_file_state(host, back.path)
+        now = live_state.read_file_state(host, back.path)
         if now == back.after:
             continue
         trail = footprint.files.get(back.path)

@@ -24,7 +24,7 @@ from gpunode.host.nvml import probe
 from gpunode.host.port import Settled, Workloads
 from gpunode.journal.store import Store
 from gpunode.recipe import Mig, Recipe
-from gpunode.workflow import present
+from gpunode.workflow import live_state
 from gpunode.workflow.remove import plan_removal
 from gpunode.workflow.rollback import plan_rollback, rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
@@ -71,7 +71,7 @@ class Machine(LocalHost):
         return Workloads(("4711 (python train.py)", "99 (nvtop)"))
 
     def facts(self) -> Facts:
-        files = {path: Known(present.read_file_state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
+        files = {path: Known(live_state.read_file_state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
         facts = with_driver(gpus=(gpu(H100, address="0000:0f:00.0"),), mig=mig_gpus(answer_of(self.look(probe(60)))))
         return replace(facts, files={**facts.files, **files})
 

@@ -12,9 +12,9 @@ import pytest
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import Found
-from gpunode.workflow import fleet, side_by_side
+from gpunode.workflow import fleet, parallel_jobs
 from gpunode.workflow.fleet import FleetRow, fleet_rows
-from gpunode.workflow.picture import overall_verdict, tally_causes
+from gpunode.workflow.fleet_summary import overall_verdict, tally_causes
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
@@ -73,9 +73,9 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
 ) -> None:
     """Sixteen with 3 GiB each were 48, on whatever machine."""
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
-    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(parallel_jobs, "available_bytes", lambda: 4 << 30)
     given: list[tuple[int, int]] = []
-    pool = side_by_side._pool
+    pool = parallel_jobs._pool
 
     def noted(processes: int, memory: int, job: Callable[[object], object]) -> object:
         given.append((processes, memory))
@@ -88,13 +88,13 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
 
     read = reports.read
     monkeypatch.setattr(reports, "read", large)
-    monkeypatch.setattr(side_by_side, "_pool", noted)
+    monkeypatch.setattr(parallel_jobs, "_pool", noted)
     answers = {row.report: row for row in fleet_rows(found, processes=16)}
     assert given == [(4, 512 << 20), (1, 2 << 30)]
     assert answers["b.json"].error == "it took more than 2.0 GiB of memory"
     assert answers["a.json"].cause == "nouveau-bound"
     given.clear()
-    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 0)
+    monkeypatch.setattr(parallel_jobs, "available_bytes", lambda: 0)
     assert len(list(fleet_rows(found[:1], processes=16))) == 1
     assert given == [(1, 512 << 20)]
 
@@ -105,7 +105,7 @@ def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: p
             pass
 
     monkeypatch.setattr(reports, "read", endless)
-    monkeypatch.setattr(side_by_side, "_PROCESSOR_S", 0.05)
+    monkeypatch.setattr(parallel_jobs, "_PROCESSOR_S", 0.05)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
 

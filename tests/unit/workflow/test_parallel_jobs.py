@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpunode.workflow.side_by_side import available_bytes, own_bytes
+from gpunode.workflow.parallel_jobs import available_bytes, own_bytes
 
 
 def write(root: Path, **files: str) -> Path:
