@@ -74,7 +74,7 @@ class ChangeKind(ABC):
     Attributes:
         kind_name: the name in the journal and in all JSON.
         rank: the position in a stage: what others build on comes first.
-        triggers: what the change owes once it is made, and also once it is undone.
+        triggers: required once the change is made, and also once it is undone.
     """
 
     __slots__ = ()

@@ -32,7 +32,7 @@ class FileState:
     gid: int = 0
     attributes: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
 
-    def digested(self) -> FileState:
+    def with_digest(self) -> FileState:
         """Return the state with its content's digest in place of the content, as a journal has it."""
         return replace(self, content=digest(self.content).encode())
 
@@ -89,7 +89,7 @@ Unsettled: TypeAlias = Deferred | SigningKey
 class FileChange(ChangeKind):
     """A file is created (``before`` is None), replaced, or removed (``after`` is None).
 
-    One that stays as it is (``before == after``) owes its triggers all the same: somebody else has changed it, and its
+    One that stays as it is (``before == after``) has its triggers all the same: somebody else has changed it, and its
     daemon has not read it. One that is promised with the trigger ``cdi`` is written by what the trigger starts.
 
     Attributes:
@@ -112,7 +112,7 @@ class FileChange(ChangeKind):
 
     @property
     def is_generated(self) -> bool:
-        """True if the change only owes the trigger that has another program write the file."""
+        """True if the change only triggers another program to write the file."""
         return isinstance(self.after, Deferred) and any(trigger.kind == "cdi" for trigger in self.triggers)
 
     @property

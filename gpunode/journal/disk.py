@@ -1,4 +1,4 @@
-"""What is written here is on the disk when the call returns, and stays there through a power cut."""
+"""Durable writes: what is written is on the disk when the call returns, and survives a power cut."""
 
 from __future__ import annotations
 

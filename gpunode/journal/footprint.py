@@ -51,7 +51,7 @@ class Span(Generic[StatefulT]):
 
     def left(self, state: object) -> bool:
         """Return whether the runs left the thing in ``state``, wholly or half way."""
-        name = state.digested() if isinstance(state, FileState) else state
+        name = state.with_digest() if isinstance(state, FileState) else state
         return state == self.change.after or name in self.passed
 
 
@@ -99,7 +99,7 @@ class Footprint:
         spans = (*(span for trail in self.files.values() for span in trail.spans), *self.conffiles)
         return frozenset(content.decode() for span in spans for content in span.change.contents)
 
-    def loaded(self, load: Callable[[str], bytes | None]) -> Footprint:
+    def with_contents(self, load: Callable[[str], bytes | None]) -> Footprint:
         """Return the same with the bytes of files, which ``load`` gives by the name of their object, or None."""
         conffiles = (replace(span, change=_load_states(span.change, load)) for span in self.conffiles)
         return replace(

@@ -27,7 +27,7 @@ def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 
 def steps_by_change(entries: Iterable[Entry]) -> dict[Change, str]:
-    """Return the id of the step that asked for each change of a run."""
+    """Return by change of a run the id of its step."""
     return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
 
 
@@ -153,7 +153,7 @@ class RunSummary:
 
     Attributes:
         subjects: what it changed, or may have changed when it was cut short; once each, in order.
-        commit: None while the run goes on, and for ever when it was cut short.
+        commit: None while the run goes on, and if it was interrupted.
         configuration: the files that a rollback puts back.
         beyond: what else ``rollback --packages`` puts back: packages, archives, units.
         undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.

@@ -57,7 +57,7 @@ class Begin:
     Attributes:
         at: seconds since the epoch, here and in every other entry.
         boot_id: of the kernel that it runs under; empty in an image.
-        user: who asked for it, behind sudo where there is one.
+        user: who started it, behind sudo where there is one.
         of: the run that is undone; empty unless the verb is ``rollback``.
         whole: whether packages, sources and all else are undone, too, and not the configuration alone.
         uid: the real one; 0 behind sudo. Likewise ``loginuid``, which the kernel keeps through su and sudo from the
@@ -114,7 +114,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Owe:
-    """The change ``seq`` owes ``trigger`` beyond what its own triggers say."""
+    """Records that the change ``seq`` requires ``trigger`` beyond its own triggers."""
 
     trigger: Trigger
     seq: int
@@ -274,7 +274,7 @@ def _encode_field(reading: str, value: object) -> object:
 
 @cache
 def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
-    """Return by JSON key the field of a ``name`` and how it is read; empty for as it stands."""
+    """Return by JSON key the field of a ``name`` and its format; empty for a plain value."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
     # A package's id stands where the format has its name.

@@ -1,4 +1,4 @@
-"""One run's journal, as it is written."""
+"""The journal of one run, as it is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 
 
 class Run:
-    """One run's journal, open for writing."""
+    """The journal of one run, open for writing."""
 
     def __init__(
         self, begin: Begin, path: Path, objects: Objects, announce: Announce, clock: Callable[[], float]

@@ -139,7 +139,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        summaries = (history.summarize_run(self._unloaded(run)) for run in self.ids())
+        summaries = (history.summarize_run(self._read_entries(run)) for run in self.ids())
         return history.mark_undone_runs([one for one in summaries if one is not None])
 
     def read(self, run: str) -> tuple[Entry, ...]:
@@ -150,8 +150,8 @@ class Store:
             Refused: its backups were removed, because enough newer runs have theirs.
             JournalDamaged: the journal or one of its backups is damaged.
         """
-        kept = self._kept(self.ids())
-        if (given_up := retention.find_forget(self._unloaded(run))) is not None:
+        kept = self._runs_with_backups(self.ids())
+        if (given_up := retention.find_forget(self._read_entries(run))) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} had its backups forgotten",
@@ -167,7 +167,7 @@ class Store:
             JournalDamaged: the journal is.
         """
         self._bytes(run)
-        return self._unloaded(run)
+        return self._read_entries(run)
 
     def request(self, run: str) -> bytes:
         """Return the request of ``run`` that ``Run.keep_request`` saved.
@@ -192,8 +192,8 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
-        entries = (entry for run in self.ids() for entry in self._unloaded(run))
-        return footprint.footprint_of_node(entries).loaded(self.objects.find)
+        entries = (entry for run in self.ids() for entry in self._read_entries(run))
+        return footprint.footprint_of_node(entries).with_contents(self.objects.find)
 
     def footprint_of(self, run: str) -> Footprint:
         """Return what one run has made of this node, with the bytes of files.
@@ -202,7 +202,7 @@ class Store:
             UsageError, Refused, JournalDamaged: as ``read``.
         """
         self.read(run)
-        return footprint.footprint_of_run(self._unloaded(run)).loaded(self.objects.find)
+        return footprint.footprint_of_run(self._read_entries(run)).with_contents(self.objects.find)
 
     def additions(self) -> RecordedAdditions:
         """Return what all runs together ever added to this node, whatever became of it; reads no backups.
@@ -212,7 +212,7 @@ class Store:
         """
         from gpunode.journal.additions import collect_additions  # on use: a plan of a bare node needs none
 
-        return collect_additions(entry for run in self.ids() for entry in self._unloaded(run))
+        return collect_additions(entry for run in self.ids() for entry in self._read_entries(run))
 
     def pending_triggers(self) -> dict[Trigger, float]:
         """Return the pending triggers of all runs, each with the time when it last became pending.
@@ -220,7 +220,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        return history.pending_since(entry for run in self.ids() for entry in self._unloaded(run))
+        return history.pending_since(entry for run in self.ids() for entry in self._read_entries(run))
 
     def interrupted_run(self) -> InterruptedRun | None:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
@@ -232,7 +232,9 @@ class Store:
         # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
         # edit of a runtime's files, which goes on with nothing.
         began = (
-            entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_standalone(entries)
+            entries
+            for run in reversed(self.ids())
+            if (entries := self._read_entries(run)) and not _is_standalone(entries)
         )
         return history.find_interrupted_run(next(began, ()))
 
@@ -254,7 +256,7 @@ class Store:
         found: dict[str, tuple[Intent, ...]] = {}
         changed_since: set[str] = set()
         for run in reversed(self.ids()):
-            entries = self._unloaded(run)
+            entries = self._read_entries(run)
             intents = history.open_intents(entries)
             found[run] = tuple(one for one in intents if one.change.subject not in changed_since)
             changed_since |= {entry.change.subject for entry in entries if isinstance(entry, Intent)}
@@ -298,8 +300,8 @@ class Store:
         if not self.pending_triggers():
             return ()
         runs = self.ids()
-        indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._unloaded(run)))
-        waiting = history.unsettled_changes(entry for run in runs[indebted:] for entry in self._unloaded(run))
+        indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
+        waiting = history.unsettled_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
         loaded = (self._with_bytes(change) for change in waiting)
         return tuple(change for change in loaded if change is not None)
 
@@ -347,7 +349,7 @@ class Store:
         except OSError as error:
             raise record.damaged_line(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
-    def _unloaded(self, run: str) -> tuple[Entry, ...]:
+    def _read_entries(self, run: str) -> tuple[Entry, ...]:
         return record.decode_without_contents(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
@@ -373,13 +375,13 @@ class Store:
         numbers = [_number(run) for run in self.ids()]
         return f"{max(numbers, default=0) + 1:06d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
 
-    def _kept(self, runs: Sequence[str]) -> frozenset[str]:
+    def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
     def _begin_collection(self) -> None:
         """Call ``_collect`` once there are more runs than keep their backups; what cannot be deleted stays."""
         runs = self.ids()
-        kept = self._kept(runs)
+        kept = self._runs_with_backups(runs)
         if len(kept) < len(runs):
             with contextlib.suppress(OSError):
                 self._collect(kept)
@@ -387,7 +389,7 @@ class Store:
     def _collect(self, kept: Collection[str]) -> None:
         """Delete the objects that nothing needs; none when a journal cannot be read."""
         try:
-            journals = {run: self._unloaded(run) for run in self.ids()}
+            journals = {run: self._read_entries(run) for run in self.ids()}
         except (JournalDamaged, OSError):
             return
         self.objects.keep_only(retention.needed_objects(journals, kept))

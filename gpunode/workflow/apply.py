@@ -42,7 +42,7 @@ class Applier:
     """Applies changes to one node in one journaled run.
 
     Attributes:
-        pause: called between changes; raises Interrupted when a signal has asked for the end.
+        pause: called between changes; raises Interrupted after a signal.
         unsettled: changes of interrupted runs, newest first, whose daemons have not read them yet.
         owed: the pending triggers of these runs.
         checked: the answer of a runtime's own parser to a step's files before they were written, by the step's id.

@@ -40,7 +40,7 @@ DEPENDENCIES = "dependencies"
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step's answer.
+    """The plan of one step.
 
     Attributes:
         changes: as they will be made; for packages with the versions that the index gives, once there is one.
@@ -53,7 +53,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A stage's answers.
+    """The plan of one stage.
 
     Attributes:
         dependencies: packages that the package manager brings or takes along with those that steps name.
@@ -91,7 +91,7 @@ class StagePlan:
         return tuple(plan.outcome for plan in self.steps if isinstance(plan.outcome, Waits))
 
     def step_of(self, change: Change) -> StepPlan | None:
-        """Return the step that asked for ``change``; None for a dependency."""
+        """Return the step whose change this is; None for a dependency."""
         return next((plan for plan in self.steps if change in plan.changes), None)
 
 

@@ -32,7 +32,7 @@ class EditOptions:
     """The options of an edit.
 
     Attributes:
-        version: of gpunode, for the journal; likewise ``argv``.
+        version: of gpunode; like ``argv`` for the journal.
         restart: whether to restart the daemon, so that it reads the files.
         pause: called before anything is written; raises Interrupted after a signal.
     """

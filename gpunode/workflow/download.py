@@ -21,7 +21,7 @@ def packages_to_download(
     """Return the package changes that setup would make, in exact versions, dependencies included.
 
     Raises:
-        Refused, DrainRequired, Undetermined: setup would refuse, or the packages cannot be had yet.
+        Refused, DrainRequired, Undetermined: if setup would refuse, or the packages are not available yet.
     """
     plans = plan(recipe, facts, host, only)
     raise_refusal(plans)

@@ -102,7 +102,7 @@ def find_target(
 
     Args:
         host: the node.
-        row: the runtime that was asked for.
+        row: the requested runtime.
         desired: of it.
         dumps: commands of which the first installed one prints the configuration to copy options from.
         image: whether the node is a root folder without a running kernel of its own.

@@ -1,4 +1,4 @@
-"""Checks that verify makes only where they are asked for: ``[expect]`` of a recipe, and the packages' files."""
+"""Optional checks of verify: ``[expect]`` of a recipe, and the packages' files."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Outlier:
 
     Attributes:
         usual: the value there; None where they are known to have none.
-        here: likewise on this node.
+        here: the value on this node.
         among: how many nodes have what is usual.
     """
 
@@ -63,7 +63,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One report's answer.
+    """The result of one report.
 
     Attributes:
         report: as it was named, or its path below the folder that was.
@@ -79,7 +79,7 @@ class FleetRow:
         model: of the node; its group in the fleet.
         versions: by axis, what is known of them.
         differences: how it differs from most nodes of its model, the likeliest explanation of a fault first.
-        drift: from the recipe that was asked for; ``undrifted`` says why that could not be told.
+        drift: from the given recipe; ``undrifted`` says why it is unknown.
     """
 
     report: str
@@ -182,7 +182,7 @@ def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
 
     Raises:
         Undetermined: evidence that a step needs is missing.
-        Refused: what the recipe asks for cannot be had there.
+        Refused: if the recipe cannot be fulfilled there.
     """
     stages = plan(recipe, derive(evidence), CaptureHost(evidence))
     found = []

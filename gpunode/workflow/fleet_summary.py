@@ -66,7 +66,7 @@ class FleetSummary:
     """A fleet.
 
     Attributes:
-        causes: the root causes, the most frequent first; likewise the others.
+        causes: the root causes, most frequent first; the other groups in the same order.
         layers: how many nodes have each layer in which state.
         spread: how many nodes have each version, the most frequent first.
         models: how many nodes are of each model.

@@ -20,7 +20,7 @@ class Resume:
 
     Attributes:
         command: what the boot runs, for the id of the run that it continues.
-        request: what was asked for; it is kept with the run, where root alone can change it.
+        request: the recipe and options; kept with the run, where root alone can change it.
     """
 
     command: Callable[[str], tuple[str, ...]]
@@ -34,7 +34,7 @@ def resume_unit(argv: Sequence[str]) -> bytes:
     ``argv`` carries no --reboot: one run reboots at most once. The facts of the new boot say what is left to do.
 
     Raises:
-        UsageError: a word cannot stand in a unit.
+        UsageError: if a word cannot be written into a unit.
     """
     return f"""# Written by gpunode: it continues a setup that needed a reboot, then removes this unit.
 [Unit]

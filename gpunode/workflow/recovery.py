@@ -202,7 +202,7 @@ def _list_subjects(changes: Sequence[Change]) -> str:
 def possible_temporary_files(cut: InterruptedRun) -> tuple[str, ...]:
     """Return the paths beside which the run may have left a temporary file.
 
-    A candidate that a runtime's parser was reading stands in no journal, so every runtime's files are among them.
+    A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
     """
     written = (change.path for change in FileChange.among((*cut.made, *cut.begun)))
     candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)

@@ -38,13 +38,13 @@ def _never_pause() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SetupOptions:
-    """How setup is to work.
+    """The options of a setup.
 
     Attributes:
-        version: of gpunode; likewise ``argv`` and ``recipe_sha256`` for the journal alone.
-        allow_loss: whether packages may go that no archive has.
-        confirm: asked once, after the plan is told and before anything is done.
-        pause: called between changes; raises Interrupted when the end was asked for.
+        version: of gpunode; like ``argv`` and ``recipe_sha256`` for the journal alone.
+        allow_loss: whether packages may be removed that no archive has.
+        confirm: called once, after the plan is shown and before anything is done.
+        pause: called between changes; raises Interrupted after a signal.
         started: when the command began, by the monotonic clock; 0 when it begins now.
         resume: how the next boot continues when a reboot is needed; None reboots nothing.
     """
@@ -63,7 +63,7 @@ class SetupOptions:
 
 @dataclass(frozen=True, slots=True)
 class SetupResult:
-    """What setup did.
+    """The result of a setup.
 
     Attributes:
         run: the journal's name for it; empty when there was nothing to do.
@@ -80,7 +80,7 @@ class SetupResult:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was done."""
+        """True if anything was done."""
         return bool(self.run)
 
 
@@ -102,7 +102,7 @@ def setup(
         store: its journal; the caller holds its lock.
         facts: of the node now.
         advance: computes the facts after a stage, by looking again or, in a rehearsal, by projection.
-        options: how setup is to work.
+        options: of the setup.
         on_event: called with each event.
 
     Raises:
@@ -161,7 +161,7 @@ def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) ->
     """Return the plan; for an upgrade with a fresh index.
 
     Raises:
-        Refused: a step refuses, or what the next boot is to run cannot stand in a unit.
+        Refused: if a step refuses, or a unit cannot hold the command for the next boot.
     """
     preview = plan(recipe, facts, host, options.only)
     raise_refusal(preview)
@@ -175,7 +175,7 @@ def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) ->
 
 @dataclass(slots=True)
 class _SetupRun:
-    """One walk that applies, and what it has done so far.
+    """One walk that applies its stages, and its results so far.
 
     Attributes:
         knows_losses: whether the plan has been compared with what archives have.
@@ -195,7 +195,7 @@ class _SetupRun:
     waits: tuple[Waits, ...] = ()
 
     def execute(self) -> None:
-        """Apply every stage, and settle what this run or an earlier one owes."""
+        """Apply every stage, and settle the triggers of this run and of earlier ones."""
         self.applier.settle([trigger for trigger in self.left.owed if trigger.ends_stage])
         for stage in walk(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])

@@ -43,7 +43,7 @@ class RuntimeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class NodeStatus:
     """The layers of the node, from PCI to runtime.
 
     Attributes:
@@ -69,7 +69,7 @@ class Status:
     notes: tuple[str, ...] = ()
 
 
-def status(facts: Facts, host: HostView, left: Backlog) -> Status:
+def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
     """Return the status of the node; what is unknown is shown as absent or None."""
     packages = known(facts.packages, {})
     found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
@@ -78,7 +78,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
-    return Status(
+    return NodeStatus(
         gpus=tuple((d.address, lookup(d.device).name or d.name) for d in own_gpus(known(facts.devices, ()))),
         driver=_driver_version(drivers),
         loaded=loaded.version if loaded else "",

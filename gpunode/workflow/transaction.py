@@ -29,7 +29,7 @@ class Transaction:
     """Package changes with exact versions.
 
     Attributes:
-        asked: the changes that steps asked for, without those that turned out to be nothing.
+        asked: the changes of steps, without those that turned out to be nothing.
         dependencies: what else the package manager installs or removes.
         problem: why the package manager would not make them, in its own words.
         upgraded: the packages that were to be purged and are upgraded instead, each with those that stay and need it;
@@ -63,13 +63,13 @@ def resolve(
 
 @dataclass(slots=True)
 class _Resolver:
-    """The way from the changes that steps asked for to one exact transaction.
+    """Resolves the changes of steps to one exact transaction.
 
     Attributes:
-        changes: what the steps asked for.
+        changes: of the steps.
         packages_in: reads the packages' names out of the solver's words.
         pins: dependencies that are named to the solver, so that they come in their locked version.
-        newer: what comes with the installs when nothing is purged, as it would be asked for by name.
+        newer: what comes with the installs if nothing is purged, as changes by name.
         upgraded: the packages that must be upgraded, not purged, each with those that stay and need it.
     """
 
@@ -163,7 +163,7 @@ class _Resolver:
 
 
 def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
-    """Return the packages that would go and are no driver's, as they are asked for to stay."""
+    """Return the packages beside the driver's that would be removed, as changes that keep them."""
     gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
     others = sorted(gone.keys() - driver_packages(gone) - {*named})
     return {one: PackageChange(one, None, PackageState(gone[one])) for one in others if gone[one]}

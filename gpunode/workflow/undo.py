@@ -105,7 +105,7 @@ class UndoPlan:
 
 
 def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
-    """Return ``packages`` with what the package manager brings along.
+    """Return ``packages`` with the dependencies that the package manager adds.
 
     Raises:
         Refused: it would do something else.

@@ -183,7 +183,7 @@ def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool
         return trail.spans[0].change.before is None
     # Where a run found what somebody had made of gpunode's file, that is in it still.
     is_made_anew = all(span.change.before is None for span in trail.spans)
-    return is_made_anew and now.digested().content.decode() == trail.left
+    return is_made_anew and now.with_digest().content.decode() == trail.left
 
 
 def _take_back(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
@@ -380,7 +380,7 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
     gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
-    notes = tuple(_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
+    notes = tuple(_describe_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
     rest = tuple(change for change in changes if change not in gone)
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
@@ -401,7 +401,7 @@ def _version(change: PackageChange) -> str:
     return state.version if state else ""
 
 
-def _lost(change: PackageChange, offered: Sequence[str]) -> str:
+def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     others = f" (they have {', '.join(offered)})" if offered else ""
     return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
 

@@ -82,7 +82,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class ExtraChecks:
-    """Checks that start something on the node or take long, so they are made only when asked for.
+    """Optional checks, which start something on the node or take long.
 
     Attributes:
         files: whether programs and libraries are compared with the checksums of their packages.

@@ -15,7 +15,7 @@ from gpunode.steps.gpus import own_gpus
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer
     from gpunode.recipe import Recipe
-    from gpunode.workflow.status import RuntimeStatus, Status
+    from gpunode.workflow.status import NodeStatus, RuntimeStatus
 
 _PLATFORMS = {
     "bare-metal": "bare metal",
@@ -81,7 +81,7 @@ def short_model_name(name: str) -> str:
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
-def status_lines(facts: Facts, found: Status) -> Iterator[Line]:
+def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
     yield node_line(facts)
     yield Line()
@@ -103,7 +103,7 @@ def _label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
         yield Line((head, *row.spans[1:]), row.hang or _LABEL)
 
 
-def _gpu_rows(found: Status) -> Iterator[Line]:
+def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
     from gpunode.facts.nvml import Inventory
 
     told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, Inventory) else {}
@@ -128,7 +128,7 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
         yield span(f"  {gpu.uuid}", "dim")
 
 
-def _driver_lines(found: Status) -> Iterator[Line]:
+def _driver_lines(found: NodeStatus) -> Iterator[Line]:
     installed = f"{found.driver} installed" if found.driver else "none installed"
     loaded = f"{found.loaded} loaded" if found.loaded else "none loaded"
     mixed = found.driver and found.loaded and found.driver != found.loaded
@@ -152,7 +152,7 @@ def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
         yield line("  next: ", *mark_commands(answer.remedy), hang=8)
 
 
-def _kernel_lines(found: Status) -> Iterator[Line]:
+def _kernel_lines(found: NodeStatus) -> Iterator[Line]:
     if found.kernels is None:
         yield line(span("not readable", "dim"))
         return
@@ -165,7 +165,7 @@ def _kernel_roles(kernel: str, kernels: Kernels) -> str:
     return " and ".join([*(["runs"] if kernel == kernels.running else []), *(["boots next"] if is_next else [])])
 
 
-def _kernel_row(kernel: str, roles: str, found: Status) -> Line:
+def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
     text = f"{kernel} {roles}"
     if kernel not in found.without_module:
         built = "; the driver's module is built for it" if found.driver else ""
@@ -175,7 +175,7 @@ def _kernel_row(kernel: str, roles: str, found: Status) -> Line:
     return line(MARKS["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
 
 
-def _toolkit_line(found: Status) -> Line:
+def _toolkit_line(found: NodeStatus) -> Line:
     return line(found.toolkit) if found.toolkit else line(span("not installed", "dim"))
 
 

@@ -268,13 +268,17 @@ def test_file_that_was_made_comes_before_what_came_to_name_it() -> None:
 def test_what_was_forgotten_is_known_to_be() -> None:
     bare = footprint_of_node(run(1, wrote("name of 0", "name of 1")))
     assert bare.objects == {"name of 0", "name of 1"}
-    kept = bare.loaded({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
+    kept = bare.with_contents({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
     assert not kept.forgotten
     assert (kept.spans[0].change.before, kept.spans[0].change.after) == (state("0"), state("1"))
-    assert bare.loaded({"name of 1": b"1"}.get).files["/a"].forgotten
+    assert bare.with_contents({"name of 1": b"1"}.get).files["/a"].forgotten
 
 
 def test_a_file_that_was_empty_and_one_that_is_gone_are_loaded_as_such() -> None:
-    gone = footprint_of_node(run(1, wrote("name of nothing", None))).loaded({"name of nothing": b""}.get).files["/a"]
+    gone = (
+        footprint_of_node(run(1, wrote("name of nothing", None)))
+        .with_contents({"name of nothing": b""}.get)
+        .files["/a"]
+    )
     assert not gone.forgotten
     assert (gone.spans[0].change.before, gone.spans[0].change.after) == (state(""), None)
