@@ -32,7 +32,7 @@ StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigCh
 
 
 @dataclass(frozen=True, slots=True)
-class Span(Generic[StatefulT]):
+class ChangeSpan(Generic[StatefulT]):
     """Changes of one thing that count as one: from the state before the first to the state after the last.
 
     Attributes:
@@ -65,7 +65,7 @@ class FileTrail:
         left: the sha256 of the file as gpunode left it; empty where it left none.
     """
 
-    spans: tuple[Span[FileChange], ...]
+    spans: tuple[ChangeSpan[FileChange], ...]
     forgotten: bool = False
     left: str = ""
 
@@ -81,10 +81,10 @@ class Footprint:
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
-    packages: Mapping[PackageId, Span[PackageChange]] = field(default_factory=dict)
-    units: Mapping[str, Span[ServiceChange]] = field(default_factory=dict)
-    layouts: Mapping[str, Span[MigChange]] = field(default_factory=dict)
-    conffiles: tuple[Span[FileChange], ...] = ()
+    packages: Mapping[PackageId, ChangeSpan[PackageChange]] = field(default_factory=dict)
+    units: Mapping[str, ChangeSpan[ServiceChange]] = field(default_factory=dict)
+    layouts: Mapping[str, ChangeSpan[MigChange]] = field(default_factory=dict)
+    conffiles: tuple[ChangeSpan[FileChange], ...] = ()
 
     @property
     def subjects(self) -> frozenset[str]:
@@ -150,7 +150,7 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
         {span.change.unit: span for span in _join_all(changes, ServiceChange)},
         {span.change.gpu: span for span in _join_all(changes, MigChange)},
         tuple(
-            Span(one.stage, one.step, change)
+            ChangeSpan(one.stage, one.step, change)
             for one, change in purged
             if isinstance(change, FileChange) and change.after is None
         ),
@@ -230,9 +230,9 @@ def _made_changes(run: Sequence[Entry], undos: AbstractSet[str], withdrawals: Ab
             yield _Made(intent, is_undo, is_removal, name in withdrawals, intent.seq in done)
 
 
-def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[Span[StatefulT], ...]:
+def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSpan[StatefulT], ...]:
     """Return a span for each thing of a kind that is not as it was, whoever else changed it in between."""
-    found: dict[str, Span[StatefulT]] = {}
+    found: dict[str, ChangeSpan[StatefulT]] = {}
     for made in changes:
         if not isinstance(change := made.change, kind) or not change.is_settled:
             continue
@@ -259,14 +259,16 @@ def _put(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new
         found[subject] = value
 
 
-def _begin_span(made: _Made, change: StatefulT) -> Span[StatefulT] | None:
+def _begin_span(made: _Made, change: StatefulT) -> ChangeSpan[StatefulT] | None:
     """Return the span that begins with ``change``; None for one that leaves the thing as it is."""
     if change.before == change.after:
         return None
-    return Span(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
+    return ChangeSpan(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
 
 
-def _join(former: Span[StatefulT], later: Span[StatefulT], *, is_run_alone: bool = False) -> Span[StatefulT] | None:
+def _join(
+    former: ChangeSpan[StatefulT], later: ChangeSpan[StatefulT], *, is_run_alone: bool = False
+) -> ChangeSpan[StatefulT] | None:
     """Return two spans of the same thing as one; None if the thing is known to be as it was."""
     first, last = former.change, later.change
     if first.before == last.after:
@@ -276,11 +278,11 @@ def _join(former: Span[StatefulT], later: Span[StatefulT], *, is_run_alone: bool
     # Between two runs somebody else may have made what the second one found, and after them a file go; that is theirs.
     between = {first.after, last.before} if is_run_alone else {first.after} - {None}
     passed = (former.passed | later.passed | between) - {first.before}
-    return Span(former.stage, former.step, joined, later.is_known, folders, passed)
+    return ChangeSpan(former.stage, former.step, joined, later.is_known, folders, passed)
 
 
 def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
-    found: dict[str, tuple[Span[FileChange], ...]] = {}
+    found: dict[str, tuple[ChangeSpan[FileChange], ...]] = {}
     for made in changes:
         if not isinstance(change := made.change, FileChange) or not change.is_settled:
             continue
@@ -299,12 +301,12 @@ def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
     return {path: _trail(spans) for path, spans in found.items()}
 
 
-def _trail(spans: tuple[Span[FileChange], ...]) -> FileTrail:
+def _trail(spans: tuple[ChangeSpan[FileChange], ...]) -> FileTrail:
     last = spans[-1].change.after
     return FileTrail(spans, left=last.content.decode() if isinstance(last, FileState) else "")
 
 
-def _confirm_last(spans: tuple[Span[FileChange], ...], later: FileChange) -> tuple[Span[FileChange], ...]:
+def _confirm_last(spans: tuple[ChangeSpan[FileChange], ...], later: FileChange) -> tuple[ChangeSpan[FileChange], ...]:
     """Return ``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
     if not spans or spans[-1].is_known:
         return spans
@@ -315,12 +317,14 @@ def _confirm_last(spans: tuple[Span[FileChange], ...], later: FileChange) -> tup
     return spans[:-1] if last.change.before == later.before and not last.folders else spans
 
 
-def _passed_through(spans: tuple[Span[FileChange], ...], state: object) -> bool:
+def _passed_through(spans: tuple[ChangeSpan[FileChange], ...], state: object) -> bool:
     """Return whether the last of ``spans`` begins with ``state`` or came through it, as far as it is known."""
     return bool(spans) and (state is None or state == spans[-1].change.before or state in spans[-1].passed)
 
 
-def _cut_back(spans: tuple[Span[FileChange], ...], state: FileState | Unsettled | None) -> tuple[Span[FileChange], ...]:
+def _cut_back(
+    spans: tuple[ChangeSpan[FileChange], ...], state: FileState | Unsettled | None
+) -> tuple[ChangeSpan[FileChange], ...]:
     """Return ``spans`` as they are once the file is back in ``state``, whatever somebody had made of it by then."""
     last = spans[-1]
     if state == last.change.before:
@@ -328,7 +332,9 @@ def _cut_back(spans: tuple[Span[FileChange], ...], state: FileState | Unsettled 
     return (*spans[:-1], replace(last, change=replace(last.change, after=state)))
 
 
-def _append(spans: tuple[Span[FileChange], ...], later: Span[FileChange]) -> tuple[Span[FileChange], ...]:
+def _append(
+    spans: tuple[ChangeSpan[FileChange], ...], later: ChangeSpan[FileChange]
+) -> tuple[ChangeSpan[FileChange], ...]:
     """Return ``spans`` with ``later`` after them; joined to the last one if it went on from there, and is known.
 
     One that may have led back is passed over: the file tells, since it is then as before, or as it was left.

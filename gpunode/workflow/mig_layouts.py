@@ -13,7 +13,7 @@ from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern
 from gpunode.host import nvml
 from gpunode.host.port import Host, HostView
-from gpunode.journal.footprint import Span
+from gpunode.journal.footprint import ChangeSpan
 from gpunode.workflow.undo import UndoStep
 
 _LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", holds="table")
@@ -33,7 +33,7 @@ def _gpus_by_uuid(host: HostView) -> dict[str, MigGpu]:
 
 
 def plan_restore(
-    host: HostView, spans: Mapping[str, Span[MigChange]], *, force: bool
+    host: HostView, spans: Mapping[str, ChangeSpan[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
     """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot have it.
 

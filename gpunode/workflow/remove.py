@@ -21,7 +21,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
-from gpunode.journal.footprint import Span
+from gpunode.journal.footprint import ChangeSpan
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, runtime
@@ -62,7 +62,7 @@ def plan_removal(
     """
     footprint = store.footprint()
 
-    def resolve_edit(span: Span[FileChange], now: FileState | None) -> RestoredFile | None:
+    def resolve_edit(span: ChangeSpan[FileChange], now: FileState | None) -> RestoredFile | None:
         after = span.change.after
         if not isinstance(after, FileState) or now is None:
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away

@@ -11,7 +11,7 @@ from gpunode.change import Change, FileChange, FileState, PackageChange
 from gpunode.errors import GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, Settled
-from gpunode.journal.footprint import Span
+from gpunode.journal.footprint import ChangeSpan
 from gpunode.journal.history import RunSummary
 from gpunode.journal.record import MAKING, Verb
 from gpunode.journal.store import Store
@@ -67,7 +67,7 @@ def plan_rollback(
     runs = {run.run: run for run in store.runs()}
     purged = {span.change.path for span in footprint.conffiles}
 
-    def resolve_edit(span: Span[FileChange], now: FileState | None) -> RestoredFile:
+    def resolve_edit(span: ChangeSpan[FileChange], now: FileState | None) -> RestoredFile:
         if force or (now is None and span.change.path in purged):  # it went with its package
             return RestoredFile(span.change.before)
         back = span.change.inverse()

@@ -28,7 +28,7 @@ from gpunode.change import (
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.model import Facts, Known, Unknown
 from gpunode.host.port import Host
-from gpunode.journal.footprint import FileTrail, Footprint, Span
+from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.packages.simulation import is_removal
@@ -56,7 +56,7 @@ class RestoredFile:
 
 
 # Of a span of a file and what is there instead of it: the file without the span; None to leave it as it is.
-ResolveEdit: TypeAlias = Callable[[Span[FileChange], FileState | None], RestoredFile | None]
+ResolveEdit: TypeAlias = Callable[[ChangeSpan[FileChange], FileState | None], RestoredFile | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
 
 
-def _restore_unit(facts: Facts, span: Span[ServiceChange], *, is_coming: bool) -> UndoStep | None:
+def _restore_unit(facts: Facts, span: ChangeSpan[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
 
     Args:

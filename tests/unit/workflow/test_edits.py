@@ -11,7 +11,7 @@ import pytest
 from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import about_runtime
-from gpunode.journal.footprint import FileTrail, Span
+from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.journal.store import Store
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, Runtime, runtime
 from gpunode.steps.runtime_edits import Target
@@ -54,7 +54,9 @@ def test_a_file_keeps_mode_and_owner_and_a_drop_in_is_roots_and_no_more_readable
 
 
 def trail_of(*changes: FileChange) -> FileTrail:
-    return FileTrail(tuple(Span("runtime", "runtime-config", change, folders=change.folders) for change in changes))
+    return FileTrail(
+        tuple(ChangeSpan("runtime", "runtime-config", change, folders=change.folders) for change in changes)
+    )
 
 
 def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: Store) -> None:
