@@ -95,10 +95,12 @@ def _doctor(path: Path) -> Cost:
 def _mixed(capture: Path, report: Path, target: Path) -> None:
     """The capture with what somebody pasted of a broken node in it."""
     from gpunode.facts import pasted
-    from gpunode.host.capture import load, save
+    from gpunode.host.capture import load_capture, save_capture
 
     pieces = json.loads(report.read_text())["evidence"]
-    save({**load(capture), **pasted.evidence([(one["source"], one["text"]) for one in pieces])}, target)
+    save_capture(
+        {**load_capture(capture), **pasted.collect_pieces([(one["source"], one["text"]) for one in pieces])}, target
+    )
 
 
 def picturing() -> None:

@@ -124,7 +124,7 @@ def _node(os_release: str) -> Snapshot:
     from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.facts import pasted
 
-    return take_snapshot(pasted.evidence([("/etc/os-release", os_release)]))
+    return take_snapshot(pasted.collect_pieces([("/etc/os-release", os_release)]))
 
 
 @cache

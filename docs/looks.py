@@ -208,13 +208,13 @@ def page(made: str) -> str:
 
 def _rows() -> Iterator[tuple[str, str]]:
     """The row of each probe, by its key."""
-    from gpunode.facts.examination import EXAMINATION, UNITS
-    from gpunode.facts.follow_ups import FOLLOW_UPS, LAST_LOOKS
-    from gpunode.facts.probes import LSPCI, probes
+    from gpunode.facts.examination import DOCTOR_PROBES, UNITS
+    from gpunode.facts.follow_ups import FINAL_FOLLOW_UPS, FOLLOW_UPS
+    from gpunode.facts.probes import LSPCI, list_probes
 
-    for probe in (*probes(UNITS), LSPCI, *EXAMINATION):
+    for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES):
         yield probe.key, _row(probe, "always")
-    for one in (*FOLLOW_UPS, *LAST_LOOKS):
+    for one in (*FOLLOW_UPS, *FINAL_FOLLOW_UPS):
         for probe in one.probes(_everything()):
             yield probe.key, _row(probe, one.where)
     yield "nvml", f"| NVML, from a process of its own | asked, 10 s | table | {FOLLOW_UPS[0].where} |"

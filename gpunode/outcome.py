@@ -1,4 +1,4 @@
-"""What a step answers, and the row that a step is."""
+"""Outcomes of steps, and the definition of a step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Stage: TypeAlias = Literal["sources", "packages", "kernel", "runtime"]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is to be done; nothing, when the node is as the recipe wants it.
+    """The changes of a step; none if the node already matches the recipe.
 
     Attributes:
-        reason: one sentence, why it is done, or why nothing needs to be.
-        notes: what the user should know of the node's state, whether or not anything is to be done; a warning each.
-        change_notes: what the user should know of these changes; none where nothing is to be done.
+        reason: why they are made, or why none are needed, one sentence.
+        notes: warnings about the node's state, even without changes.
+        change_notes: notes about these changes.
         expectation: what the runtime's own parser must find before a configuration of these changes is used.
         disrupts: what stops while this is done (``docker containers``); empty when nothing does.
         later: whether the reason is what another step, another program or the next boot will do: nothing was checked.
@@ -46,7 +46,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The step cannot be done here, and nothing of the run is.
+    """A refusal of the step, which stops the whole run.
 
     Attributes:
         exit_code: 3 refused, 11 drain required, 13 cannot tell.
@@ -76,8 +76,8 @@ WAITED_FOR: Final[Mapping[WaitFor, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """The step can go on only after something that gpunode does not do unasked; later steps still run.
+class Blocked:
+    """A step blocked by something that gpunode does not do unasked; later steps still run.
 
     Attributes:
         for_: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
@@ -87,12 +87,12 @@ class Waits:
     reason: str
 
 
-def reboot_suffices(waits: Sequence[Waits]) -> bool:
-    """Whether the run goes on after a reboot, with nobody at hand."""
+def reboot_suffices(waits: Sequence[Blocked]) -> bool:
+    """Return True if a reboot without anybody at the console lets the run continue."""
     return bool(waits) and all(wait.for_ == "reboot" for wait in waits)
 
 
-Outcome: TypeAlias = Planned | Refusal | Waits
+Outcome: TypeAlias = Planned | Refusal | Blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class StepPackages:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row of the table of steps; ``plan`` is pure.
+    """A step in the table; ``plan`` is pure.
 
     Attributes:
         needs: the ids of the steps without whose work this one's is of no use: no rollback takes that away first.

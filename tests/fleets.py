@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from gpunode.facts.evidence import Evidence
-from gpunode.host.capture import save
+from gpunode.host.capture import save_capture
 from tests.scenarios.healthy import captures, nodes
 
 Edit: TypeAlias = Callable[[Evidence], Evidence]
@@ -140,10 +140,10 @@ def make(folder: Path, size: int, every: int = 100) -> Injected:
         place, turn = number % every, number // every
         if place == 7:
             cause = injected.faults[file.name] = list(FAULTS)[turn % len(FAULTS)]
-            save(FAULTS[cause](evidence), file)
+            save_capture(FAULTS[cause](evidence), file)
         elif place == 13:
             name = injected.odd[file.name] = list(ODD)[turn % len(ODD)]
-            save(ODD[name](evidence), file)
+            save_capture(ODD[name](evidence), file)
         elif place == 17 and turn % 5 == 0:
             injected.unread.add(file.name)
             file.write_bytes(b"\x1f\x8b broken")
@@ -151,7 +151,7 @@ def make(folder: Path, size: int, every: int = 100) -> Injected:
             os.link(first[id(evidence)], file)
         else:
             first[id(evidence)] = file
-            save(evidence, file)
+            save_capture(evidence, file)
     return injected
 
 

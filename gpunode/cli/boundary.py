@@ -160,7 +160,7 @@ def _save_traceback(text: str) -> str:
 
     # The process id keeps two bugs in one second apart.
     try:
-        return bugs.keep(text, time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime()))
+        return bugs.save_traceback(text, time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime()))
     except OSError:
         sys.stderr.write(text)
         return "the lines above"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -> None:
     """Save the evidence of this node that doctor examines."""
     from gpunode.cli.screen.results import capture_lines, captured_lines
-    from gpunode.host.capture import save
+    from gpunode.host.capture import save_capture
     from gpunode.host.local import LocalHost
     from gpunode.redaction.anonymize import anonymize_evidence
     from gpunode.redaction.evidence import count_masked, redact
@@ -30,7 +30,7 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
     kept = redact(whole)
     contents = count_masked(whole, kept)
     screen.put(*capture_lines(file, contents, anonymized=anonymize))
-    save(kept, path)
+    save_capture(kept, path)
     size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
     missing = find_missing_probes(evidence)
     screen.put(*captured_lines(file, len(evidence), size, missing))

@@ -141,7 +141,7 @@ def _comparison_status(found: Comparison) -> tuple[str, int]:
 def _read_node(name: str | None) -> Evidence:
     from gpunode.cli.samples import resolve_sample
     from gpunode.host.local import LocalHost
-    from gpunode.host.reports import is_fleet, read
+    from gpunode.host.reports import is_fleet, read_report
     from gpunode.redaction.evidence import redact
     from gpunode.workflow.doctor import examine
 
@@ -150,4 +150,4 @@ def _read_node(name: str | None) -> Evidence:
         raise UsageError(
             f"{name} is a folder of reports", why="two nodes are compared", hint="name one of the reports in it"
         )
-    return redact(read(name) if name else examine(LocalHost("/")))
+    return redact(read_report(name) if name else examine(LocalHost("/")))

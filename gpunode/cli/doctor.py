@@ -98,9 +98,9 @@ def _too_large(report: str) -> Refused:
 
 
 def _read_report(report: str) -> Evidence:
-    from gpunode.host.reports import read
+    from gpunode.host.reports import read_report
 
-    return read(report)
+    return read_report(report)
 
 
 def collect_evidence() -> Evidence:
@@ -139,10 +139,10 @@ def _check_textfile(file: str, names: Sequence[str]) -> None:
 
 def _write_textfile(file: str, examined: Examination, seconds: float) -> None:
     from gpunode.cli.monitoring import render_metrics
-    from gpunode.host.output import replace
+    from gpunode.host.output import write_output
 
     try:
-        replace(Path(file), render_metrics(examined, time(), seconds).encode())
+        write_output(Path(file), render_metrics(examined, time(), seconds).encode())
     except OSError as error:
         raise UsageError(
             f"{file} cannot be written", why=error.strerror or str(error),

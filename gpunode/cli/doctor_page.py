@@ -70,7 +70,7 @@ def write_page(file: str, text: str) -> None:
         standard_output().raw(text)
         return
     try:
-        output.replace(Path(file), text.encode("utf-8", "replace"), _file_mode(file))
+        output.write_output(Path(file), text.encode("utf-8", "replace"), _file_mode(file))
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error), _HINT) from error
 

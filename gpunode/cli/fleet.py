@@ -34,7 +34,7 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
     recipe = _load_fleet_recipe(recipe_name, lock, named)
     if html:
         doctor_page.check_page_file(html, output)
-    found = reports.fleet(named)
+    found = reports.find_fleet_reports(named)
     with output.open_report_screen() as screen:
         census, answers = Census(), []
         for row in fleet_rows(found, census, recipe):

@@ -129,7 +129,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         UsageError: if it is not a list of PCI ids, or contains no GPU.
     """
     from gpunode.catalog.gpus import LIST_GPUS, other_device  # loaded on use: most commands name no GPU
-    from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, own_gpus
+    from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, find_own_gpus
 
     found: list[PciDevice] = []
     for index, part in enumerate(filter(None, text.split(","))):
@@ -143,7 +143,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         other = other_device(device)
         class_code = CLASSES.get(other[0], UNKNOWN_CLASS) if other else "0302"
         found.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
-    if found and not own_gpus(tuple(found)):
+    if found and not find_own_gpus(tuple(found)):
         raise UsageError(
             f"--gpu {text} names no GPU",
             why="; ".join(f"10de:{one.device} is the {one.name}" for one in found),
@@ -178,9 +178,9 @@ def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) 
         recipe: its steps may need additional facts.
     """
     if node:
-        from gpunode.host.capture import CaptureHost, load
+        from gpunode.host.capture import CaptureHost, load_capture
 
-        evidence = load(_find_capture(node))
+        evidence = load_capture(_find_capture(node))
         return NodeView(CaptureHost(evidence), _override_gpus(derive(evidence), gpu_ids), evidence)
     from gpunode.host.local import LocalHost
     from gpunode.workflow.converge import collect_evidence
@@ -276,12 +276,12 @@ def create_announcer(root: str) -> Announce:
 
 def open_cluster_journal() -> Store:
     """Open the journal of this user's cluster changes; the node's own journal belongs to root."""
-    from gpunode.host.ownership import why_others_write
+    from gpunode.host.ownership import explain_writable_by_others
     from gpunode.journal.store import Store
 
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     # As after `su` without a dash: HOME is another user's, who could lead root's writes elsewhere by a link.
-    if os.geteuid() == 0 and why_others_write(state):
+    if os.geteuid() == 0 and explain_writable_by_others(state):
         state = Path(pwd.getpwuid(0).pw_dir) / ".local/state"
     return Store("/", announce=create_announcer("/"), folder=state / "gpunode")
 

@@ -117,7 +117,7 @@ def _write_folder(folder: Path, made: Mapping[str, str]) -> RenderOutcome:
         UsageError: if the folder cannot be written.
     """
     try:
-        with output_files.tree(folder) as tree:
+        with output_files.open_output_folder(folder) as tree:
             _refuse_in_the_way(tree, folder, made)
             present = dict(_rendered_files(tree))
             differing = {path: text for path, text in made.items() if present.get(path) != text}

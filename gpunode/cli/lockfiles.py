@@ -34,7 +34,7 @@ def read_lock(file: str) -> VersionLock:
     Raises:
         UsageError: if the file is missing or unreadable; LockFileError: if it is not a lock file.
     """
-    found = files.read(str(Path(file).absolute()), LIMIT_BYTES + 1)
+    found = files.read_file(str(Path(file).absolute()), LIMIT_BYTES + 1)
     if found.outcome != "ok":
         what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
         raise UsageError(f"{what} {file}", why=found.error, hint=_write_hint(file))
@@ -72,9 +72,9 @@ def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ..
         return ()
     path = str(Path(lock.file).absolute())
     try:
-        before = files.state(path)
+        before = files.read_state(path)
         usual = FileState(b"", 0o644, os.geteuid(), os.getegid())
-        files.replace(path, replace(before or usual, content=render(lock, __version__).encode()))
+        files.replace_file(path, replace(before or usual, content=render(lock, __version__).encode()))
     except GpunodeError as error:
         hint = "name a file that you may write"
         raise UsageError(f"the lock file {lock.file} cannot be written", why=error.why, hint=hint) from error

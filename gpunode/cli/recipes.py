@@ -69,10 +69,10 @@ def _write_new_file(path: Path, text: str) -> None:
     Raises:
         UsageError: if the file exists or cannot be written.
     """
-    from gpunode.host.output import create
+    from gpunode.host.output import create_output
 
     try:
-        create(path, text.encode("utf-8", "surrogateescape"))
+        create_output(path, text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written",

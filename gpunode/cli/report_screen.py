@@ -76,9 +76,9 @@ class ReportScreen:
 
     def show_bugs(self, tracebacks: Sequence[str]) -> str:
         """Show where tracebacks of crashed rules are kept, with --verbose the tracebacks; return the file."""
-        from gpunode.host.bugs import keep_those_of_rules
+        from gpunode.host.bugs import save_rule_tracebacks
 
-        place = keep_those_of_rules(tracebacks)
+        place = save_rule_tracebacks(tracebacks)
         if tracebacks:
             said = f"the traceback is in {place}; please report it with that file" if place else "please report it"
             self.put(line("bug:   ", f"a rule failed; {said}", hang=7))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpunode import builtin
 from gpunode.command import sudo_gpunode
 from gpunode.errors import JournalDamaged, Refused, UsageError
-from gpunode.host.ownership import why_others_write
+from gpunode.host.ownership import explain_writable_by_others
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import base_of, literal, parse, read_toml, render
@@ -144,7 +144,7 @@ def program_risk(*, packages: bool = False) -> str:
         packages: check every file of the packages too, about 100 ms.
     """
     files = (*_program_files(), *(_package_files() if packages else ()))
-    return next(filter(None, map(why_others_write, files)), "")
+    return next(filter(None, map(explain_writable_by_others, files)), "")
 
 
 def _program_files() -> Iterator[Path]:
@@ -171,7 +171,7 @@ def find_input_risks(recipe: str, lock: str) -> Iterator[str]:
     caller = os.environ.get("SUDO_UID", "")
     trusted = frozenset({0, int(caller)} if caller.isascii() and caller.isdigit() else {0})
     for place in (*_recipe_files(recipe), *([Path(lock)] if lock else ())):
-        if why := why_others_write(place, trusted=trusted):
+        if why := explain_writable_by_others(place, trusted=trusted):
             yield f"{why}, so that user can choose what gpunode does as root with {place}"
 
 

@@ -35,7 +35,7 @@ from gpunode.cli.screen.results import setup_lines
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import GpunodeError, UsageError, assert_never
-from gpunode.host.process import proxies
+from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import collect_notes, state_notes, step_ids_by_change, survey
@@ -203,7 +203,7 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     words += ["--allow-disruption"] if flags.allow_disruption else []
     words += ["--allow-loss"] if flags.allow_loss else []
     words += ["--lock-timeout", f"{flags.lock_timeout_s:.0f}"]
-    return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxies()))
+    return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
 def waiting_failure(done: SetupResult, flags: SetupFlags) -> GpunodeError:

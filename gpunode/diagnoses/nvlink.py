@@ -166,7 +166,7 @@ def _find_nvlink5(snapshot: Snapshot) -> Iterator[Proof]:
 
 def _catalog_action(fault: faults.Fault) -> str:
     """Return the action that NVIDIA's catalog recommends, a reset if fatal; empty if unknown."""
-    body = xid.link_error(fault.xid.text) if fault.xid else None
+    body = xid.parse_link_error(fault.xid.text) if fault.xid else None
     if body is None or body.fatal:
         return "reset-gpu"
     known = xids.decode(fault.code, body.unit, *body.words[:2]) if len(body.words) > 1 else None

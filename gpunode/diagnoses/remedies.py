@@ -37,7 +37,7 @@ from gpunode.diagnoses.views.system import (
     package_manager,
     running_kernel,
 )
-from gpunode.facts.numbers import whole
+from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
@@ -280,7 +280,7 @@ def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
     release, banner = cuda.requested_release(snapshot), snapshot.match(cuda.BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
-    least = whole(asked.partition(".")[0]) or 0
+    least = parse_int(asked.partition(".")[0]) or 0
     yield from change_driver(
         snapshot, text, oldest_branch=least, other_branch=not asked, installed_version=cuda.reported_driver(snapshot)
     )
@@ -302,7 +302,7 @@ def _setup_options(
     snapshot: Snapshot, version: str, oldest_branch: int, *, other_branch: bool, allow_older: bool
 ) -> tuple[str, ...]:
     """Return the options of gpunode for a driver other than ``version``; none if no branch helps."""
-    number = whole(version.partition(".")[0]) or 0
+    number = parse_int(version.partition(".")[0]) or 0
     here = branches.find(number)
     is_upgraded = (
         here is not None

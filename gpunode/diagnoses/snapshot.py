@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
-from gpunode.facts.items import Item, items
+from gpunode.facts.items import Item, split_items
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -128,14 +128,14 @@ class Snapshot:
 def take_snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """Return the node that ``evidence`` shows."""
     # Typed commands are not messages.
-    whole = tuple(item for item in items(evidence) if item.kind != "shell-history")
+    whole = tuple(item for item in split_items(evidence) if item.kind != "shell-history")
     present = tuple(now for item in whole if (now := _without_earlier_boots(item)) is not None)
     return Snapshot(present, derive(evidence, image=image), whole)
 
 
 def _without_earlier_boots(item: Item) -> Item | None:
     """Return the item without lines of earlier boots; None if nothing is left."""
-    now = boots.of_running(item.source, item.written, item.text)
+    now = boots.keep_running_boot(item.source, item.written, item.text)
     if now is None:
         return None
     return item if now == item.text else replace(item, text=now)

@@ -39,7 +39,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.source_urls import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.views import boards, driver, gpu_models, guests, kernel, modules, packages
 from gpunode.diagnoses.views.driver import VERSION
-from gpunode.facts.numbers import whole
+from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
@@ -89,7 +89,7 @@ class InstalledDriver:
     @property
     def branch(self) -> int:
         """The number before the first dot; 0 if unknown."""
-        return whole(self.version.partition(".")[0]) or 0
+        return parse_int(self.version.partition(".")[0]) or 0
 
 
 def installed_driver(snapshot: Snapshot) -> InstalledDriver:

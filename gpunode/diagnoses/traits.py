@@ -221,7 +221,7 @@ def _gpu_settings(snapshot: Snapshot) -> Values:
     if (known := snapshot.view(nvml_inventory)) is None:
         return {}
     each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _SETTINGS)
-    rows = ((name, "no answer" if isinstance(value, nvml.Unread) else str(value)) for name, value in each)
+    rows = ((name, "no answer" if isinstance(value, nvml.NvmlUnread) else str(value)) for name, value in each)
     return _distinct_values(rows)
 
 

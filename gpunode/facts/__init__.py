@@ -1,3 +1,3 @@
-"""What is true of a node: probes, the evidence they return, and the typed facts derived from it. Pure."""
+"""Probes of a node, the evidence they return, and the typed facts derived from it. Pure."""
 
 from __future__ import annotations

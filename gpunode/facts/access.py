@@ -1,4 +1,4 @@
-"""Who may write to a file that root reads, runs or starts a daemon with: nobody but root."""
+"""Write access to files that root reads or runs: only root may have it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpunode.facts.model import Facts, known
 _GROUP, _OTHERS = 0o020, 0o002
 
 
-def why_open(state: FileState) -> str:
-    """How somebody else than root may write to the file; empty when nobody may."""
+def describe_write_access(state: FileState) -> str:
+    """Return how users other than root can write to the file; empty if none can."""
     if state.uid != 0:
         return f"belongs to the user with the id {state.uid}"
     if state.mode & _OTHERS or (state.mode & _GROUP and state.gid != 0):
@@ -19,22 +19,24 @@ def why_open(state: FileState) -> str:
     return ""
 
 
-def closing(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:
-    """Owner and mode of those of the files that somebody else than root may write to, put right."""
+def restrict_to_root(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:
+    """Return the changes of owner and mode after which only root can write to the files."""
     states = ((path, known(facts.file(path), None)) for path in dict.fromkeys(paths))
     return tuple(
-        FileChange(path, state, without_foreign_writers(state)) for path, state in states if state and why_open(state)
+        FileChange(path, state, without_foreign_writers(state))
+        for path, state in states
+        if state and describe_write_access(state)
     )
 
 
-def why_closed(changes: Iterable[FileChange]) -> str:
-    """Why ``closing`` changes these files."""
-    found = (f"{change.path} {why_open(change.before)}" for change in changes if change.before)
+def explain_restriction(changes: Iterable[FileChange]) -> str:
+    """Return the reason for the changes of ``restrict_to_root``."""
+    found = (f"{change.path} {describe_write_access(change.before)}" for change in changes if change.before)
     return f"{' and '.join(found)}; root acts on its content, so check it"
 
 
-def exposed(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
-    """A note for each of the files whose place, not the file itself, is open to somebody else than root."""
+def exposure_notes(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
+    """Yield a note for each file that users other than root can replace, because of its folder or a link to it."""
     for path in dict.fromkeys(paths):
         if place := facts.exposed.get(path, ""):
             yield f"users other than root can replace {path}, which root acts on: {place}; gpunode does not change that"

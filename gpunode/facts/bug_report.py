@@ -30,23 +30,23 @@ _ENTRY_BYTES: Final = 8 << 20
 
 
 def is_bug_report(text: str) -> bool:
-    """Whether ``text`` is such a log."""
+    """Return True if ``text`` is such a log."""
     return _MARK.search(text[:8192]) is not None
 
 
-def evidence(text: str) -> Evidence:
-    """The evidence of the log ``text``."""
-    return pasted.evidence(tuple(_pieces(text)))
+def parse_bug_report(text: str) -> Evidence:
+    """Return the evidence in the log ``text``."""
+    return pasted.collect_pieces(tuple(_split_sections(text)))
 
 
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
+def _split_sections(text: str) -> Iterator[tuple[str, str]]:
     for section in _RULE.split(text):
         body = section.strip("\n")
         if body.strip() and len(body) <= _ENTRY_BYTES:
-            yield from _piece(body)
+            yield from _read_section(body)
 
 
-def _piece(body: str) -> Iterator[tuple[str, str]]:
+def _read_section(body: str) -> Iterator[tuple[str, str]]:
     title, _, rest = body.partition("\n")
     if _MARK.search(body):
         if found := _UNAME.search(body):
@@ -56,20 +56,20 @@ def _piece(body: str) -> Iterator[tuple[str, str]]:
         if match["missing"]:
             yield path, f"cat: {path}: No such file or directory"
         elif not _UNREADABLE.match(title) and not _FOREIGN.search(path):
-            yield path, _content(rest)
+            yield path, _strip_ls_line(rest)
     elif title.startswith("Scanning kernel log files"):
-        yield from _scanned(rest)
+        yield from _read_log_scan(rest)
     elif not _FOREIGN.search(title):
-        yield from _command(title.strip(), rest)
+        yield from _read_command(title.strip(), rest)
 
 
-def _content(text: str) -> str:
-    """The file itself, without the line of ``ls`` before it."""
+def _strip_ls_line(text: str) -> str:
+    """Return the file's content without the line of ``ls`` before it."""
     first, _, rest = text.partition("\n")
     return rest if first.startswith("*** ls:") else text
 
 
-def _command(title: str, rest: str) -> Iterator[tuple[str, str]]:
+def _read_command(title: str, rest: str) -> Iterator[tuple[str, str]]:
     title = title.removesuffix(":")
     # An empty answer may be a complaint that the script threw away: it proves nothing.
     if not _COMMAND.match(title) or title.endswith(" not present") or not rest.strip() or _SKIPPED.search(rest[:300]):
@@ -78,8 +78,8 @@ def _command(title: str, rest: str) -> Iterator[tuple[str, str]]:
     yield f"{program.rsplit('/', 1)[-1]} {arguments}".strip(), rest.strip("\n")
 
 
-def _scanned(text: str) -> Iterator[tuple[str, str]]:
-    """The lines of NVIDIA's modules in the logs of this boot; those of dmesg stand in a section of their own."""
+def _read_log_scan(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the NVIDIA modules' lines in the logs of this boot; dmesg has its own section."""
     source, lines = "", list[str]()
     for line in text.splitlines():
         if match := _SCAN.match(line):

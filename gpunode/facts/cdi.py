@@ -1,6 +1,6 @@
-"""CDI specifications: what a container engine gives a container that asks for ``nvidia.com/gpu=…``. Pure.
+"""CDI specifications, by which container engines resolve ``nvidia.com/gpu=…``. Pure.
 
-Specifications are JSON or YAML. One that gpunode cannot read says why (``Unread``), and is never guessed.
+Specifications are JSON or YAML. One that gpunode cannot read says why (``UnreadableSpec``), and is never guessed.
 
 Source: cdi@v1.0 SPEC.md, pkg/cdi/spec-dirs.go and cache.go (what counts as a file, which one wins);
 nvidia-container-toolkit@v1.20.0, cmd/nvidia-ctk/cdi/generate.
@@ -23,8 +23,8 @@ _GPU_NODE = Pattern(r"/dev/nvidia(\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Edits:
-    """What is done to a container: device nodes, files and programs of the host, by their paths there."""
+class ContainerEdits:
+    """Device nodes, files and hooks added to a container, by their paths on the host."""
 
     nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
@@ -32,149 +32,147 @@ class Edits:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class CdiSpec:
     """A specification.
 
     Attributes:
         version: of CDI, that a reader must know (``0.5.0``).
-        devices: by name; each with what it alone brings.
-        edits: what every one of them brings.
+        devices: by name, each with its own edits.
+        edits: those applied with every device.
     """
 
     path: str
     version: str
     kind: str
-    devices: Mapping[str, Edits]
-    edits: Edits
+    devices: Mapping[str, ContainerEdits]
+    edits: ContainerEdits
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every path of the host that it names."""
+        """Every host path in the specification."""
         every = (self.edits, *self.devices.values())
         return tuple(dict.fromkeys(path for one in every for path in (*one.nodes, *one.mounts, *one.hooks)))
 
     @property
     def drivers(self) -> frozenset[str]:
-        """The versions of the driver whose files it brings."""
+        """Driver versions in the names of the mounted files."""
         found = (_DRIVER_FILE.search(path) for path in self.paths)
         return frozenset(match[1] or match[2] for match in found if match)
 
     @property
     def gpus(self) -> frozenset[int]:
-        """The minor numbers of the GPUs whose nodes it brings."""
-        return _numbers(_GPU_NODE, self.paths)
+        """Minor numbers of the GPUs whose device nodes are added."""
+        return _match_numbers(_GPU_NODE, self.paths)
 
     @property
     def mig_caps(self) -> frozenset[int]:
-        """The minor numbers of the capabilities of MIG instances that it brings."""
-        return _numbers(_MIG_CAP, self.paths)
+        """Minor numbers of the MIG capability nodes that are added."""
+        return _match_numbers(_MIG_CAP, self.paths)
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A file that a container engine may be able to read, and gpunode is not."""
+class UnreadableSpec:
+    """A file that gpunode cannot read, though a container engine might."""
 
     path: str
     reason: str
 
 
-def _numbers(pattern: Pattern, paths: Iterable[str]) -> frozenset[int]:
+def _match_numbers(pattern: Pattern, paths: Iterable[str]) -> frozenset[int]:
     return frozenset(int(found[1]) for path in paths if (found := pattern.match(path)))
 
 
-def is_spec(path: str) -> bool:
-    """Whether an engine reads the file: one of these two endings, right in the folder."""
+def is_spec_path(path: str) -> bool:
+    """Return True if an engine reads files of this name."""
     return path.endswith(_ENDINGS)
 
 
-def read(path: str, data: bytes) -> Spec | Unread:
-    """The specification in ``data``."""
+def read_spec(path: str, data: bytes) -> CdiSpec | UnreadableSpec:
+    """Parse ``data``, the content of the file at ``path``."""
     try:
-        return _spec(path, yaml.load(data.decode()))
+        return _parse_spec(path, yaml.load(data.decode()))
     except ValueError as error:
-        return Unread(path, str(error)[:300])
+        return UnreadableSpec(path, str(error)[:300])
 
 
-def _spec(path: str, document: Any) -> Spec:
+def _parse_spec(path: str, document: Any) -> CdiSpec:
     if not isinstance(document, dict):
         raise ValueError("it is not a mapping")
-    devices = _list(document, "devices")
-    return Spec(
+    devices = _get_mappings(document, "devices")
+    return CdiSpec(
         path,
-        version=_text(document, "cdiVersion"),
-        kind=_text(document, "kind"),
-        devices={_text(device, "name"): _edits(device) for device in devices},
-        edits=_edits(document),
+        version=_get_text(document, "cdiVersion"),
+        kind=_get_text(document, "kind"),
+        devices={_get_text(device, "name"): _parse_edits(device) for device in devices},
+        edits=_parse_edits(document),
     )
 
 
-def _edits(holder: Mapping[str, Any]) -> Edits:
+def _parse_edits(holder: Mapping[str, Any]) -> ContainerEdits:
     edits = holder.get("containerEdits") or {}
     if not isinstance(edits, dict):
         raise ValueError("containerEdits is not a mapping")
-    return Edits(
+    return ContainerEdits(
         nodes=tuple(
-            _text(node, "hostPath" if node.get("hostPath") else "path") for node in _list(edits, "deviceNodes")
+            _get_text(node, "hostPath" if node.get("hostPath") else "path")
+            for node in _get_mappings(edits, "deviceNodes")
         ),
-        mounts=tuple(_text(mount, "hostPath") for mount in _list(edits, "mounts")),
-        hooks=tuple(_text(hook, "path") for hook in _list(edits, "hooks")),
+        mounts=tuple(_get_text(mount, "hostPath") for mount in _get_mappings(edits, "mounts")),
+        hooks=tuple(_get_text(hook, "path") for hook in _get_mappings(edits, "hooks")),
     )
 
 
-def _list(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def _get_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     found = holder.get(key) or []
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise ValueError(f"{key} is not a list of mappings")
     return found
 
 
-def _text(holder: Mapping[str, Any], key: str) -> str:
+def _get_text(holder: Mapping[str, Any], key: str) -> str:
     value = holder.get(key)
     if not isinstance(value, str):
         raise ValueError(f"{key} is {'missing' if value is None else 'not text'}")
     return value
 
 
-# What the specifications of a node say together.
-
-
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What a container gets that asks for a device of kind nvidia.com/gpu.
+class CdiDevices:
+    """The devices of kind nvidia.com/gpu that containers can request.
 
     Attributes:
-        specs: the readable specifications of that kind, the one with the last word last.
-        unread: files that may say something of it, too.
-        devices: the name of each device to the specification that it is taken from.
-        conflicts: names that two files of one folder have: no engine resolves them.
+        specs: the readable specifications of that kind, in ascending priority.
+        unreadable: files that may define devices, too.
+        devices: the specification that defines each device, by device name.
+        conflicts: names defined by two files of one folder, with the files; no engine resolves these.
     """
 
-    specs: tuple[Spec, ...] = ()
-    unread: tuple[Unread, ...] = ()
-    devices: Mapping[str, Spec] = field(default_factory=dict)
+    specs: tuple[CdiSpec, ...] = ()
+    unreadable: tuple[UnreadableSpec, ...] = ()
+    devices: Mapping[str, CdiSpec] = field(default_factory=dict)
     conflicts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def offer(files: Mapping[str, bytes], folders: Sequence[str] = CDI_FOLDERS) -> Offer:
-    """What the specifications among ``files`` offer to an engine that reads ``folders``."""
+def resolve_devices(files: Mapping[str, bytes], folders: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
+    """Return the devices that an engine finds if it reads ``folders``, the last of which wins."""
     order = {folder: place for place, folder in enumerate(folders)}
-    paths = [path for path in files if path.rpartition("/")[0] in order and is_spec(path)]
+    paths = [path for path in files if path.rpartition("/")[0] in order and is_spec_path(path)]
     ordered = sorted(paths, key=lambda path: (order[path.rpartition("/")[0]], path))
-    every = [read(path, files[path]) for path in ordered]
-    specs = tuple(one for one in every if isinstance(one, Spec) and one.kind == CDI_KIND)
-    devices: dict[str, Spec] = {}
+    every = [read_spec(path, files[path]) for path in ordered]
+    specs = tuple(one for one in every if isinstance(one, CdiSpec) and one.kind == CDI_KIND)
+    devices: dict[str, CdiSpec] = {}
     conflicts: dict[str, tuple[str, ...]] = {}
     for spec in specs:
         for name in spec.devices:
             former = devices.get(name)
-            if former is not None and _folder(former) == _folder(spec):
+            if former is not None and _folder_of(former) == _folder_of(spec):
                 conflicts[name] = (*conflicts.get(name, (former.path,)), spec.path)
             else:
                 conflicts.pop(name, None)
             devices[name] = spec
     taken = {name: spec for name, spec in devices.items() if name not in conflicts}
-    return Offer(specs, tuple(one for one in every if isinstance(one, Unread)), taken, conflicts)
+    return CdiDevices(specs, tuple(one for one in every if isinstance(one, UnreadableSpec)), taken, conflicts)
 
 
-def _folder(spec: Spec) -> str:
+def _folder_of(spec: CdiSpec) -> str:
     return spec.path.rpartition("/")[0]

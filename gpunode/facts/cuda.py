@@ -1,4 +1,4 @@
-"""What the CUDA child answered: a vector addition on every GPU, typed. Pure."""
+"""The typed answer of the CUDA child: a vector addition on every GPU. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer, exactly, read_answer, read_object
+from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require_typed
 
 SCHEMA = 1
 
 
-_LOOK = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode verify`"
+_READ_KERNEL_LOG = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode verify`"
 # CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
 REMEDIES: Mapping[int, str] = {
     2: "the GPU's memory is taken: `nvidia-smi` lists by which processes; stop them, then try again",
@@ -21,9 +21,9 @@ REMEDIES: Mapping[int, str] = {
     218: "report it with the output of `gpunode verify --cuda --json`: the driver does not take gpunode's PTX",
     802: "an NVSwitch machine: start nvidia-fabricmanager, and wait until it has trained the links",
     803: "libcuda.so.1 and the loaded nvidia module are of different versions: reboot, or reload the modules",
-    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and see that /dev/nvidia-uvm exists; then " + _LOOK,
+    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and see that /dev/nvidia-uvm exists; then " + _READ_KERNEL_LOG,
 }
-_NO_LIBRARY = "install the driver's CUDA library (`gpunode setup`), then run `ldconfig`"
+_INSTALL_LIBRARY = "install the driver's CUDA library (`gpunode setup`), then run `ldconfig`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class CudaError:
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
-        return _NO_LIBRARY if self.call == "dlopen" else REMEDIES.get(self.code, _LOOK)
+        """Advice for the user."""
+        return _INSTALL_LIBRARY if self.call == "dlopen" else REMEDIES.get(self.code, _READ_KERNEL_LOG)
 
     def __str__(self) -> str:
         code = f" ({self.code})" if self.code else ""
@@ -79,52 +79,59 @@ class CudaRun:
 
     @property
     def passed(self) -> bool:
-        """Whether there is a GPU, and every one of them added right."""
+        """True if there is a GPU and all added correctly."""
         return bool(self.gpus) and all(gpu.passed for gpu in self.gpus)
 
 
 CudaAnswer: TypeAlias = CudaRun | CudaError | NoAnswer
 
 
-def parse(data: bytes) -> CudaRun | CudaError:
-    """Return the typed meaning of what the CUDA child printed.
+def parse_answer(data: bytes) -> CudaRun | CudaError:
+    """Parse the output of the CUDA child.
 
     Raises:
-        ValueError: it is not that, or of a newer schema.
+        ValueError: if it is malformed or of another schema.
     """
     answer = read_object(data, SCHEMA)
     if "error" in answer:
-        return _error(answer["error"])
+        return _parse_error(answer["error"])
     gpus = answer.get("gpus")
     if not isinstance(gpus, list):
         raise ValueError("`gpus` is not a list")
-    return CudaRun(tuple(_gpu(row) for row in gpus))
+    return CudaRun(tuple(_parse_gpu(row) for row in gpus))
 
 
-def _gpu(row: object) -> CudaGpu:
+def _parse_gpu(row: object) -> CudaGpu:
     if not isinstance(row, dict):
         raise ValueError("a GPU is not an object")
-    error, elements, mismatches = row.get("error"), exactly(int, row, "elements"), exactly(int, row, "mismatches")
+    error, elements, mismatches = (
+        row.get("error"),
+        require_typed(int, row, "elements"),
+        require_typed(int, row, "mismatches"),
+    )
     return CudaGpu(
-        index=exactly(int, row, "index"),
-        name=exactly(str, row, "name"),
-        uuid=exactly(str, row, "uuid"),
-        # A pass is what the numbers say, not only what the child claims.
-        passed=exactly(bool, row, "passed") and error is None and elements > 0 and mismatches == 0,
+        index=require_typed(int, row, "index"),
+        name=require_typed(str, row, "name"),
+        uuid=require_typed(str, row, "uuid"),
+        # Check the numbers instead of trusting the child's verdict.
+        passed=require_typed(bool, row, "passed") and error is None and elements > 0 and mismatches == 0,
         elements=elements,
         mismatches=mismatches,
-        error=None if error is None else _error(error),
+        error=None if error is None else _parse_error(error),
     )
 
 
-def _error(row: object) -> CudaError:
+def _parse_error(row: object) -> CudaError:
     if not isinstance(row, dict):
         raise ValueError("`error` is not an object")
     return CudaError(
-        exactly(str, row, "call"), exactly(int, row, "code"), exactly(str, row, "name"), exactly(str, row, "text")
+        require_typed(str, row, "call"),
+        require_typed(int, row, "code"),
+        require_typed(str, row, "name"),
+        require_typed(str, row, "text"),
     )
 
 
-def answer_of(capture: Capture) -> CudaAnswer:
-    """Return what the CUDA child said; never raises, since a bad answer is an answer too."""
-    return read_answer(capture, parse, "CUDA", "a CUDA call")
+def read_cuda_answer(capture: Capture) -> CudaAnswer:
+    """Return the CUDA child's answer; a malformed one becomes ``NoAnswer``, so nothing is raised."""
+    return read_child_answer(capture, parse_answer, "CUDA", "a CUDA call")

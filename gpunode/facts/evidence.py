@@ -1,4 +1,4 @@
-"""Probes and what they return. Evidence is raw: it is saved, shipped and read again without loss."""
+"""Probes and the evidence they return. Evidence is raw: it is saved, sent and read again without loss."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 NOT_CAPTURED: Final = "not captured"
-"""The error of a probe that a capture does not hold: it was not asked, so it did not fail either."""
+"""The error of a probe missing from a capture: it was never run, so it did not fail either."""
 
-CUT: Final = "report:cut"
-"""The key under which a report that could be read in part has its error; nothing that was seen."""
+CUT_KEY: Final = "report:cut"
+"""The key of the error of a report that could only be read in part; it is no evidence itself."""
 
 Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
 Holds: TypeAlias = Literal["table", "config", "log"]
-"""What may leave the node: of the system's own tables all; of configuration what is known to be no secret; of logs,
-command lines and what tools print all but what looks like a secret."""
+"""What may leave the node: all of a table; of configuration, values known to be harmless; of logs, command lines and
+tool output, everything except what looks like a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing worth looking at: a file, a glob or a command, whichever of the three is given.
+    """A file, a glob or a command to read, whichever of the three is given.
 
     Attributes:
         key: its name in the evidence, stable across versions, since captures are kept.
@@ -30,8 +30,8 @@ class Probe:
         glob: an absolute pattern; the capture lists what matches, see ``Found``.
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
-        written: how a person would write it, where the command's own words are for programs.
-        holds: what its answer is made of; what nobody has classified is masked like configuration.
+        written: a readable form, if ``argv`` is not.
+        holds: the kind of content; unclassified content is masked like configuration.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Probe:
 
     @property
     def source(self) -> str:
-        """What is looked at, as a person would write it."""
+        """The file, glob or command, as a person would write it."""
         return self.written or self.path or self.glob or " ".join(self.argv)
 
 
@@ -74,7 +74,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a probe returned.
+    """The answer to a probe.
 
     Attributes:
         data: the file's content, the command's standard output, or the lines of a glob.
@@ -93,7 +93,7 @@ class Capture:
 
     @property
     def text(self) -> str:
-        """The data as text; what is not UTF-8 is replaced."""
+        """The data as text; invalid UTF-8 is replaced."""
         return self.data.decode("utf-8", "replace")
 
 
@@ -102,7 +102,7 @@ Evidence: TypeAlias = Mapping[str, Capture]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One match of a glob.
+    """A file matched by a glob.
 
     Attributes:
         link: the target when the match is a symbolic link.
@@ -118,11 +118,11 @@ class Found:
 
 
 def encode_found(found: Iterator[Found]) -> bytes:
-    """A glob's matches, one JSON object a line, sorted by path."""
-    return b"".join(_encode_one(one) for one in sorted(found, key=lambda one: one.path))
+    """Encode a glob's matches, one JSON object a line, sorted by path."""
+    return b"".join(_encode_match(one) for one in sorted(found, key=lambda one: one.path))
 
 
-def _encode_one(one: Found) -> bytes:
+def _encode_match(one: Found) -> bytes:
     row: dict[str, object] = {"path": one.path}
     if one.link is not None:
         row["link"] = one.link
@@ -143,15 +143,15 @@ def _encode_one(one: Found) -> bytes:
 
 
 def decode_found(data: bytes) -> tuple[Found, ...]:
-    """The inverse of ``encode_found``.
+    """Decode the output of ``encode_found``.
 
     Raises:
-        ValueError: a line is not what ``encode_found`` writes.
+        ValueError: if a line has another form.
     """
-    return tuple(_decode_one(line) for line in data.splitlines() if line)
+    return tuple(_decode_match(line) for line in data.splitlines() if line)
 
 
-def _decode_one(line: bytes) -> Found:
+def _decode_match(line: bytes) -> Found:
     try:
         row = json.loads(line)
     except RecursionError:
@@ -163,10 +163,10 @@ def _decode_one(line: bytes) -> Found:
         content = str(row["text"]).encode("utf-8", "surrogatepass")
     elif "base64" in row:
         content = base64.b64decode(row["base64"], validate=True)
-    return Found(row["path"], row.get("link"), content, _owner(row), row.get("denied") is True)
+    return Found(row["path"], row.get("link"), content, _decode_ownership(row), row.get("denied") is True)
 
 
-def _owner(row: Mapping[str, Any]) -> Ownership | None:
+def _decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
     if "mode" not in row:
         return None
     owner = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]))

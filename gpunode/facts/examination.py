@@ -1,6 +1,6 @@
-"""What doctor looks at beyond the facts that setup needs: logs, tools and tables, none of which changes the node.
+"""Probes of doctor beyond those of setup: logs, tools and tables. None changes the node.
 
-Every command only reads; each has its own limit of time, since a stuck driver can keep nvidia-smi for 45 s a call
+Every command only reads; each has its own timeout, since a stuck driver can keep nvidia-smi for 45 s a call
 (open-gpu-kernel-modules, kernel_gsp.c: the wait for an answer of the GSP).
 """
 
@@ -13,7 +13,7 @@ from gpunode.facts.evidence import Holds, Probe
 
 _MIB: Final = 1 << 20
 _QUICK_S: Final = 5.0
-# Of each unit the newest lines that matter: a crash loop shows in a few.
+# The newest lines of each unit: a crash loop shows in a few.
 _UNIT_LOGS: Final = {
     "docker": 300,
     "containerd": 300,
@@ -79,7 +79,7 @@ _FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
         "/var/run/reboot-required.pkgs",
     ),
 }
-_READ: Final[Mapping[Holds, Mapping[str, str]]] = {
+_READ_GLOBS: Final[Mapping[Holds, Mapping[str, str]]] = {
     "config": {
         "profile-d": "/etc/profile.d/*.sh",
         "docker-user": "/home/*/.config/docker/daemon.json",
@@ -113,7 +113,7 @@ _READ: Final[Mapping[Holds, Mapping[str, str]]] = {
         "link-widths-max": "/sys/bus/pci/devices/*/max_link_width",
     },
 }
-_LISTED: Final = {
+_LISTED_GLOBS: Final = {
     "driver-libraries": "/usr/lib/*-linux-gnu/lib[ncE]*nvidia*.so.*",
     "driver-libraries-64": "/usr/lib64/libnvidia-*.so.*",
     "cuda-compat": "/usr/local/cuda*/compat/libcuda*",
@@ -152,78 +152,78 @@ _LISTED: Final = {
 }
 
 
-def command(
+def command_probe(
     key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, holds: Holds = "log"
 ) -> Probe:
-    """The look at what a command prints."""
+    """Return a probe that runs a command."""
     return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, holds=holds)
 
 
-def _every() -> Iterator[Probe]:
+def _all_probes() -> Iterator[Probe]:
     for holds, paths in _FILES.items():
         yield from (Probe(f"file:{path}", path=path, holds=holds) for path in paths)
-    for holds, patterns in _READ.items():
+    for holds, patterns in _READ_GLOBS.items():
         yield from (Probe(key, glob=one, limit_bytes=2 * _MIB, holds=holds) for key, one in patterns.items())
-    for key, pattern in _LISTED.items():
+    for key, pattern in _LISTED_GLOBS.items():
         yield Probe(key, glob=pattern, contents=False, holds="table")
-    yield from _system()
-    yield from _driver()
-    yield from _containers()
+    yield from _system_probes()
+    yield from _driver_probes()
+    yield from _container_probes()
 
 
-def _system() -> Iterator[Probe]:
-    yield command("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
-    yield command("dmesg", "dmesg", timeout_s=_QUICK_S)
-    # Without -q it says, in so many words, what it does not show us.
-    yield command("journal", "journalctl", "-n", "0", "--no-pager")
-    yield command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
+def _system_probes() -> Iterator[Probe]:
+    yield command_probe("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
+    yield command_probe("dmesg", "dmesg", timeout_s=_QUICK_S)
+    # Without -q it says which messages it hides from us.
+    yield command_probe("journal", "journalctl", "-n", "0", "--no-pager")
+    yield command_probe("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
-        yield command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
-    yield command("lspci-verbose", "lspci", "-nnDvvv", holds="table")
-    yield command("secure-boot", "mokutil", "--sb-state")
-    yield command("enrolled-keys", "mokutil", "--list-enrolled")
-    yield command("dkms-status", "dkms", "status")
-    yield command("libraries", "ldconfig", "-p", holds="table")
-    # The lines alone: what else a unit's environment has is nobody's business.
+        yield command_probe(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
+    yield command_probe("lspci-verbose", "lspci", "-nnDvvv", holds="table")
+    yield command_probe("secure-boot", "mokutil", "--sb-state")
+    yield command_probe("enrolled-keys", "mokutil", "--list-enrolled")
+    yield command_probe("dkms-status", "dkms", "status")
+    yield command_probe("libraries", "ldconfig", "-p", holds="table")
+    # Only these lines: the rest of a unit's environment may hold secrets.
     variables = ("grep", "-r", "LD_[LP][A-Z_]*=")
-    yield command("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
-    yield command("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
-    yield command("devices", "ls", "-l", "/dev", holds="table")
-    yield command("device-capabilities", "ls", "-l", "/dev/nvidia-caps", holds="table")
-    yield command("character-devices", "ls", "-l", "/dev/char", holds="table")
-    yield command("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
+    yield command_probe("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
+    yield command_probe("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
+    yield command_probe("devices", "ls", "-l", "/dev", holds="table")
+    yield command_probe("device-capabilities", "ls", "-l", "/dev/nvidia-caps", holds="table")
+    yield command_probe("character-devices", "ls", "-l", "/dev/char", holds="table")
+    yield command_probe("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
     yield Probe("file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB, holds="log")
     yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB, holds="table")
-    # Without its caches apt reads all lists and writes nothing; without locks it waits for nobody.
+    # Without caches apt writes nothing; without locking it does not wait.
     cacheless = ("-o", "Debug::NoLocking=1", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
-    yield command("apt-check", "apt-get", *cacheless, "check", timeout_s=15.0)
-    yield command("locks", "lslocks", "-u", "-n", "-o", "COMMAND,PID,PATH")
-    yield command("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
-    yield command("infiniband", "ibstat", holds="table")
-    yield command("ofed", "ofed_info", "-s")
+    yield command_probe("apt-check", "apt-get", *cacheless, "check", timeout_s=15.0)
+    yield command_probe("locks", "lslocks", "-u", "-n", "-o", "COMMAND,PID,PATH")
+    yield command_probe("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
+    yield command_probe("infiniband", "ibstat", holds="table")
+    yield command_probe("ofed", "ofed_info", "-s")
 
 
-def _driver() -> Iterator[Probe]:
+def _driver_probes() -> Iterator[Probe]:
     for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
-        yield command(f"modinfo:{name}", "modinfo", name, holds="table")
+        yield command_probe(f"modinfo:{name}", "modinfo", name, holds="table")
 
 
 _KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
-_STARTS_PROGRAM: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
+_PRINT_PLUGIN_KEYS: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
 
 
-def _containers() -> Iterator[Probe]:
-    yield command("docker-client", "docker", "--version")
-    yield command("docker-contexts", "docker", "context", "ls")
-    yield command("docker-unit", "systemctl", "cat", "docker", holds="config")
-    yield command("containerd-dump", "containerd", "config", "dump", holds="config")
-    yield command("toolkit-version", "nvidia-container-cli", "-V")
-    yield command("cdi-list", "nvidia-ctk", "cdi", "list")
-    yield command("podman-version", "podman", "--version")
+def _container_probes() -> Iterator[Probe]:
+    yield command_probe("docker-client", "docker", "--version")
+    yield command_probe("docker-contexts", "docker", "context", "ls")
+    yield command_probe("docker-unit", "systemctl", "cat", "docker", holds="config")
+    yield command_probe("containerd-dump", "containerd", "config", "dump", holds="config")
+    yield command_probe("toolkit-version", "nvidia-container-cli", "-V")
+    yield command_probe("cdi-list", "nvidia-ctk", "cdi", "list")
+    yield command_probe("podman-version", "podman", "--version")
     yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False, holds="table")
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
-    yield command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
+    yield command_probe("kubelet-conf-programs", "sed", "-nE", _PRINT_PLUGIN_KEYS, _KUBELET_CONF)
     yield Probe("node-name", path="/proc/sys/kernel/hostname", holds="table")
 
 
-EXAMINATION: Final = tuple(_every())
+DOCTOR_PROBES: Final = tuple(_all_probes())

@@ -1,4 +1,4 @@
-"""The releases of a cluster, as Helm lists them. Pure."""
+"""Helm releases of a cluster, as Helm lists them. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CHART: Final = Pattern(r"(.+?)-(v?\d+\.\d+\.\d+.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """A release that a cluster has.
+class HelmRelease:
+    """An installed Helm release.
 
     Attributes:
         chart: its name without the version.
         status: ``deployed``, ``failed``, ``pending-install``.
-        values: what it was given, the chart's own left out.
+        values: those set by the user, without the chart's defaults.
     """
 
     namespace: str
@@ -31,8 +31,10 @@ class Released:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def released(row: Mapping[str, Any]) -> Released:
-    """One row of ``helm list --output json``; the chart's version follows its name there (``hami-2.10.0``)."""
+def parse_release(row: Mapping[str, Any]) -> HelmRelease:
+    """Parse one row of ``helm list --output json``, where a chart is written ``hami-2.10.0``."""
     match = _CHART.fullmatch(str(row["chart"]))
     chart, version = match.groups() if match else (str(row["chart"]), "")
-    return Released(str(row["namespace"]), str(row["name"]), chart, version, int(row["revision"]), str(row["status"]))
+    return HelmRelease(
+        str(row["namespace"]), str(row["name"]), chart, version, int(row["revision"]), str(row["status"])
+    )

@@ -1,4 +1,4 @@
-"""Evidence as the rules of doctor read it: an item for each file, each command's answer, each thing that was pasted."""
+"""Evidence as doctor's rules read it: one item for each file, command output or pasted piece."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source, Where, program, recognise, recognise_all
+from gpunode.facts.sources import Kind, Source, Where, identify_source, identify_sources, program_name
 
 T = TypeVar("T")
 
@@ -28,18 +28,18 @@ _ABSENT: Final = Pattern(
     re.IGNORECASE,
 )
 _NEWLINE: Final = Pattern("\n")
-_REGISTERS: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
+_PACKAGE_TABLES: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
 @dataclass(frozen=True)
 class Item:
-    """One piece of evidence.
+    """A piece of evidence.
 
     Attributes:
         key: of the evidence that it stands in.
-        written: where it comes from, as it was written.
-        outcome: ``absent`` where the text says nothing but that the thing is not there.
-        error: what the command said beside its answer, or the system's word for why there is none.
+        written: its source, as it was written.
+        outcome: ``absent`` if the text only says that the thing does not exist.
+        error: the command's standard error, or the system's error.
     """
 
     key: str
@@ -53,17 +53,17 @@ class Item:
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """The kind of its source."""
         return self.source.kind
 
     @property
     def subject(self) -> str:
-        """The file, unit, module or pod that it is about."""
+        """The file, unit, module or pod."""
         return self.source.subject
 
     @property
     def where(self) -> Where:
-        """Whether it was seen on the node or in a container."""
+        """Its place: the host or a container."""
         return self.source.where
 
     @cached_property
@@ -72,7 +72,7 @@ class Item:
         return tuple(self.text.removesuffix("\n").split("\n")) if self.text else ()
 
     def view(self, read: Callable[[Item], T]) -> T:
-        """What ``read`` makes of this item; made once, however often it is asked for."""
+        """Return ``read(self)``, computed once."""
         if read not in self._views:
             self._views[read] = read(self)
         return cast(T, self._views[read])
@@ -87,64 +87,66 @@ class Item:
         return (0, *(match.end() for match in _NEWLINE.finditer(self.text)))
 
     def number_at(self, offset: int) -> int:
-        """The number of the line in which the character at ``offset`` of the text stands, counted from 1."""
+        """Return the number of the line at ``offset`` of the text, counted from 1."""
         return bisect_right(self._starts, offset)
 
     @property
     def is_register(self) -> bool:
-        """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
-        return self.subject in _REGISTERS or "/dpkg.log" in self.subject
+        """True for a package manager's database or log: the longest texts, with only names, states and versions."""
+        return self.subject in _PACKAGE_TABLES or "/dpkg.log" in self.subject
 
     @property
     def is_seen(self) -> bool:
-        """Whether somebody looked and the system answered, were it that there is nothing."""
+        """True if the system answered, even if only that there is nothing."""
         return self.outcome in {"ok", "absent"} or bool(self.text)
 
 
-def items(evidence: Evidence) -> tuple[Item, ...]:
-    """The items of ``evidence``, in its order; what was not asked gives none."""
-    return tuple(item for key, capture in evidence.items() for item in _items(key, capture))
+def split_items(evidence: Evidence) -> tuple[Item, ...]:
+    """Split ``evidence`` into items, in its order, without probes that were never run."""
+    return tuple(item for key, capture in evidence.items() for item in _items_of_capture(key, capture))
 
 
-def _items(key: str, capture: Capture) -> Iterator[Item]:
+def _items_of_capture(key: str, capture: Capture) -> Iterator[Item]:
     if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
         return
-    # One folder that may not be looked into does not take away what was found in the others.
+    # One unreadable folder does not discard what was found in the others.
     is_answer = capture.outcome == "ok" or bool(capture.data)
     if (
         capture.source.startswith("/")
         and "*" in capture.source
         and is_answer
-        and (found := _found(capture)) is not None
+        and (found := _decode_matches(capture)) is not None
     ):
-        yield from _of_glob(key, capture, found)
+        yield from _items_of_glob(key, capture, found)
         return
-    said = _said(capture)
-    sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    for source, part in _parts(sources, said):
-        own = _own(source, part)
-        outcome: Outcome = "absent" if capture.outcome == "ok" and tells_absence(own) else capture.outcome
-        if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
+    said = _answer_text(capture)
+    sources = (Source("nvml"),) if key == nvml.KEY else identify_sources(capture.source, said)
+    for source, part in _assign_parts(sources, said):
+        own = _own_text(source, part)
+        outcome: Outcome = "absent" if capture.outcome == "ok" and reports_absence(own) else capture.outcome
+        if len(sources) > 1 and outcome == "absent" and not reports_absence(own):
             outcome = "ok"  # another of the commands said that
-        yield Item(key, capture.source, _uncounted(source, own), own, outcome, capture.error, capture.exit_status)
-        if source.kind == "listing" and program(source.words) in _SEARCHERS and outcome == "ok":
-            yield from _searched(key, capture.source, source, own)
+        yield Item(
+            key, capture.source, _without_zero_count(source, own), own, outcome, capture.error, capture.exit_status
+        )
+        if source.kind == "listing" and program_name(source.words) in _SEARCHERS and outcome == "ok":
+            yield from _items_of_search(key, capture.source, source, own)
 
 
 _SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
 # Longer searches are for the rules that read the listing itself.
-_MOST_FOUND: Final = 500
-_IN_FILE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
+_MAX_MATCHES: Final = 500
+_GREP_LINE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
 
 
-def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
-    """The lines that a search through a folder found, file by file, each under the number of its line there."""
+def _items_of_search(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
+    """Yield the matches of a recursive search as one item per file."""
     found: dict[str, list[str]] = {}
-    for number, match in enumerate(islice(_IN_FILE.finditer(text), _MOST_FOUND)):
+    for number, match in enumerate(islice(_GREP_LINE.finditer(text), _MAX_MATCHES)):
         lines = found.setdefault(match["path"], [])
         lines += [""] * (number - len(lines)) + [match["line"]]
     for path, lines in found.items():
-        seen = recognise(path)
+        seen = identify_source(path)
         if seen.kind == "file":
             yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
 
@@ -155,8 +157,8 @@ _RELEASE: Final = Pattern(r"\d\.\d{1,3}\.\S+")
 _NUMBER: Final = Pattern(r"\d{1,6}")
 
 
-def _form(source: Source) -> Pattern | None:
-    """How the one line looks that the command answers with; None where it answers otherwise."""
+def _answer_form(source: Source) -> Pattern | None:
+    """Return the pattern of a command's single line of output; None if it prints something else."""
     if source.is_count:
         return _NUMBER
     if source.kind == "uname":
@@ -168,10 +170,10 @@ def _form(source: Source) -> Pattern | None:
     return None
 
 
-def _parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str]]:
-    """Each source with its part of the text: its one line where as many lines of that form stand there, else the rest.
+def _assign_parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str]]:
+    """Yield each source with its part of the text.
 
-    What nobody can tell apart stands with each of them.
+    One-line answers are assigned by form if their number matches; the rest goes to every other source.
     """
     if len(sources) == 1:
         yield sources[0], text
@@ -179,7 +181,7 @@ def _parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str
     lines = text.split("\n")
     own: dict[int, int] = {}
     for form in (_VERSION, _RELEASE, _NUMBER):
-        asked = [place for place, source in enumerate(sources) if _form(source) is form]
+        asked = [place for place, source in enumerate(sources) if _answer_form(source) is form]
         said = [number for number, line in enumerate(lines) if form.fullmatch(line.strip())]
         own |= dict(zip(asked, said, strict=True)) if len(asked) == len(said) else {}
     taken = set(own.values())
@@ -191,8 +193,8 @@ def _parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str
             yield replace(source, is_mixed=False), "\n" * number + lines[number]
 
 
-def _own(source: Source, text: str) -> str:
-    """What of the text of several commands is this one's: all of it, a JSON file's object, or that there is nothing."""
+def _own_text(source: Source, text: str) -> str:
+    """Return this command's share of a text by several: a JSON object, its "not found" line, or all of it."""
     if not source.is_mixed:
         return text
     if source.subject.endswith(".json") and "{" in text:
@@ -200,59 +202,59 @@ def _own(source: Source, text: str) -> str:
         with suppress(ValueError, RecursionError):
             return text[start : json.JSONDecoder().raw_decode(text, start)[1]]
     is_one = sum(word.startswith("/") for word in source.words[1:]) < 2
-    lacks = (match[0] for match in _LACKS.finditer(text) if match["name"] == program(source.words))
+    lacks = (match[0] for match in _NOT_FOUND.finditer(text) if match["name"] == program_name(source.words))
     return next(lacks, text) if is_one else text
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
-_LACKS: Final = Pattern(
+_NOT_FOUND: Final = Pattern(
     r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?:\d+: )?"
     r"(?:.{0,200}(?:not found|[Nn]o such file).*)$",
     re.MULTILINE,
 )
 
 
-def _uncounted(source: Source, own: str) -> Source:
-    """Lines that were counted are there, and were not shown; that there are none tells as much as their absence."""
+def _without_zero_count(source: Source, own: str) -> Source:
+    """Mark a count of zero as complete: it says as much as an empty listing."""
     is_none = source.is_count and not source.is_mixed and not re.search(r"[1-9]", own)
     return replace(source, is_part=False) if is_none else source
 
 
-def _said(capture: Capture) -> str:
-    """The answer, as plain lines; of a command that failed, its complaint too."""
+def _answer_text(capture: Capture) -> str:
+    """Return the output as plain lines, with the error of a failed command."""
     answer = capture.text
     if not answer.strip():
         answer = capture.error
     elif capture.outcome == "failed" and capture.error:
         answer = f"{answer.rstrip()}\n{capture.error}"
-    return _plain(answer)
+    return _strip_terminal_codes(answer)
 
 
-def _plain(text: str) -> str:
-    """``text`` without a terminal's colours and with the newlines of this system."""
+def _strip_terminal_codes(text: str) -> str:
+    """Return ``text`` without terminal colours and carriage returns."""
     text = text.replace("\r\n", "\n") if "\r" in text else text
     return cut_lines(_COLOURS.sub("", text) if "\x1b" in text else text)
 
 
 def cut_lines(text: str) -> str:
-    """``text`` without what nobody writes in one line; JSON stays whole, since its programs know no lines."""
-    if len(text) <= _LONGEST_LINE:
+    """Cut overlong lines of ``text``, except JSON, which programs write in one line."""
+    if len(text) <= _MAX_LINE:
         return text
     lines = text.split("\n")
-    return "\n".join(map(_cut, lines)) if max(map(len, lines)) > _LONGEST_LINE else text
+    return "\n".join(map(_cut_line, lines)) if max(map(len, lines)) > _MAX_LINE else text
 
 
-# Patterns are looked for in lines; one of megabytes was made to cost time.
-_LONGEST_LINE: Final = 64 << 10
-_LONGEST_JSON: Final = 16 << 20
-_NOTE: Final = 80
+# Patterns search line by line; a line of megabytes can only be an attack.
+_MAX_LINE: Final = 64 << 10
+_MAX_JSON: Final = 16 << 20
+_NOTE_LENGTH: Final = 80
 
 
-def _cut(line: str) -> str:
-    # What was cut and has its note is not cut again.
-    if len(line) <= _LONGEST_LINE + _NOTE or (len(line) <= _LONGEST_JSON and _is_json(line)):
+def _cut_line(line: str) -> str:
+    # Do not cut a line again that was cut and noted before.
+    if len(line) <= _MAX_LINE + _NOTE_LENGTH or (len(line) <= _MAX_JSON and _is_json(line)):
         return line
-    return f"{line[:_LONGEST_LINE]} … ({len(line) - _LONGEST_LINE} more characters of this line were not read)"
+    return f"{line[:_MAX_LINE]} … ({len(line) - _MAX_LINE} more characters of this line were not read)"
 
 
 def _is_json(line: str) -> bool:
@@ -265,41 +267,41 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def tells_absence(text: str) -> bool:
-    """Whether ``text`` says that what was looked for is not there, and nothing else."""
+def reports_absence(text: str) -> bool:
+    """Return True if ``text`` says only that something does not exist."""
     lines = text[:4096].strip().splitlines()
     return bool(lines) and len(text) < 4096 and all(_ABSENT.search(line.strip()) for line in lines)
 
 
-def _found(capture: Capture) -> tuple[Found, ...] | None:
+def _decode_matches(capture: Capture) -> tuple[Found, ...] | None:
     try:
         return decode_found(capture.data)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
-    """A listing of what matched, and each file that was read."""
-    listing = "\n".join(_listed(one) for one in found)
+def _items_of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
+    """Yield a listing of the matches, and each file that was read."""
+    listing = "\n".join(_format_listing(one) for one in found)
     yield Item(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
-        if one.data is not None and not _is_passed_over(one.path):
+        if one.data is not None and not _is_ignored(one.path):
             text = one.data.decode("utf-8", "replace")
-            # What a wrapper script could print is nothing that a program has printed.
-            source = Source("file", one.path) if "/bin/" in one.path else recognise(one.path, text)
+            # A wrapper script's content is not program output.
+            source = Source("file", one.path) if "/bin/" in one.path else identify_source(one.path, text)
             yield Item(key, one.path, source, text)
-        elif one.denied and not _is_passed_over(one.path):
-            yield Item(key, one.path, recognise(one.path), "", "denied")
+        elif one.denied and not _is_ignored(one.path):
+            yield Item(key, one.path, identify_source(one.path), "", "denied")
 
 
-# Only files of that name are read there: what an editor or a remedy has left beside them counts for nothing.
-_OF_CONF: Final = ("/etc/modprobe.d/", "/etc/modules-load.d/", "/etc/ld.so.conf.d/")
+# Only *.conf is read in these; backups that an editor or a remedy left have no effect.
+_CONF_FOLDERS: Final = ("/etc/modprobe.d/", "/etc/modules-load.d/", "/etc/ld.so.conf.d/")
 
 
-def _is_passed_over(path: str) -> bool:
-    return path.startswith(_OF_CONF) and not path.endswith(".conf")
+def _is_ignored(path: str) -> bool:
+    return path.startswith(_CONF_FOLDERS) and not path.endswith(".conf")
 
 
-def _listed(found: Found) -> str:
+def _format_listing(found: Found) -> str:
     target = f" -> {found.link}" if found.link else ""
     return f"{found.path}{target}"

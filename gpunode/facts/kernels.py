@@ -12,7 +12,7 @@ from gpunode.facts.evidence import Found
 from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile, known
 from gpunode.facts.patterns import Pattern
 
-_PARTS = Pattern(r"(\D*)(\d*)")
+_VERSION_PARTS = Pattern(r"(\D*)(\d*)")
 # What grub-mkconfig passes over, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.
 _GARBAGE = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
 
@@ -22,10 +22,10 @@ def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
 
     Source: deb-version(7).
     """
-    return tuple((_letters(letters), int(digits[:18] or "0")) for letters, digits in _PARTS.findall(version))
+    return tuple((_sort_key(letters), int(digits[:18] or "0")) for letters, digits in _VERSION_PARTS.findall(version))
 
 
-def _letters(text: str) -> tuple[int, ...]:
+def _sort_key(text: str) -> tuple[int, ...]:
     # The 0 at the end stands for the end of the part: after a tilde, before anything else.
     return (*(-1 if c == "~" else ord(c) if c.isalpha() else ord(c) + 0x110000 for c in text), 0)
 
@@ -36,13 +36,13 @@ def installed_kernels(images: Iterable[Found]) -> tuple[str, ...]:
     return tuple(sorted({name for name in names if name and not _GARBAGE.search(name)}, key=version_key))
 
 
-def with_headers(builds: Iterable[Found], sources: Iterable[Found]) -> frozenset[str]:
+def kernels_with_headers(builds: Iterable[Found], sources: Iterable[Found]) -> frozenset[str]:
     """Return the kernels whose build tree is there: a link into /usr/src outlives the package that it points to."""
     trees = {found.path for found in sources}
-    return frozenset(found.path.split("/")[3] for found in builds if _leads_somewhere(found, trees))
+    return frozenset(found.path.split("/")[3] for found in builds if _is_tree_present(found, trees))
 
 
-def _leads_somewhere(build: Found, trees: set[str]) -> bool:
+def _is_tree_present(build: Found, trees: set[str]) -> bool:
     if build.link is None:
         return True
     target = posixpath.normpath(posixpath.join(posixpath.dirname(build.path), build.link))
@@ -54,7 +54,7 @@ def _leads_somewhere(build: Found, trees: set[str]) -> bool:
 _NVRM = Pattern(r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE)
 
 
-def loaded_modules(text: str) -> frozenset[str]:
+def parse_proc_modules(text: str) -> frozenset[str]:
     """Return the names of the loaded modules, from /proc/modules.
 
     Raises:
@@ -69,7 +69,7 @@ def loaded_modules(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def loaded_driver(text: str) -> LoadedDriver:
+def parse_nvrm_version(text: str) -> LoadedDriver:
     """Return the driver that is loaded, from /proc/driver/nvidia/version.
 
     Raises:
@@ -82,41 +82,41 @@ def loaded_driver(text: str) -> LoadedDriver:
 
 
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
-_MAIN = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
-_DRIVER = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
+_MAIN_MODULE = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
+_DKMS_NAME = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
 _PREBUILT = Pattern(r"/kernel/nvidia-(\d+)[^/]*/")
 
 
-def dkms_installed(links: Iterable[Found]) -> Mapping[tuple[str, str], str]:
+def read_dkms_links(links: Iterable[Found]) -> Mapping[tuple[str, str], str]:
     """Return the version that DKMS has installed, by its module's name and the kernel.
 
     Source: dkms 3.0.10, ``_is_module_installed``: <tree>/<module>/kernel-<kernel>-<arch> links to
     <version>/<kernel>/<arch>.
     """
-    return {key: version for found in links for key, version in _dkms_link(found)}
+    return {key: version for found in links for key, version in _parse_dkms_link(found)}
 
 
-def _dkms_link(found: Found) -> Iterator[tuple[tuple[str, str], str]]:
+def _parse_dkms_link(found: Found) -> Iterator[tuple[tuple[str, str], str]]:
     module = found.path.rpartition("/")[0].rpartition("/")[2]
     parts = (found.link or "").rstrip("/").split("/")[-3:]
     if len(parts) == 3 and found.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
         yield (module, parts[1]), parts[0]
 
 
-def dkms_drivers(links: Iterable[Found]) -> Mapping[str, DkmsBuild]:
+def find_dkms_drivers(links: Iterable[Found]) -> Mapping[str, DkmsBuild]:
     """Return the NVIDIA driver that DKMS holds to be installed, by kernel."""
-    builds = dkms_installed(links).items()
-    return {kernel: DkmsBuild(module, version) for (module, kernel), version in builds if _DRIVER.fullmatch(module)}
+    builds = read_dkms_links(links).items()
+    return {kernel: DkmsBuild(module, version) for (module, kernel), version in builds if _DKMS_NAME.fullmatch(module)}
 
 
-def module_files(found: Iterable[Found], links: Iterable[Found]) -> tuple[ModuleFile, ...]:
+def find_module_files(found: Iterable[Found], links: Iterable[Found]) -> tuple[ModuleFile, ...]:
     """Return the main NVIDIA modules among ``found``, by path, with the version that DKMS or the path tells."""
-    versions = {kernel: build.version for kernel, build in dkms_drivers(links).items()}
-    paths = sorted({one.path for one in found if _MAIN.fullmatch(one.path.rpartition("/")[2])})
-    return tuple(_module_file(path, versions) for path in paths)
+    versions = {kernel: build.version for kernel, build in find_dkms_drivers(links).items()}
+    paths = sorted({one.path for one in found if _MAIN_MODULE.fullmatch(one.path.rpartition("/")[2])})
+    return tuple(_make_module_file(path, versions) for path in paths)
 
 
-def _module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
+def _make_module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
     kernel = path.split("/")[3]
     if match := _PREBUILT.search(path):
         return ModuleFile(kernel, path, match[1])
@@ -132,7 +132,7 @@ MODULE_LISTS: Final = ("/etc/modules", "/etc/initramfs-tools/modules")
 
 @dataclass(frozen=True, slots=True)
 class ModuleLine:
-    """One line; ``words`` with module names as the kernel writes them."""
+    """A configuration line; ``words`` with module names as the kernel writes them."""
 
     file: str
     line: int
@@ -141,15 +141,15 @@ class ModuleLine:
 
 def modprobe_directives(facts: Facts) -> Iterator[ModuleLine]:
     """Yield every line of the files that modprobe reads in /etc."""
-    return _module_lines(_module_texts(facts, MODPROBE_FOLDER, ()))
+    return _split_module_lines(_read_module_files(facts, MODPROBE_FOLDER, ()))
 
 
 def modules_loaded_by_name(facts: Facts) -> Iterator[ModuleLine]:
     """Yield every line of the files that name modules to be loaded; the first word is the module's name."""
-    return _module_lines(_module_texts(facts, MODULES_LOAD_FOLDER, MODULE_LISTS))
+    return _split_module_lines(_read_module_files(facts, MODULES_LOAD_FOLDER, MODULE_LISTS))
 
 
-def _module_texts(facts: Facts, folder: str, single: tuple[str, ...]) -> Mapping[str, str]:
+def _read_module_files(facts: Facts, folder: str, single: tuple[str, ...]) -> Mapping[str, str]:
     paths = (
         path for path in facts.files if path in single or (path.startswith(f"{folder}/") and path.endswith(".conf"))
     )
@@ -157,7 +157,7 @@ def _module_texts(facts: Facts, folder: str, single: tuple[str, ...]) -> Mapping
     return {path: state.content.decode("utf-8", "replace") for path, state in states if state is not None}
 
 
-def _module_lines(texts: Mapping[str, str]) -> Iterator[ModuleLine]:
+def _split_module_lines(texts: Mapping[str, str]) -> Iterator[ModuleLine]:
     for file, text in texts.items():
         for number, line in enumerate(text.split("\n"), 1):
             words = line.split("#")[0].split()

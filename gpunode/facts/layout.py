@@ -1,4 +1,4 @@
-"""The GPUs and MIG instances that the loaded driver has, as it shows them under /proc/driver/nvidia. Pure."""
+"""GPUs and MIG instances of the loaded driver, from /proc/driver/nvidia. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpunode.facts.evidence import Found
-from gpunode.facts.numbers import whole
+from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
 
 _UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -14,12 +14,12 @@ _INSTANCE = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What there is to be given to containers.
+class GpuLayout:
+    """The GPUs and MIG devices that containers can use.
 
     Attributes:
-        minors: N of each /dev/nvidiaN; GPUs that the driver was told to leave alone are not among them.
-        uuids: of the GPUs that have been initialised; the others do not tell theirs.
+        minors: N of each /dev/nvidiaN; excluded GPUs have none.
+        uuids: of the initialised GPUs; the others do not report theirs.
         mig_caps: N of each /dev/nvidia-caps/nvidia-capN that opens a MIG device: its compute instance and what that
             is part of.
     """
@@ -29,36 +29,40 @@ class Layout:
     mig_caps: frozenset[int] = frozenset()
 
 
-def layout(gpus: Iterable[Found], instances: Iterable[Found]) -> Layout:
-    """The layout in ``/proc/driver/nvidia/gpus/*/information`` and ``capabilities/gpu*/mig/gi*/**/access``.
+def read_layout(gpus: Iterable[Found], instances: Iterable[Found]) -> GpuLayout:
+    """Read ``/proc/driver/nvidia/gpus/*/information`` and ``capabilities/gpu*/mig/gi*/**/access``.
 
     Raises:
-        ValueError: one of them could not be read, or is not as the driver writes it.
+        ValueError: if a file could not be read or is malformed.
     """
-    used = [values for found in gpus if not (values := _values(found)).get("GPU Excluded", "No").startswith("Y")]
-    return Layout(
-        minors=frozenset(_number(values, "Device Minor") for values in used),
+    used = [
+        values for found in gpus if not (values := _parse_information(found)).get("GPU Excluded", "No").startswith("Y")
+    ]
+    return GpuLayout(
+        minors=frozenset(_parse_minor(values, "Device Minor") for values in used),
         uuids=frozenset(uuid for values in used if _UUID.fullmatch(uuid := values.get("GPU UUID", ""))),
-        mig_caps=frozenset(_caps(list(instances))),
+        mig_caps=frozenset(_find_mig_caps(list(instances))),
     )
 
 
-def _caps(instances: list[Found]) -> Iterator[int]:
-    """Those of compute instances and of the GPU instances that hold one: no container is given an empty one."""
+def _find_mig_caps(instances: list[Found]) -> Iterator[int]:
+    """Yield the capabilities of compute instances and their GPU instances; empty GPU instances are unusable."""
     parts = [(found, match) for found in instances if (match := _INSTANCE.search(found.path))]
     holding = {match[1] for _, match in parts if match[2]}
-    yield from (_number(_values(found), "DeviceFileMinor") for found, match in parts if match[1] in holding)
+    yield from (
+        _parse_minor(_parse_information(found), "DeviceFileMinor") for found, match in parts if match[1] in holding
+    )
 
 
-def _values(found: Found) -> dict[str, str]:
+def _parse_information(found: Found) -> dict[str, str]:
     if found.data is None:
         raise ValueError(f"{found.path} could not be read")
     lines = (line.partition(":") for line in found.data.decode("utf-8", "replace").splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
-def _number(values: dict[str, str], name: str) -> int:
+def _parse_minor(values: dict[str, str], name: str) -> int:
     value = values.get(name, "")
-    if (number := whole(value)) is None:
+    if (number := parse_int(value)) is None:
         raise ValueError(f"{name} is {value[:40]!r}")
     return number

@@ -1,4 +1,4 @@
-"""The facts of a node, typed. Each is known, from a named probe, or unknown, for a stated reason."""
+"""The typed facts of a node. Each is known, from a named probe, or unknown, for a stated reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
 from gpunode.errors import Undetermined
-from gpunode.facts.layout import Layout
+from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Known(Generic[T]):
-    """A value, and the key of the probe that it comes from."""
+    """A value and the key of its probe."""
 
     value: T
     probe: str
@@ -27,7 +27,7 @@ class Known(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No value: the node was not asked, would not answer, or answered what nobody understands.
+    """A missing value: the probe was not run, failed, or its output was not understood.
 
     Attributes:
         install: the command that installs the program whose absence is the reason; empty for other reasons.
@@ -40,7 +40,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Promised(Unknown):
-    """A file that a plan has settled and whose bytes nobody has yet: ``holds`` compares the promise, not the bytes."""
+    """A planned file whose bytes do not exist yet: ``holds`` compares the promise instead."""
 
     after: Unsettled
 
@@ -48,32 +48,32 @@ class Promised(Unknown):
 Fact: TypeAlias = Known[T] | Unknown
 
 
-_NOT_UNDERSTOOD = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
+_PARSE_ERROR = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
 NOT_INSTALLED = " is not installed"
 # The packages of the programs that facts come from, the same on Debian and Ubuntu.
-BROUGHT_BY: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
+PACKAGE_OF_PROGRAM: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
 
 
 def need(fact: Known[T] | Unknown, what: str) -> T:
-    """The value of ``fact``.
+    """Return the value of ``fact``, on which a decision rests.
 
     Raises:
-        Undetermined: it is unknown, so a decision that rests on it is not taken.
+        Undetermined: if it is unknown.
     """
     if isinstance(fact, Unknown):
         probe = fact.probe.removeprefix("file:")
-        is_whole = fact.reason.startswith((probe, *BROUGHT_BY))
+        is_whole = fact.reason.startswith((probe, *PACKAGE_OF_PROGRAM))
         raise Undetermined(
-            f"cannot tell {what}", why=fact.reason if is_whole else f"{probe}: {fact.reason}", hint=_remedy(fact)
+            f"cannot tell {what}", why=fact.reason if is_whole else f"{probe}: {fact.reason}", hint=_advise(fact)
         )
     return fact.value
 
 
-def _remedy(fact: Unknown) -> str:
+def _advise(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
     if fact.install:
         return f"install it, then run the same command again:\nsudo {fact.install}"
-    if found := _NOT_UNDERSTOOD.match(fact.reason):
+    if found := _PARSE_ERROR.match(fact.reason):
         where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
         return f"correct {where}, then run the same command again"
     if "Permission denied" in fact.reason:
@@ -85,14 +85,14 @@ def _remedy(fact: Unknown) -> str:
 
 
 def known(fact: Known[T] | Unknown, default: T) -> T:
-    """The value of ``fact``, or ``default`` where not knowing changes nothing that matters."""
+    """Return the value of ``fact``, or ``default`` if it is unknown, where that does no harm."""
     return default if isinstance(fact, Unknown) else fact.value
 
 
 def holds(fact: Known[FileState | None] | Unknown, after: FileState | Unsettled | None) -> bool:
-    """Whether the file is as ``after`` says, now or by a plan that comes first.
+    """Return True if the file matches ``after``, now or by an earlier planned change.
 
-    A known file never holds an unsettled ``after``: whoever plans the key compares the fingerprints in its bytes.
+    A known file never matches an unsettled ``after``: the planner of the key compares fingerprints instead.
     """
     if isinstance(fact, Promised):
         return fact.after == after
@@ -115,7 +115,7 @@ class Kernels:
     """The kernels of the node.
 
     Attributes:
-        running: ``uname -r``; None in an image, where the running kernel is somebody else's.
+        running: ``uname -r``; None in an image, where another system's kernel runs.
         installed: every kernel with an image in /boot, in version order, the next to boot last.
     """
 
@@ -134,14 +134,14 @@ PlatformKind: TypeAlias = Literal["bare-metal", "vm", "container", "wsl2", "jets
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What sort of machine this is, and the evidence for it (``kvm``, ``lxc``, ``/dev/dxg``)."""
+    """The sort of machine, and the evidence for it (``kvm``, ``lxc``, ``/dev/dxg``)."""
 
     kind: PlatformKind
     detail: str = ""
 
     @property
     def owns_kernel(self) -> bool:
-        """Whether a kernel driver can be installed from here."""
+        """True if a kernel driver can be installed from here."""
         return self.kind in {"bare-metal", "vm", "image"}
 
 
@@ -188,15 +188,15 @@ class ModuleFile:
 
 
 EMBEDDED: Final = "(embedded key)"
-"""What a source is signed by whose entry holds the key itself."""
+"""The ``signed_by`` of a source whose entry contains the key itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageSource:
-    """One archive of one entry in the lists of package repositories, wherever the entry stands.
+    """One archive of one entry in the package repository lists.
 
     Attributes:
-        line: where it stands in ``file``, from 1.
+        line: its line in ``file``, from 1.
         signed_by: the keyring's path; empty when the entry names none.
         relaxed: the options by which less is checked than by default, as ``trusted=yes``.
         architectures: those that it is read for; empty for all of the system's.
@@ -215,7 +215,7 @@ class PackageSource:
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether packages are taken from it without any signature."""
+        """True if its packages are accepted without any signature."""
         return any(option.startswith(("trusted=", "allow-insecure=")) for option in self.relaxed)
 
 
@@ -241,7 +241,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class DkmsBuild:
-    """What DKMS itself holds to be installed for a kernel, whether or not the file is there."""
+    """A module that DKMS considers installed for a kernel, even if the file is missing."""
 
     module: str
     version: str
@@ -316,7 +316,7 @@ class MissingDependency:
 
 
 class Dependencies(Protocol):
-    """What the installed packages depend on, as the package database has it."""
+    """Dependencies of the installed packages, from the package database."""
 
     def missing(
         self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId], /
@@ -391,7 +391,7 @@ class Facts:
     replaced_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
-    layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
+    layout: Fact[GpuLayout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
     rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
     driver_libraries: Fact[frozenset[str]] = Unknown("not captured", "cuda-libraries")
@@ -404,11 +404,11 @@ class Facts:
 
     @property
     def is_image(self) -> bool:
-        """Whether this is a mounted root, on which no kernel and no service of its own runs."""
+        """True for a mounted root, where neither its kernel nor its services run."""
         return isinstance(self.platform, Known) and self.platform.value.kind == "image"
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
-        """The state of the file at ``path``; unknown where nobody looked."""
+        """Return the state of the file at ``path``; unknown if it was not probed."""
         if path in self.files:
             return self.files[path]
         folder = path.rpartition("/")[0]
@@ -417,13 +417,10 @@ class Facts:
         return Unknown("not captured", f"file:{path}")
 
     def can_start(self, name: str) -> bool:
-        """Return whether systemd runs here and told of the unit ``name``, or a plan brings it.
-
-        Elsewhere nobody can tell of units, or their files in systemd's folders alone do.
-        """
+        """Return whether systemd runs here and knows the unit ``name``, or a plan installs it."""
         fact = self.unit(name)
         return isinstance(fact, Known) and fact.probe != "unit-wants"
 
     def unit(self, name: str) -> Known[Unit] | Unknown:
-        """The state of the unit ``name``; unknown where nobody asked."""
+        """Return the state of the unit ``name``; unknown if it was not probed."""
         return self.units.get(name, Unknown("not captured", "units"))

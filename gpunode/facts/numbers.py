@@ -1,4 +1,4 @@
-"""Numbers as they stand in evidence, which nobody has promised to keep short.
+"""Parsing of numbers in evidence, which may be of any length.
 
 Python reads no whole number of thousands of digits, and what is as long as that counts nothing: it is no number here.
 """
@@ -9,18 +9,18 @@ import re
 from typing import Final
 
 # What 64 bits hold, almost: more bytes, links or restarts than these are nowhere.
-_DIGITS: Final = 18
+_MAX_DIGITS: Final = 18
 
 
-def whole(text: str) -> int | None:
-    """The whole number that ``text`` is; None where it is another thing, or longer than any that counts something."""
+def parse_int(text: str) -> int | None:
+    """Parse a whole number; return None for other text or an absurdly long number."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
-def version(text: str) -> tuple[int, ...]:
-    """The numbers of a version of digits and dots, each with as many digits as count.
+def parse_version(text: str) -> tuple[int, ...]:
+    """Parse a version of digits and dots; overlong numbers are shortened.
 
     Raises:
-        ValueError: it has other parts.
+        ValueError: if it has other parts.
     """
-    return tuple(int(part[:_DIGITS]) for part in text.split("."))
+    return tuple(int(part[:_MAX_DIGITS]) for part in text.split("."))

@@ -1,4 +1,4 @@
-"""What NVML answered: the child's JSON typed, each of its errors explained, and driver versions compared. Pure."""
+"""Typed answers of the NVML child, explanations of NVML's errors, and comparison of driver versions. Pure."""
 
 from __future__ import annotations
 
@@ -22,68 +22,68 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _NvmlError:
-    """An error of NVML's, by number and name."""
+    """An NVML error, by number and name."""
 
     code: int
     name: str
 
     @property
     def meaning(self) -> str:
-        """One clause, what the error says of the GPU or the node."""
-        return explain(self.code).meaning
+        """The meaning of the error for the GPU or the node, one clause."""
+        return explain_error(self.code).meaning
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
-        return explain(self.code).remedy
+        """Advice for the user."""
+        return explain_error(self.code).remedy
 
 
 @dataclass(frozen=True, slots=True)
-class Unread(_NvmlError):
-    """A value that NVML did not give, with its error."""
+class NvmlUnread(_NvmlError):
+    """A value that NVML did not return, with its error."""
 
     @property
     def supported(self) -> bool:
-        """Whether the value should have been there: NotSupported and FunctionNotFound are answers, not faults."""
+        """True if the value was expected: NotSupported and FunctionNotFound are no faults."""
         return self.code not in {3, 13}
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML shows it.
+    """A GPU as NVML shows it.
 
     Attributes:
         index: NVML's, in the order of the PCI bus.
         pci: the address as sysfs writes it (``0000:0f:00.0``).
         memory_mib: all of it, as nvidia-smi counts.
-        ecc: whether it is on now; ``ecc_pending`` after the next reset. Likewise ``mig``.
+        ecc: whether it is on now; ``ecc_pending`` after the next reset. ``mig`` is the same.
         instances: of MIG, where that is on.
         clients: the processes that work on it, by number.
         failure: why the GPU as a whole does not answer; every reading holds it too then.
     """
 
     index: int
-    name: str | Unread
-    uuid: str | Unread
-    pci: str | Unread
-    memory_mib: int | Unread
-    persistence: bool | Unread
-    ecc: bool | Unread
-    ecc_pending: bool | Unread
-    compute_capability: str | Unread
-    mig: bool | Unread
-    mig_pending: bool | Unread
-    instances: tuple[MigInstance, ...] | Unread = ()
+    name: str | NvmlUnread
+    uuid: str | NvmlUnread
+    pci: str | NvmlUnread
+    memory_mib: int | NvmlUnread
+    persistence: bool | NvmlUnread
+    ecc: bool | NvmlUnread
+    ecc_pending: bool | NvmlUnread
+    compute_capability: str | NvmlUnread
+    mig: bool | NvmlUnread
+    mig_pending: bool | NvmlUnread
+    instances: tuple[MigInstance, ...] | NvmlUnread = ()
     clients: tuple[int, ...] = ()
-    failure: Unread | None = None
+    failure: NvmlUnread | None = None
 
     @property
-    def faults(self) -> tuple[tuple[str, Unread], ...]:
-        """The values that should be there and are not, by name; one row for a GPU that does not answer at all."""
+    def faults(self) -> tuple[tuple[str, NvmlUnread], ...]:
+        """Expected values that are missing, by name; one row if the GPU does not answer at all."""
         if self.failure is not None:
             return (("gpu", self.failure),)
         found = ((key, getattr(self, key)) for key in READINGS)
-        return tuple((key, value) for key, value in found if isinstance(value, Unread) and value.supported)
+        return tuple((key, value) for key, value in found if isinstance(value, NvmlUnread) and value.supported)
 
 
 READINGS: Mapping[str, type] = {
@@ -101,7 +101,7 @@ READINGS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class NvmlInventory:
     """The driver and its GPUs.
 
     Attributes:
@@ -111,27 +111,27 @@ class Inventory:
         libcuda_error: why the dynamic loader cannot load libcuda.so.1; empty where it can, or was not asked.
     """
 
-    driver: str | Unread
-    cuda: str | Unread
-    nvml: str | Unread
+    driver: str | NvmlUnread
+    cuda: str | NvmlUnread
+    nvml: str | NvmlUnread
     gpus: tuple[Gpu, ...]
     library: str = ""
     libcuda_error: str = ""
 
     @property
     def uuids(self) -> frozenset[str]:
-        """Of every GPU that tells its own."""
+        """UUIDs of the GPUs that report one."""
         return frozenset(gpu.uuid for gpu in self.gpus if isinstance(gpu.uuid, str))
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlFailure(_NvmlError):
-    """NVML did not start, or could not count the GPUs.
+    """A failure of NVML to start, or to count the GPUs.
 
     Attributes:
         text: NVML's own words.
         nvml: the library's version, where it could still say it; ``library`` the file that was loaded.
-        libcuda_error: as of ``Inventory``.
+        libcuda_error: as of ``NvmlInventory``.
     """
 
     text: str
@@ -142,7 +142,7 @@ class NvmlFailure(_NvmlError):
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """There is nothing that NVML said: the call hangs, the child died, or nobody could ask.
+    """A missing answer: the call hangs, the child died, or could not be started.
 
     Attributes:
         reason: one sentence, with what was seen.
@@ -152,24 +152,24 @@ class NoAnswer:
     reason: str
 
 
-NvmlAnswer: TypeAlias = Inventory | NvmlFailure | NoAnswer
+NvmlAnswer: TypeAlias = NvmlInventory | NvmlFailure | NoAnswer
 
 
-def parse(data: bytes) -> Inventory | NvmlFailure:
-    """Return the typed meaning of what the NVML child printed.
+def parse_answer(data: bytes) -> NvmlInventory | NvmlFailure:
+    """Parse the output of the NVML child.
 
     Raises:
-        ValueError: it is not that, or of a newer schema.
+        ValueError: if it is malformed or of another schema.
     """
     answer = read_object(data, SCHEMA)
-    return _failure(answer) if "error" in answer else _inventory(answer)
+    return _parse_failure(answer) if "error" in answer else _parse_inventory(answer)
 
 
 def read_object(data: bytes, schema: int) -> Mapping[str, Any]:
     """Return the object that a child program printed.
 
     Raises:
-        ValueError: it is none, or of another schema.
+        ValueError: if it is none, or of another schema.
     """
     try:
         answer = json.loads(data)
@@ -182,64 +182,64 @@ def read_object(data: bytes, schema: int) -> Mapping[str, Any]:
     return answer
 
 
-def _failure(answer: Mapping[str, object]) -> NvmlFailure:
+def _parse_failure(answer: Mapping[str, object]) -> NvmlFailure:
     error = answer["error"]
     if not isinstance(error, dict):
         raise ValueError("`error` is not an object")
     return NvmlFailure(
-        code=exactly(int, error, "code"),
-        name=exactly(str, error, "name"),
-        text=exactly(str, error, "text"),
-        nvml=_text(answer, "nvml"),
-        library=_text(answer, "library"),
-        libcuda_error=_text(answer, "libcuda_error"),
+        code=require_typed(int, error, "code"),
+        name=require_typed(str, error, "name"),
+        text=require_typed(str, error, "text"),
+        nvml=_optional_text(answer, "nvml"),
+        library=_optional_text(answer, "library"),
+        libcuda_error=_optional_text(answer, "libcuda_error"),
     )
 
 
-def _inventory(answer: Mapping[str, object]) -> Inventory:
+def _parse_inventory(answer: Mapping[str, object]) -> NvmlInventory:
     gpus = answer.get("gpus")
     if not isinstance(gpus, list):
         raise ValueError("`gpus` is not a list")
-    return Inventory(
-        driver=_reading(str, answer, "driver"),
-        cuda=_reading(str, answer, "cuda"),
-        nvml=_reading(str, answer, "nvml"),
-        gpus=tuple(_gpu(row) for row in gpus),
-        library=_text(answer, "library"),
-        libcuda_error=_text(answer, "libcuda_error"),
+    return NvmlInventory(
+        driver=_parse_reading(str, answer, "driver"),
+        cuda=_parse_reading(str, answer, "cuda"),
+        nvml=_parse_reading(str, answer, "nvml"),
+        gpus=tuple(_parse_gpu(row) for row in gpus),
+        library=_optional_text(answer, "library"),
+        libcuda_error=_optional_text(answer, "libcuda_error"),
     )
 
 
-def _text(answer: Mapping[str, object], key: str) -> str:
+def _optional_text(answer: Mapping[str, object], key: str) -> str:
     """Return an optional text; empty where a child of an older gpunode did not give it."""
     text = answer.get(key)
     return text if isinstance(text, str) else ""
 
 
-def _gpu(row: object) -> Gpu:
+def _parse_gpu(row: object) -> Gpu:
     if not isinstance(row, dict):
         raise ValueError("a GPU is not an object")
-    index = exactly(int, row, "index")
+    index = require_typed(int, row, "index")
     if "error" in row:
-        failure = _unread(row)
+        failure = _parse_unread(row)
         unread: dict[str, Any] = dict.fromkeys(READINGS, failure)
         return Gpu(index, **unread, failure=failure)
-    values: dict[str, Any] = {key: _reading(kind, row, key) for key, kind in READINGS.items()}
-    return Gpu(index, **values, instances=_instances(row, values["mig"]), clients=_clients(row))
+    values: dict[str, Any] = {key: _parse_reading(kind, row, key) for key, kind in READINGS.items()}
+    return Gpu(index, **values, instances=_parse_instances(row, values["mig"]), clients=_parse_clients(row))
 
 
-def _instances(row: Mapping[str, object], mig: object) -> tuple[MigInstance, ...] | Unread:
-    """The MIG instances; an answer of a gpunode that did not ask for them has none to tell."""
+def _parse_instances(row: Mapping[str, object], mig: object) -> tuple[MigInstance, ...] | NvmlUnread:
+    """Parse the MIG instances, which answers of older gpunode versions lack."""
     value = row.get("instances", [] if mig is not True else {"code": 13, "error": "FunctionNotFound"})
     if isinstance(value, dict):
-        return _unread(value)
+        return _parse_unread(value)
     if not isinstance(value, list):
         raise ValueError("`instances` is not a list")
-    return tuple(instance(one) for one in value)
+    return tuple(parse_instance(one) for one in value)
 
 
-def instance(row: object) -> MigInstance:
-    """A MIG instance as the child prints it.
+def parse_instance(row: object) -> MigInstance:
+    """Parse a MIG instance, as the child prints it.
 
     Raises:
         ValueError: it is none.
@@ -248,19 +248,19 @@ def instance(row: object) -> MigInstance:
         raise ValueError("a MIG instance is not an object with compute instances")
     if not all(type(one) is int for one in compute):
         raise ValueError("a compute instance's slices are not a number")
-    start, size = exactly(int, row, "start"), exactly(int, row, "size")
-    return MigInstance(exactly(str, row, "profile"), start, size, tuple(map(str, compute)))
+    start, size = require_typed(int, row, "start"), require_typed(int, row, "size")
+    return MigInstance(require_typed(str, row, "profile"), start, size, tuple(map(str, compute)))
 
 
-def _clients(row: Mapping[str, object]) -> tuple[int, ...]:
+def _parse_clients(row: Mapping[str, object]) -> tuple[int, ...]:
     value = row.get("clients", [])
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         raise ValueError("`clients` is not a list of numbers")
     return tuple(value)
 
 
-def exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
-    """The value under a key of a child's answer, of that very type: a bool is no int.
+def require_typed(kind: type[T], row: Mapping[str, object], key: str) -> T:
+    """Return the value of ``key``, which must be of exactly this type: a bool is no int.
 
     Raises:
         ValueError: it is of another type, or not there.
@@ -271,17 +271,17 @@ def exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
     return value
 
 
-def _reading(kind: type[T], row: Mapping[str, object], key: str) -> T | Unread:
+def _parse_reading(kind: type[T], row: Mapping[str, object], key: str) -> T | NvmlUnread:
     value = row.get(key)
-    return _unread(value) if isinstance(value, dict) else exactly(kind, row, key)
+    return _parse_unread(value) if isinstance(value, dict) else require_typed(kind, row, key)
 
 
-def _unread(value: Mapping[str, object]) -> Unread:
-    return Unread(code=exactly(int, value, "code"), name=exactly(str, value, "error"))
+def _parse_unread(value: Mapping[str, object]) -> NvmlUnread:
+    return NvmlUnread(code=require_typed(int, value, "code"), name=require_typed(str, value, "error"))
 
 
-def hangs(what: str, error: str) -> str:
-    """The sentence for a call that did not return; the child's last line names the call where it announces them.
+def describe_hang(what: str, error: str) -> str:
+    """Describe a call that did not return; the child's last line names the call if it announces calls.
 
     Args:
         what: the kind of call.
@@ -296,15 +296,15 @@ def hangs(what: str, error: str) -> str:
     )
 
 
-def answer_of(capture: Capture) -> NvmlAnswer:
-    """Return what NVML said, from the evidence; never raises, since a bad answer is an answer too."""
-    return read_answer(capture, parse, "NVML", "a call into the NVIDIA driver")
+def read_nvml_answer(capture: Capture) -> NvmlAnswer:
+    """Return NVML's answer; a malformed one becomes ``NoAnswer``, so nothing is raised."""
+    return read_child_answer(capture, parse_answer, "NVML", "a call into the NVIDIA driver")
 
 
-def read_answer(capture: Capture, parse: Callable[[bytes], T], library: str, call: str) -> T | NoAnswer:
-    """Return what the child that asks ``library`` said, or why it said nothing; ``call`` names what may hang."""
+def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: str, call: str) -> T | NoAnswer:
+    """Return the parsed answer of the child that calls ``library``, or why there is none; ``call`` may hang."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", hangs(call, capture.error))
+        return NoAnswer("hangs", describe_hang(call, capture.error))
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
     if capture.error == NOT_CAPTURED:
@@ -320,28 +320,28 @@ def read_answer(capture: Capture, parse: Callable[[bytes], T], library: str, cal
         return NoAnswer("garbled", f"the {library} child printed what gpunode cannot read: {error}")
 
 
-def mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
-    """How MIG divides the GPUs, one after the other; those that do not answer at all are left out.
+def list_mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
+    """Return the MIG layout of each GPU, without those that do not answer at all.
 
     Raises:
-        ValueError: NVML does not tell.
+        ValueError: if NVML does not report it.
     """
     match answer:
         case NvmlFailure(meaning=meaning):
             raise ValueError(meaning)
         case NoAnswer(reason=reason):
             raise ValueError(reason)
-        case Inventory(gpus=gpus):
-            return tuple(_mig_gpu(gpu) for gpu in gpus if gpu.failure is None)
+        case NvmlInventory(gpus=gpus):
+            return tuple(_make_mig_gpu(gpu) for gpu in gpus if gpu.failure is None)
 
 
-def _mig_gpu(gpu: Gpu) -> MigGpu:
+def _make_mig_gpu(gpu: Gpu) -> MigGpu:
     if not isinstance(gpu.uuid, str) or not isinstance(gpu.pci, str) or not _UUID.fullmatch(gpu.uuid):
         raise ValueError(f"GPU {gpu.index} does not tell its UUID and its address")
-    if isinstance(gpu.mig, Unread) and not gpu.mig.supported:
+    if isinstance(gpu.mig, NvmlUnread) and not gpu.mig.supported:
         return MigGpu(gpu.index, gpu.uuid, gpu.pci, None)
     for reading in (gpu.mig, gpu.mig_pending, gpu.instances):
-        if isinstance(reading, Unread):
+        if isinstance(reading, NvmlUnread):
             raise ValueError(f"GPU {gpu.index} does not tell how MIG divides it: {reading.meaning}")
     assert isinstance(gpu.mig, bool)
     assert isinstance(gpu.mig_pending, bool)
@@ -351,7 +351,7 @@ def _mig_gpu(gpu: Gpu) -> MigGpu:
 
 @dataclass(frozen=True, slots=True)
 class VersionProblem:
-    """Two parts of one driver that are not of one version: which is older, and what to do."""
+    """A version mismatch between two parts of the driver, and advice."""
 
     what: str
     hint: str
@@ -359,18 +359,18 @@ class VersionProblem:
 
 _UUID = Pattern(r"GPU-[0-9a-f]+(?:-[0-9a-f]+)*")
 _VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
-_RELOAD = (
+_RELOAD_MODULES = (
     "reboot; or stop everything that uses the GPUs, unload the modules "
     "(`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia`) and load them again (`modprobe nvidia`)"
 )
-_STRAY = (
+_FIND_OTHER_COPY = (
     "a reboot does not help: find the other copy with `ldconfig -p | grep libnvidia-ml` "
     "(a .run installation, /usr/local, ld.so.conf) and remove it, then run `ldconfig`"
 )
 
 
 def driver_version(text: str) -> str:
-    """The driver's version in a module's, a package's or NVML's version; empty when there is none.
+    """Extract the driver's version from a module's, a package's or NVML's version; empty if there is none.
 
     ``13.580.178.04`` (NVML puts the CUDA major first), ``1:580.178.04-0ubuntu1`` and ``580.178.04`` are one version.
     """
@@ -379,65 +379,68 @@ def driver_version(text: str) -> str:
     return found.group(1) if found else ""
 
 
-def compare(loaded: str | None, library: str | None, package: str | None) -> tuple[VersionProblem, ...]:
-    """Where the loaded module, the NVML library and the installed package are not of one driver version.
+def compare_versions(loaded: str | None, library: str | None, package: str | None) -> tuple[VersionProblem, ...]:
+    """Compare the driver versions of the loaded module, the NVML library and the installed package.
 
-    The package is what the node is meant to have. None and a text without a version are not compared: that one is
-    missing is another finding.
+    The package has the intended version. Missing ones are not compared: they are another finding.
     """
     module, nvml, wanted = (driver_version(text or "") for text in (loaded, library, package))
     if not wanted:
-        return tuple(_without_package(module, nvml))
+        return tuple(_compare_without_package(module, nvml))
     problems = []
     if module and module != wanted:
-        problems.append(_problem("the loaded nvidia module", module, "the installed package", wanted, _RELOAD))
+        problems.append(
+            _describe_mismatch("the loaded nvidia module", module, "the installed package", wanted, _RELOAD_MODULES)
+        )
     if nvml and nvml != wanted:
-        problems.append(_problem("the NVML library in use", nvml, "the installed package", wanted, _STRAY))
+        problems.append(
+            _describe_mismatch("the NVML library in use", nvml, "the installed package", wanted, _FIND_OTHER_COPY)
+        )
     return tuple(problems)
 
 
-def _without_package(module: str, nvml: str) -> list[VersionProblem]:
+def _compare_without_package(module: str, nvml: str) -> list[VersionProblem]:
     if not module or not nvml or module == nvml:
         return []
-    hint = _RELOAD if _ordered(module) < _ordered(nvml) else _STRAY
-    return [_problem("the loaded nvidia module", module, "the NVML library", nvml, hint)]
+    hint = _RELOAD_MODULES if _version_key(module) < _version_key(nvml) else _FIND_OTHER_COPY
+    return [_describe_mismatch("the loaded nvidia module", module, "the NVML library", nvml, hint)]
 
 
-def _problem(what: str, version: str, other: str, other_version: str, hint: str) -> VersionProblem:
-    relation = "older" if _ordered(version) < _ordered(other_version) else "newer"
+def _describe_mismatch(what: str, version: str, other: str, other_version: str, hint: str) -> VersionProblem:
+    relation = "older" if _version_key(version) < _version_key(other_version) else "newer"
     return VersionProblem(f"{what} ({version}) is {relation} than {other} ({other_version})", hint)
 
 
-def _ordered(version: str) -> tuple[int, ...]:
-    return numbers.version(version)
+def _version_key(version: str) -> tuple[int, ...]:
+    return numbers.parse_version(version)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """One value of ``nvmlReturn_t``: what it means on a node, and what to do about it."""
+    """A value of ``nvmlReturn_t``: its meaning on a node, and advice."""
 
     name: str
     meaning: str
     remedy: str = "run `nvidia-smi -q` and read the kernel's log (`dmesg | grep -i nvrm`)"
 
 
-_RESET = (
+_RESET_GPU = (
     "stop what uses the GPU, then `nvidia-smi --gpu-reset -i` and its address, or a reboot; if it comes back, have the "
     "board serviced"
 )
-_DRIVER_BUG = "this is between gpunode and the driver: report it with the output of `gpunode verify --json`"
+_REPORT_BUG = "this is between gpunode and the driver: report it with the output of `gpunode verify --json`"
 ERRORS: Mapping[int, ErrorRow] = {
-    1: ErrorRow("Uninitialized", "NVML was asked before it was initialised", _DRIVER_BUG),
-    2: ErrorRow("InvalidArgument", "NVML was asked with an argument that it does not take", _DRIVER_BUG),
+    1: ErrorRow("Uninitialized", "NVML was asked before it was initialised", _REPORT_BUG),
+    2: ErrorRow("InvalidArgument", "NVML was asked with an argument that it does not take", _REPORT_BUG),
     3: ErrorRow("NotSupported", "this GPU does not have what was asked for", "nothing: it is a property of the model"),
     4: ErrorRow(
         "NoPermission",
         "the driver does not let this user look at the GPU",
         "run it as root; in a container, give it the device nodes /dev/nvidia*",
     ),
-    5: ErrorRow("AlreadyInitialized", "NVML was initialised twice", _DRIVER_BUG),
-    6: ErrorRow("NotFound", "NVML has no object of that name", _DRIVER_BUG),
-    7: ErrorRow("InsufficientSize", "the answer does not fit where NVML was told to put it", _DRIVER_BUG),
+    5: ErrorRow("AlreadyInitialized", "NVML was initialised twice", _REPORT_BUG),
+    6: ErrorRow("NotFound", "NVML has no object of that name", _REPORT_BUG),
+    7: ErrorRow("InsufficientSize", "the answer does not fit where NVML was told to put it", _REPORT_BUG),
     8: ErrorRow(
         "InsufficientPower",
         "the GPU's auxiliary power connectors are not plugged in, or give too little",
@@ -449,7 +452,7 @@ ERRORS: Mapping[int, ErrorRow] = {
         "run `modprobe nvidia` and read what it and `dmesg` say; "
         "without a module for this kernel, `gpunode plan` says why",
     ),
-    10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET),
+    10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET_GPU),
     11: ErrorRow(
         "IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; look at the BIOS and at MSI settings"
     ),
@@ -473,7 +476,7 @@ ERRORS: Mapping[int, ErrorRow] = {
         "the GPU has fallen off the bus, or cannot be reached any more",
         "read `dmesg` for Xid 79; power the machine off and on; if it comes back, check power, cooling and seating",
     ),
-    16: ErrorRow("ResetRequired", "the GPU must be reset before it can be used again", _RESET),
+    16: ErrorRow("ResetRequired", "the GPU must be reset before it can be used again", _RESET_GPU),
     17: ErrorRow(
         "OperatingSystem",
         "the operating system or a cgroup blocks the way to the GPU",
@@ -492,8 +495,8 @@ ERRORS: Mapping[int, ErrorRow] = {
     24: ErrorRow(
         "FreqNotSupported", "the GPU does not run at that frequency", "nothing: it is a property of the model"
     ),
-    25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the structure that it was given", _DRIVER_BUG),
-    26: ErrorRow("Deprecated", "this driver no longer answers that", _DRIVER_BUG),
+    25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the structure that it was given", _REPORT_BUG),
+    26: ErrorRow("Deprecated", "this driver no longer answers that", _REPORT_BUG),
     27: ErrorRow(
         "NotReady",
         "the GPU is not ready yet",
@@ -501,11 +504,11 @@ ERRORS: Mapping[int, ErrorRow] = {
     ),
     28: ErrorRow("GpuNotFound", "no GPU was found", "compare with `lspci -d 10de:`; read `dmesg`"),
     29: ErrorRow("InvalidState", "the GPU is in a state in which this cannot be answered"),
-    30: ErrorRow("ResetTypeNotSupported", "the GPU does not support that kind of reset", _DRIVER_BUG),
+    30: ErrorRow("ResetTypeNotSupported", "the GPU does not support that kind of reset", _REPORT_BUG),
     999: ErrorRow("Unknown", "the driver failed and does not say why", "read `dmesg`: an Xid line names the cause"),
 }
 
 
-def explain(code: int) -> ErrorRow:
-    """What an error code of NVML means; one that nvml.h did not have yet is called by its number."""
+def explain_error(code: int) -> ErrorRow:
+    """Explain an error code of NVML; a newer one than nvml.h's is named by its number."""
     return ERRORS.get(code) or ErrorRow(f"Error{code}", f"NVML answered with error {code}, which gpunode does not know")

@@ -14,8 +14,8 @@ _PART = Pattern(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
 _ESCAPE = Pattern(r"\\([\"$`\\])")
 
 
-def parse(text: str) -> Mapping[str, str]:
-    """The variables that ``text`` sets, unquoted as a shell would; lines that set none are passed over."""
+def parse_variables(text: str) -> Mapping[str, str]:
+    """Parse the variables, unquoted as by a shell; other lines are skipped."""
     pairs = (match.groups() for line in text.split("\n") if (match := _LINE.match(line)))
     return {key: _unquote(value.strip()) for key, value in pairs}
 
@@ -30,20 +30,20 @@ def _unquote(value: str) -> str:
     return "".join(out)
 
 
-def distro(text: str) -> Distro:
+def parse_distro(text: str) -> Distro:
     """Return the distribution that ``text`` names.
 
     Raises:
-        ValueError: it names none.
+        ValueError: if it names none.
     """
-    return named(parse(text))
+    return make_distro(parse_variables(text))
 
 
-def named(values: Mapping[str, str]) -> Distro:
+def make_distro(values: Mapping[str, str]) -> Distro:
     """Return the distribution that the variables ``values`` name.
 
     Raises:
-        ValueError: they name none.
+        ValueError: if they name none.
     """
     if not values.get("ID") and not values.get("NAME"):
         raise ValueError("neither ID nor NAME is set")

@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled when something is first searched with them.
+"""Regular expressions that are compiled on first use.
 
 doctor has a thousand. With one node's evidence most are never searched, since a word that they cannot match without is
 nowhere in it: compiling and searching them all took four times as long.
@@ -17,58 +17,67 @@ _TOKEN: Final = re.compile(
     r"|\{\d*,?\d*\}[?+]?|.",
     re.DOTALL,
 )
-_MEANS: Final = frozenset(".^$|)([*+?{\\")
+_SPECIAL: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
-_UNREAD: Final = re.compile(r"\\[xuUN\d]|\(\?[^P:<=!]")
+_UNSUPPORTED: Final = re.compile(r"\\[xuUN\d]|\(\?[^P:<=!]")
 # Shorter words are everywhere and save nothing.
-_SHORTEST: Final = 3
+_MIN_LENGTH: Final = 3
 
 
-def _needed(expression: str, flags: int) -> frozenset[str]:
-    """Strings of which every text that ``expression`` matches has one, in lower case; none where nobody knows."""
+def _required_strings(expression: str, flags: int) -> frozenset[str]:
+    """Return lower-case strings, one of which every match of ``expression`` contains; none if undetermined."""
     pieces = _TOKEN.findall(expression)
-    return frozenset() if flags & re.VERBOSE or any(map(_UNREAD.match, pieces)) else _of_alternatives(pieces[::-1])
+    return (
+        frozenset()
+        if flags & re.VERBOSE or any(map(_UNSUPPORTED.match, pieces))
+        else _strings_of_alternatives(pieces[::-1])
+    )
 
 
-def _of_alternatives(rest: list[str]) -> frozenset[str]:
-    """What one of the alternatives needs that end where their group does; they are taken from the end of ``rest``."""
+def _strings_of_alternatives(rest: list[str]) -> frozenset[str]:
+    """Return the required strings of a group's alternatives, which are popped from the end of ``rest``."""
     every: list[frozenset[str]] = []
     best, run = frozenset[str](), ""
     while True:
         piece = rest.pop() if rest else ")"
-        group = _of_alternatives(rest) if piece[0] == "(" else frozenset()
+        group = _strings_of_alternatives(rest) if piece[0] == "(" else frozenset()
         repeats = rest[-1][0] if rest and rest[-1][0] in "*+?{" else ""
-        if not repeats and (plain := _plain(piece)):
+        if not repeats and (plain := _literal_text(piece)):
             run += plain
             continue
-        if len(run) > _shortest(best):
+        if len(run) > _shortest_length(best):
             best = frozenset({run})
         run = ""
-        if group and repeats in {"", "+"} and piece[-1] not in "=!" and _shortest(group) > _shortest(best):
+        if (
+            group
+            and repeats in {"", "+"}
+            and piece[-1] not in "=!"
+            and _shortest_length(group) > _shortest_length(best)
+        ):
             best = group
         if piece in {"|", ")"}:
-            every.append(best if _shortest(best) >= _SHORTEST else frozenset())
+            every.append(best if _shortest_length(best) >= _MIN_LENGTH else frozenset())
             best = frozenset()
         if piece == ")":
             return frozenset[str]().union(*every) if all(every) else frozenset()
 
 
-def _plain(piece: str) -> str:
-    """The characters that the piece stands for, in lower case; empty where it may stand for others."""
+def _literal_text(piece: str) -> str:
+    """Return the only text that the piece matches, in lower case; empty if it may match others."""
     if piece[0] == "\\":
         return "" if piece[1].isalnum() else piece[1]
     if piece[0] == "[" and piece[1:2] != "^":
         same = set(piece[1:-1].lower())
         return same.pop() if len(same) == 1 else ""
-    return "" if piece[0] in _MEANS else piece.lower()
+    return "" if piece[0] in _SPECIAL else piece.lower()
 
 
-def _shortest(words: frozenset[str]) -> int:
+def _shortest_length(words: frozenset[str]) -> int:
     return min(map(len, words), default=0)
 
 
 class Pattern:
-    """A regular expression over text; used as what ``re.compile`` returns is."""
+    """A regular expression over text, with the methods of ``re.Pattern``."""
 
     __slots__ = ("_compiled", "_words", "flags", "pattern")
 
@@ -82,10 +91,10 @@ class Pattern:
 
     @property
     def compiled(self) -> re.Pattern[str]:
-        """The expression as ``re`` has it.
+        """The compiled expression.
 
         Raises:
-            re.error: it is none; a test compiles them all.
+            re.error: if it is invalid; a test compiles them all.
         """
         if self._compiled is None:
             self._compiled = re.compile(self.pattern, self.flags)
@@ -93,13 +102,13 @@ class Pattern:
 
     @property
     def words(self) -> frozenset[str]:
-        """Strings of which every text that it matches has one, in whatever case; none where nobody knows."""
+        """Strings, one of which every match contains, in any case; none if undetermined."""
         if self._words is None:
-            self._words = _needed(self.pattern, self.flags)
+            self._words = _required_strings(self.pattern, self.flags)
         return self._words
 
     def may_match(self, lowered: str) -> bool:
-        """Whether it can occur in the text that is ``lowered`` in lower case; True does not say that it does."""
+        """Return False if it cannot match the text whose lower case is ``lowered``."""
         words = self.words
         for word in words:  # a loop: this is asked tens of thousands of times of one node
             if word in lowered:
@@ -107,29 +116,29 @@ class Pattern:
         return not words
 
     def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
-        """As of ``re.Pattern``; so are the others."""
+        """Return the first match."""
         return (self._compiled or self.compiled).search(text, start, end)
 
     def match(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
-        """The match at ``start``."""
+        """Return the match at ``start``."""
         return (self._compiled or self.compiled).match(text, start, end)
 
     def fullmatch(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
-        """The match that is all that stands there."""
+        """Return the match of the whole text between ``start`` and ``end``."""
         return (self._compiled or self.compiled).fullmatch(text, start, end)
 
     def finditer(self, text: str, start: int = 0, end: int = sys.maxsize) -> Iterator[re.Match[str]]:
-        """Every match, in their order."""
+        """Yield every match, in order."""
         return (self._compiled or self.compiled).finditer(text, start, end)
 
     def findall(self, text: str) -> list[Any]:
-        """What matched, or its groups."""
+        """Return the matched texts, or their groups."""
         return (self._compiled or self.compiled).findall(text)
 
     def sub(self, new: str | Callable[[re.Match[str]], str], text: str, count: int = 0) -> str:
-        """``text`` with ``new`` for what matches."""
+        """Replace the matches in ``text`` by ``new``."""
         return (self._compiled or self.compiled).sub(new, text, count)
 
     def split(self, text: str, maxsplit: int = 0) -> list[str | Any]:
-        """What stands between the matches."""
+        """Split ``text`` at the matches."""
         return (self._compiled or self.compiled).split(text, maxsplit)

@@ -17,34 +17,34 @@ def parse_lspci(text: str) -> tuple[PciDevice, ...]:
     """Return the devices, in the order of ``text``.
 
     Raises:
-        ValueError: a record lacks its address, class, vendor or device.
+        ValueError: if a record lacks its address, class, vendor or device.
     """
-    return tuple(_listed_device(_fields(record)) for record in re.split(r"\n{2,}", text.strip("\n")) if record)
+    return tuple(_make_device(_parse_record(record)) for record in re.split(r"\n{2,}", text.strip("\n")) if record)
 
 
-def _fields(record: str) -> Mapping[str, str]:
+def _parse_record(record: str) -> Mapping[str, str]:
     # Module is the only tag that comes more than once, and nobody reads it.
     return {tag: value.strip() for tag, _, value in (line.partition(":") for line in record.split("\n"))}
 
 
-def _listed_device(fields: Mapping[str, str]) -> PciDevice:
+def _make_device(fields: Mapping[str, str]) -> PciDevice:
     address = fields.get("Slot", "")
     if not _ADDRESS.fullmatch(address):
         raise ValueError(f"not a PCI address: {address[:40]!r}")
-    board = tuple(_id(fields[tag]) for tag in ("SVendor", "SDevice") if tag in fields)
+    board = tuple(_extract_id(fields[tag]) for tag in ("SVendor", "SDevice") if tag in fields)
     name = fields.get("Device", "").rpartition("[")[0].strip()
     return PciDevice(
         address=address,
-        vendor=_id(fields.get("Vendor", "")),
-        device=_id(fields.get("Device", "")),
-        class_code=_id(fields.get("Class", "")),
+        vendor=_extract_id(fields.get("Vendor", "")),
+        device=_extract_id(fields.get("Device", "")),
+        class_code=_extract_id(fields.get("Class", "")),
         subsystem=(board[0], board[1]) if len(board) == 2 else None,
         driver=fields.get("Driver") or None,
         name="" if name == "Device" else name,
     )
 
 
-def _id(value: str) -> str:
+def _extract_id(value: str) -> str:
     match = _ID.search(value[-6:])
     if match is None:
         raise ValueError(f"no number in brackets at the end of {value[:80]!r}")
@@ -58,21 +58,21 @@ _MODALIAS = Pattern(
 )
 
 
-def devices_from_sysfs(modaliases: Iterable[Found], drivers: Iterable[Found]) -> tuple[PciDevice, ...]:
+def read_sysfs_devices(modaliases: Iterable[Found], drivers: Iterable[Found]) -> tuple[PciDevice, ...]:
     """Return the devices by address; names are not in sysfs.
 
     Raises:
-        ValueError: a modalias was not read, or is none of a PCI device.
+        ValueError: if a modalias was not read, or is not of a PCI device.
     """
     bound = {_address_of(found.path): found.link.rpartition("/")[2] for found in drivers if found.link}
-    return tuple(_sysfs_device(found, bound.get(_address_of(found.path))) for found in modaliases)
+    return tuple(_make_sysfs_device(found, bound.get(_address_of(found.path))) for found in modaliases)
 
 
 def _address_of(path: str) -> str:
     return path.rpartition("/")[0].rpartition("/")[2]
 
 
-def _sysfs_device(found: Found, driver: str | None) -> PciDevice:
+def _make_sysfs_device(found: Found, driver: str | None) -> PciDevice:
     address, alias = _address_of(found.path), (found.data or b"").decode("ascii", "replace")
     match = _MODALIAS.fullmatch(alias)
     if match is None or not _ADDRESS.fullmatch(address):

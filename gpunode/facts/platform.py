@@ -1,4 +1,4 @@
-"""What sort of machine this is, who else than its owner builds it, and whether it checks signatures at boot.
+"""The sort of machine, its Kubernetes provider if any, and whether it checks signatures at boot.
 
 A provider is known by a file that only its product makes. The cloud that a machine runs in is no sign: people run
 kubeadm and k3s there, too, with the same DMI vendor, the same provider ids and, on Azure, the same azure.json.
@@ -18,7 +18,7 @@ from typing import Final
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Distro, Fact, Known, Platform, Provider, Unknown
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.reader import reason
+from gpunode.facts.reader import explain_missing
 
 # What `systemd-detect-virt --list` (257) names; whatever else it prints is a virtual machine.
 _CONTAINERS = frozenset(
@@ -29,7 +29,7 @@ _CONTAINERS = frozenset(
 def detect_platform(
     virt: str, *, kernel: str = "", dxg: bool = False, tegra: str = "", compatible: str = "", manager: str = ""
 ) -> Platform | None:
-    """Return the platform by what excludes a driver most surely; None where nothing tells.
+    """Return the platform, what excludes a driver first; None without any evidence.
 
     Args:
         virt: what systemd-detect-virt printed; empty where it is missing.
@@ -64,7 +64,7 @@ PROVIDER_MARKS: Final[Mapping[str, tuple[Provider, str]]] = {
 }
 
 # By the ID in os-release.
-_SYSTEMS: Final[Mapping[str, Provider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
+_PROVIDER_SYSTEMS: Final[Mapping[str, Provider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
 PROVIDERS: Final[Mapping[Provider, str]] = {
     "kind": "a kind node",
     "eks": "an EKS node",
@@ -76,14 +76,14 @@ PROVIDERS: Final[Mapping[Provider, str]] = {
 
 
 def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -> Fact[Provider | None]:
-    """Return whose node this is; None where it is its owner's.
+    """Return the provider that builds this node; None if its owner does.
 
     Args:
         is_there: whether the mark of a probe is there.
         distro: Bottlerocket and RHCOS say themselves what they are.
     """
-    if isinstance(distro, Known) and distro.value.id in _SYSTEMS:
-        return Known(_SYSTEMS[distro.value.id], distro.probe)
+    if isinstance(distro, Known) and distro.value.id in _PROVIDER_SYSTEMS:
+        return Known(_PROVIDER_SYSTEMS[distro.value.id], distro.probe)
     looks = {key: is_there(key) for key in PROVIDER_MARKS}
     for key, look in looks.items():
         if isinstance(look, Known) and look.value:
@@ -113,7 +113,7 @@ def read_secure_boot(evidence: Evidence) -> Fact[bool]:
     if capture.outcome == "absent":
         return Known(False, SECURE_BOOT_KEY)
     if capture.outcome != "ok" or not capture.data:
-        return Unknown(reason(capture), SECURE_BOOT_KEY)
+        return Unknown(explain_missing(capture), SECURE_BOOT_KEY)
     shim = evidence.get(SHIM_KEY)
     shim_is_off = shim is not None and shim.outcome == "ok" and shim.data[-1:] == b"\x01"
     return Known(capture.data[-1:] == b"\x01" and not shim_is_off, SECURE_BOOT_KEY)

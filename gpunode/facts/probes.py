@@ -1,4 +1,4 @@
-"""Every look at a node that its facts come from. Few of them are processes: a converged run must cost little."""
+"""The probes behind a node's facts. Few are processes, since a converged run must be cheap."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ UNIT_PROPERTIES: Final = (
     "ExecMainStartTimestamp",
     "StateChangeTimestamp",
 )
-_STORED: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
+_STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 
 
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.
-_LINES: Final = (
+_LOG_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
     "/etc/modprobe.d",
     "/etc/modules",
@@ -111,111 +111,111 @@ _LINES: Final = (
     BOOT_LOADER,
 )
 # Names of files, and public keys.
-_TABLES: Final = (
+_TABLE_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.table_folders),
     "/usr/share/keyrings/",
     DRIVER_PARAMETERS,
 )
 
 
-def _listing(key: str, pattern: str) -> Probe:
-    return _table(key, glob=pattern, contents=False)
+def _list_glob(key: str, pattern: str) -> Probe:
+    return _table_probe(key, glob=pattern, contents=False)
 
 
-def _table(key: str, **what: Any) -> Probe:
-    """A table of the system's own, in which no person writes."""
+def _table_probe(key: str, **what: Any) -> Probe:
+    """Return a probe of a system table, which no person edits."""
     return Probe(key, holds="table", **what)
 
 
-def _file_holds(path: str) -> Holds:
-    """What a file holds that a step or a runtime asks for."""
-    if path.startswith(_TABLES):
+def _classify_file(path: str) -> Holds:
+    """Return the kind of content of a file that a step or runtime needs."""
+    if path.startswith(_TABLE_FOLDERS):
         return "table"
-    return "log" if path.startswith(_LINES) else "config"
+    return "log" if path.startswith(_LOG_FOLDERS) else "config"
 
 
-_STATIC: Final = (
-    _table("os-release", path="/etc/os-release"),
-    _table("os-release-vendor", path="/usr/lib/os-release"),
-    _table("kernel-release", argv=("uname", "-r")),
-    _table("clock", argv=("date", "--utc", "+%s")),
-    _table("boot-id", path="/proc/sys/kernel/random/boot_id"),
-    _listing("boot-images", "/boot/vmlinuz-*"),
-    _listing("kernel-builds", "/lib/modules/*/build"),
-    _listing("kernel-sources", "/usr/src/*"),
-    *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
-    _listing("run-installer", "/usr/bin/nvidia-uninstall"),
-    *(_listing(key, place) for key, place in DRIVER_LIBRARIES.items()),
-    _listing("initramfs-images", "/boot/init*"),
-    _table(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
-    _table(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),
-    _listing("toolkit-program", TOOLKIT_PROGRAM),
+_COMMON_PROBES: Final = (
+    _table_probe("os-release", path="/etc/os-release"),
+    _table_probe("os-release-vendor", path="/usr/lib/os-release"),
+    _table_probe("kernel-release", argv=("uname", "-r")),
+    _table_probe("clock", argv=("date", "--utc", "+%s")),
+    _table_probe("boot-id", path="/proc/sys/kernel/random/boot_id"),
+    _list_glob("boot-images", "/boot/vmlinuz-*"),
+    _list_glob("kernel-builds", "/lib/modules/*/build"),
+    _list_glob("kernel-sources", "/usr/src/*"),
+    *(_list_glob(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
+    _list_glob("run-installer", "/usr/bin/nvidia-uninstall"),
+    *(_list_glob(key, place) for key, place in DRIVER_LIBRARIES.items()),
+    _list_glob("initramfs-images", "/boot/init*"),
+    _table_probe(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
+    _table_probe(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),
+    _list_glob("toolkit-program", TOOLKIT_PROGRAM),
     Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, holds="log"),
-    _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
+    _list_glob("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),
-    *(Probe(key, glob=f"{folder}/*", holds=_file_holds(folder)) for key, folder in FOLDERS.items()),
-    _table("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
-    _listing("pci-driver", "/sys/bus/pci/devices/*/driver"),
-    _table("modules", path="/proc/modules"),
-    _table("nvidia-version", path="/proc/driver/nvidia/version"),
-    _table("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
-    _table("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
-    _table("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
-    _listing("dev-nvidia", "/dev/nvidia*"),
-    _listing("dev-nvidia-caps", "/dev/nvidia-caps/*"),
-    _table("virt", argv=("systemd-detect-virt",)),
-    _listing("dev-dxg", "/dev/dxg"),
-    _table("tegra-release", path="/etc/nv_tegra_release"),
-    _table("device-tree", path="/proc/device-tree/compatible"),
-    _table("container-manager", path="/run/systemd/container"),
-    _listing("dockerenv", "/.dockerenv"),
-    _listing("docker-rootless", "/run/user/*/docker.sock"),
-    *(_listing(key, place) for key, (_, place) in platform.PROVIDER_MARKS.items()),
-    _listing("unit-wants", "/etc/systemd/system/*.wants/*"),
-    _listing("unit-files-etc", "/etc/systemd/system/*.service"),
-    _listing("unit-files-lib", "/lib/systemd/system/*.service"),
+    *(Probe(key, glob=f"{folder}/*", holds=_classify_file(folder)) for key, folder in FOLDERS.items()),
+    _table_probe("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
+    _list_glob("pci-driver", "/sys/bus/pci/devices/*/driver"),
+    _table_probe("modules", path="/proc/modules"),
+    _table_probe("nvidia-version", path="/proc/driver/nvidia/version"),
+    _table_probe("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
+    _table_probe("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
+    _table_probe("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
+    _list_glob("dev-nvidia", "/dev/nvidia*"),
+    _list_glob("dev-nvidia-caps", "/dev/nvidia-caps/*"),
+    _table_probe("virt", argv=("systemd-detect-virt",)),
+    _list_glob("dev-dxg", "/dev/dxg"),
+    _table_probe("tegra-release", path="/etc/nv_tegra_release"),
+    _table_probe("device-tree", path="/proc/device-tree/compatible"),
+    _table_probe("container-manager", path="/run/systemd/container"),
+    _list_glob("dockerenv", "/.dockerenv"),
+    _list_glob("docker-rootless", "/run/user/*/docker.sock"),
+    *(_list_glob(key, place) for key, (_, place) in platform.PROVIDER_MARKS.items()),
+    _list_glob("unit-wants", "/etc/systemd/system/*.wants/*"),
+    _list_glob("unit-files-etc", "/etc/systemd/system/*.service"),
+    _list_glob("unit-files-lib", "/lib/systemd/system/*.service"),
 )
 
 
-def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool = False) -> tuple[Probe, ...]:
-    """The probes for everything in ``Facts``, with ``units`` and ``files`` beside the usual ones.
+def list_probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool = False) -> tuple[Probe, ...]:
+    """Return the probes for everything in ``Facts``, and for additional ``units`` and ``files``.
 
     Args:
         units: of systemd, with their suffix.
         files: absolute paths.
-        image: whether the node is a mounted root: then only what is stored in it is looked at, and nothing is run.
+        image: whether the node is a mounted root: then only its files are read, and nothing is run.
     """
     names = tuple(dict.fromkeys((*UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
     every = (
-        *_STATIC,
+        *_COMMON_PROBES,
         unit_probe(*names),
-        *(Probe(f"file:{path}", path=path, holds=_file_holds(path)) for path in paths),
+        *(Probe(f"file:{path}", path=path, holds=_classify_file(path)) for path in paths),
     )
-    return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
+    return tuple(probe for probe in every if not image or probe.source.startswith(_STORED_FOLDERS))
 
 
 def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
-    """The few of ``probes`` that tell which kubelet is here and what it uses."""
+    """Return the probes that identify the kubelet and its settings."""
     units = {unit for units in kubelet.UNITS.values() for unit in units}
     keys = {"unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS, *(f"file:{at}" for at in kubelet.FILES)}
     asked = () if image else (unit_probe(*sorted(units)),)
-    return (*asked, *(probe for probe in probes(image=image) if probe.key in keys))
+    return (*asked, *(probe for probe in list_probes(image=image) if probe.key in keys))
 
 
-def kubelet_command(units: Capture | None) -> Probe | None:
-    """The command line of the kubelet that runs by itself, given what systemd said; None where none does."""
-    pid = systemd.main_pid(units.text, "kubelet.service") if units and units.outcome == "ok" else 0
-    return Probe(kubelet.COMMAND, path=f"/proc/{pid}/cmdline", holds="log") if pid else None
+def kubelet_command_probe(units: Capture | None) -> Probe | None:
+    """Return the probe of the running standalone kubelet's command line; None if ``units`` shows none."""
+    pid = systemd.find_main_pid(units.text, "kubelet.service") if units and units.outcome == "ok" else 0
+    return Probe(kubelet.COMMAND_KEY, path=f"/proc/{pid}/cmdline", holds="log") if pid else None
 
 
 def unit_probe(*names: str) -> Probe:
-    """What systemd says of these units."""
+    """Return the probe of these units' state in systemd."""
     properties = ",".join(UNIT_PROPERTIES)
     # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
-    return _table("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
+    return _table_probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
 
 
 # Reads sysfs as well, and the names of all devices that there are, which takes it 10 ms: only doctor shows names.
-LSPCI: Final = _table("lspci", argv=("lspci", "-Dvmmnnk"))
-PROBES: Final = (*probes(), LSPCI)
+LSPCI: Final = _table_probe("lspci", argv=("lspci", "-Dvmmnnk"))
+PROBES: Final = (*list_probes(), LSPCI)

@@ -1,7 +1,7 @@
-"""The facts that a node would have after changes. Pure and total: ``plan`` and ``rehearse`` walk on these.
+"""Projection of changes onto a node's facts. Pure and total: the basis of ``plan`` and ``rehearse``.
 
-What cannot be known before it is done is promised: a file becomes ``Promised``, a package gets the part of its version
-that is settled. So the steps, asked again about the projected facts, find nothing left to do.
+Undetermined results are promised: a file becomes ``Promised``, a package gets the known part of its version. So the
+steps, run again on the projected facts, find nothing left to do.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ VERSION_AFTER_INDEX: Final = "known after the index is read"
 _EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)
 
 
-def project(facts: Facts, changes: Iterable[Change]) -> Facts:
-    """The facts expected after ``changes``, in the order in which a stage applies them."""
+def project_changes(facts: Facts, changes: Iterable[Change]) -> Facts:
+    """Return the facts expected after ``changes``, in the order in which a stage applies them."""
     todo = ordered(changes)
     for change in todo:
-        facts = _after(facts, change)
-        if _makes_modules(facts, change):
-            facts = _with_built_modules(facts, is_rebuilt=not _is_of_headers(facts, change))
+        facts = _apply_change(facts, change)
+        if _builds_modules(facts, change):
+            facts = _with_built_modules(facts, is_rebuilt=not _changes_headers(facts, change))
     return facts
 
 
-def _after(facts: Facts, change: Change) -> Facts:
+def _apply_change(facts: Facts, change: Change) -> Facts:
     match change:
         case FileChange():
             return _with_file(facts, change)
@@ -77,88 +77,90 @@ def _after(facts: Facts, change: Change) -> Facts:
         case ObjectChange():
             return facts
         case MigChange(gpu=uuid, after=layout):
-            divided = facts.mig and _mapped(facts.mig, lambda former: _divided(former, uuid, layout))
+            divided = facts.mig and _map_fact(facts.mig, lambda former: _with_layout(former, uuid, layout))
             return replace(facts, mig=divided)
 
 
-def _divided(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tuple[MigGpu, ...]:
+def _with_layout(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tuple[MigGpu, ...]:
     return tuple(
         replace(gpu, layout=layout, pending=layout.enabled, clients=()) if gpu.uuid == uuid else gpu for gpu in gpus
     )
 
 
-def _mapped(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Unknown:
-    """``fact`` with its value changed; what was unknown stays so."""
+def _map_fact(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Unknown:
+    """Apply ``change`` to the value of ``fact``, unless it is unknown."""
     return fact if isinstance(fact, Unknown) else Known(change(fact.value), PLAN)
 
 
 def _with_file(facts: Facts, change: FileChange) -> Facts:
     path, after = change.path, change.after
     # Whoever reads it does so after the change, since the change owes a trigger for that.
-    facts = replace(facts, changed_at=_without(facts.changed_at, path), modified_at=_without(facts.modified_at, path))
+    facts = replace(
+        facts, changed_at=_without_path(facts.changed_at, path), modified_at=_without_path(facts.modified_at, path)
+    )
     if after is None or isinstance(after, FileState):
         files: dict[str, Known[FileState | None] | Unknown] = {**facts.files, path: Known(after, PLAN)}
-        return replace(facts, files=files, sources=_sources(facts, path, after))
+        return replace(facts, files=files, sources=_project_sources(facts, path, after))
     promised = Promised(f"{after.what}; known after {after.known_after}", PLAN, after)
     return replace(facts, files={**facts.files, path: promised})
 
 
-def _without(times: Mapping[str, float], path: str) -> Mapping[str, float]:
+def _without_path(times: Mapping[str, float], path: str) -> Mapping[str, float]:
     return {other: at for other, at in times.items() if other != path}
 
 
-def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[PackageSource, ...]]:
+def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[PackageSource, ...]]:
     try:
         entries = system(facts).sources_in(path, after.content.decode("utf-8", "replace") if after else "")
     except ValueError as error:
         return Unknown(str(error), PLAN)
     if entries is None:
         return facts.sources
-    return _mapped(facts.sources, lambda former: (*(one for one in former if one.file != path), *entries))
+    return _map_fact(facts.sources, lambda former: (*(one for one in former if one.file != path), *entries))
 
 
 def _with_package(facts: Facts, change: PackageChange) -> Facts:
     def changed(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
         rest = dict(packages)
         rest.pop(change.id, None)
-        return rest if change.after is None else {**rest, change.id: _package(change.before, change.after)}
+        return rest if change.after is None else {**rest, change.id: _project_package(change.before, change.after)}
 
     kernel = system(facts).headers_of(change.id)
     return replace(
         facts,
-        packages=_mapped(facts.packages, changed),
+        packages=_map_fact(facts.packages, changed),
         driver_libraries=Unknown("known after packages are installed", PLAN),
-        headers=_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
+        headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
 
 
-def _package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:
+def _project_package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:
     if isinstance(after, PackageState):
         return after
     held = before is not None and before.held
     return PackageState(after.prefix or VERSION_AFTER_INDEX, auto=after.auto, held=held)
 
 
-def _headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:
-    return _mapped(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
+def _project_headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:
+    return _map_fact(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
 
 
-def _is_of_headers(facts: Facts, change: Change) -> bool:
+def _changes_headers(facts: Facts, change: Change) -> bool:
     return isinstance(change, PackageChange) and system(facts).headers_of(change.id) != ""
 
 
-def _makes_modules(facts: Facts, change: Change) -> bool:
+def _builds_modules(facts: Facts, change: Change) -> bool:
     match change:
         case PackageChange(id=package):
-            return system(facts).builds_driver(package) or _is_of_headers(facts, change)
+            return system(facts).builds_driver(package) or _changes_headers(facts, change)
         case CommandChange(argv=("dkms", *_)):
             return True
         case _:
             return False
 
 
-def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
-    """The package whose modules DKMS builds, and the driver's version, as far as it is settled."""
+def _find_dkms_driver(facts: Facts) -> tuple[str, str] | None:
+    """Return the package whose modules DKMS builds, and the driver's version as far as it is known."""
     packages: Mapping[PackageId, PackageState] = known(facts.packages, {})
     found = (
         (package.name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
@@ -169,9 +171,9 @@ def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
 
 
 def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
-    """DKMS keeps one module for every kernel that has headers, and none once its package is gone."""
+    """Project DKMS: one module for every kernel with headers, and none without its package."""
     kernels: frozenset[str] = known(facts.headers, frozenset())
-    driver = _dkms_driver(facts)
+    driver = _find_dkms_driver(facts)
 
     def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
         others = tuple(file for file in former if not file.dkms)
@@ -181,19 +183,19 @@ def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
         # Headers alone take nothing away of what DKMS built from a source that no package brought.
         return others if is_rebuilt else former
 
-    return replace(facts, module_files=_mapped(facts.module_files, changed))
+    return replace(facts, module_files=_map_fact(facts.module_files, changed))
 
 
 def _with_module(facts: Facts, module: str, *, wanted: bool) -> Facts:
-    loaded = _mapped(facts.modules, lambda former: former | {module} if wanted else former - {module})
+    loaded = _map_fact(facts.modules, lambda former: former | {module} if wanted else former - {module})
     driver = facts.loaded_driver
     if module == "nvidia":
-        driver = _loaded(facts) if wanted else Known(None, PLAN)
+        driver = _project_loaded_driver(facts) if wanted else Known(None, PLAN)
     return replace(facts, modules=loaded, loaded_driver=driver)
 
 
-def _loaded(facts: Facts) -> Fact[LoadedDriver | None]:
-    driver = _dkms_driver(facts)
+def _project_loaded_driver(facts: Facts) -> Fact[LoadedDriver | None]:
+    driver = _find_dkms_driver(facts)
     if driver is None:
         return Unknown("known after the module is loaded", PLAN)
     return Known(LoadedDriver(driver[1], "open" in driver[0].split("-")), PLAN)

@@ -1,4 +1,4 @@
-"""Evidence, read by the key of its probe."""
+"""Access to evidence by the key of its probe."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpunode.facts.model import NOT_INSTALLED, Fact, Known, Unknown
 T = TypeVar("T")
 
 
-class Missing(ValueError):
-    """A probe gave nothing to read; ``key`` is its name."""
+class EvidenceMissing(ValueError):
+    """The probe ``key`` gave nothing to read."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(reason)
@@ -21,45 +21,45 @@ class Missing(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """Evidence, read by key; what is not there raises ``Missing``."""
+class EvidenceReader:
+    """Access to evidence by key; missing evidence raises ``EvidenceMissing``."""
 
     evidence: Evidence
 
     def capture(self, key: str) -> Capture:
-        """What the probe returned, whatever that is."""
+        """Return the probe's capture, whatever its outcome."""
         capture = self.evidence.get(key)
         if capture is None:
-            raise Missing(key, NOT_CAPTURED)
+            raise EvidenceMissing(key, NOT_CAPTURED)
         return capture
 
     def data(self, key: str) -> bytes | None:
-        """The content; None when the thing is not there."""
+        """Return the content; None if the file does not exist."""
         capture = self.capture(key)
         if capture.outcome == "absent":
             return None
         if capture.outcome != "ok":
-            raise Missing(key, reason(capture))
+            raise EvidenceMissing(key, explain_missing(capture))
         return capture.data
 
     def text(self, key: str) -> str:
-        """The content, which must be there."""
+        """Return the content as text; raise ``EvidenceMissing`` if there is none."""
         data = self.data(key)
         if data is None:
-            raise Missing(key, reason(self.capture(key)))
+            raise EvidenceMissing(key, explain_missing(self.capture(key)))
         return data.decode("utf-8", "replace")
 
     def optional(self, key: str) -> str:
-        """The content; empty when the thing is not there."""
+        """Return the content as text; empty if the file does not exist."""
         return (self.data(key) or b"").decode("utf-8", "replace")
 
     def found(self, key: str) -> tuple[Found, ...]:
-        """The matches of a glob; none when there is nothing."""
+        """Return the matches of a glob."""
         return decode_found(self.data(key) or b"")
 
 
-def reason(capture: Capture) -> str:
-    """Why ``capture`` has nothing to read."""
+def explain_missing(capture: Capture) -> str:
+    """Explain why ``capture`` has nothing to read."""
     if capture.outcome == "absent" and not capture.source.startswith("/"):
         return f"{capture.source.partition(' ')[0]}{NOT_INSTALLED}"
     word = {"absent": "is not there", "denied": "may not be read", "timeout": "did not answer in time"}
@@ -68,11 +68,11 @@ def reason(capture: Capture) -> str:
     return f"{capture.source} {word.get(capture.outcome, 'failed')}{status}" + (f": {said}" if said else "")
 
 
-def fact(key: str, read: Callable[[], T]) -> Fact[T]:
-    """What ``read`` returns, known from ``key``; whatever stops it is the reason for not knowing."""
+def derive_fact(key: str, read: Callable[[], T]) -> Fact[T]:
+    """Return the result of ``read`` as known from ``key``, or Unknown with its error as the reason."""
     try:
         return Known(read(), key)
-    except Missing as missing:
+    except EvidenceMissing as missing:
         return Unknown(str(missing), missing.key)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         return Unknown(f"not understood: {error}"[:500], key)

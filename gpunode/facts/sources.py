@@ -1,4 +1,4 @@
-"""What a piece of evidence is: by the command or path that stands over it, else by how it looks.
+"""The kind of a piece of evidence: by the command or path written over it, else by its content.
 
 People write ``dmesg``, ``sudo dmesg -T | tail``, ``$ journalctl -k -b``, ``cat /etc/docker/daemon.json (host)`` or
 ``app log``; probes write paths and command lines. One table says of each kind which commands print it, which files hold
@@ -79,7 +79,7 @@ Where: TypeAlias = Literal["host", "container"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a piece of evidence comes from.
+    """The source of a piece of evidence.
 
     Attributes:
         subject: the file, unit, module, pod or image that it is about; empty where there is none.
@@ -101,11 +101,15 @@ class Source:
     is_count: bool = False
 
     def lets_through(self, line: str) -> bool:
-        """Whether the text would have ``line``, if the whole answer had it: all of it, or what ``only`` matches.
+        """Return True if ``line``, had it been in the full output, would be in the text.
 
-        Of a pattern that is none, or so built that a search may take for ever, its characters decide.
+        An invalid or dangerously slow pattern is searched for literally.
         """
-        if len(self.only) > _LONG_PATTERN or len(_REPEATS.findall(self.only)) > _MANY or _NESTED.search(self.only):
+        if (
+            len(self.only) > _MAX_PATTERN
+            or len(_REPEATS.findall(self.only)) > _MAX_REPEATS
+            or _NESTED.search(self.only)
+        ):
             return self.only in line
         try:
             return re.search(self.only, line, re.IGNORECASE) is not None
@@ -114,8 +118,8 @@ class Source:
 
 
 # People type such patterns by hand, and a report may come from anybody: a repeated group of repetitions is no search.
-_LONG_PATTERN: Final = 200
-_MANY: Final = 6
+_MAX_PATTERN: Final = 200
+_MAX_REPEATS: Final = 6
 _REPEATS: Final = Pattern(r"[*+}]")
 _NESTED: Final = Pattern(r"\)[*+{]")
 
@@ -135,13 +139,13 @@ _MODULE: Final = rf"(?: (?:-[FkbCdS]|--field|--basedir|--set-version) [^\s-]\S*|
 _MANAGER: Final = r"(?:apt|apt-get|aptitude|dpkg|dnf|yum|zypper|unattended-upgrade|dpkg-reconfigure|pacman|rpm)(?= |$)"
 
 
-class _Row:
-    """One kind, or one of several ways to it.
+class _KindRow:
+    """A way to recognise a kind.
 
     Attributes:
-        command: how a command line begins whose output it is; the group ``of`` is its subject.
-        path: where it stands in a file, from the path's end.
-        looks: what stands in no other kind's text.
+        command: how the command line begins; the group ``of`` is its subject.
+        path: of the file, matched at its end.
+        looks: text that no other kind contains.
         label: what people call it.
         subject: of what looks so.
     """
@@ -158,26 +162,28 @@ class _Row:
 
 # Of several rows that match, the first counts.
 _ROWS: Final = (
-    _Row("lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"),
-    _Row(
+    _KindRow(
+        "lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"
+    ),
+    _KindRow(
         "make-log",
         path=r"make\.log$|/akmods/.*\.log$|\.failed\.log$",
         looks=r"^DKMS make\.log for |\bmake\[\d\]: \*\*\*|\bmodpost: ",
     ),
-    _Row(
+    _KindRow(
         "installer-log",
         r"\S*(?:NVIDIA-Linux|cuda_)[\w.-]+\.run",
         r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$",
         r"^nvidia-installer log file |^Using: nvidia-installer ",
     ),
-    _Row(
+    _KindRow(
         "package-history",
         r"(?:dnf|yum|zypper)(?: -\S+)* history",
         r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history"
         r"|unattended-upgrades",
         r"^Start-Date: \d{4}-|^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:upgrade|install|status) \S+",
     ),
-    _Row(
+    _KindRow(
         "kernel-log",
         r"dmesg|journalctl .*(?:-[a-tv-z]*k[\w-]*|--dmesg|_TRANSPORT=kernel)|talosctl .*\bdmesg",
         r"/var/log/(?:kern|dmesg)[\w.*?{},-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-",
@@ -185,152 +191,158 @@ _ROWS: Final = (
         r"|^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\] ",
         r"\b(?:dmesg|kernel (?:log|messages?|ring buffer|output)|kmsg|console|serial)\b",
     ),
-    _Row("unit-log", r"journalctl (?:.*? )?(?:-u ?|--unit[= ]|-t ?|--identifier[= ])(?P<of>[^\s-]\S*)"),
-    _Row(
+    _KindRow("unit-log", r"journalctl (?:.*? )?(?:-u ?|--unit[= ]|-t ?|--identifier[= ])(?P<of>[^\s-]\S*)"),
+    _KindRow(
         "unit-log",
         looks=r"^(?:\w{3} [ \d]\d [\d:]{8} )?(?:\S+ )?(?P<of>dockerd|containerd|kubelet"
         r"|nvidia-(?:fabricmanager|persistenced|gridd|imex))(?:\[\d+\])?: ",
     ),
-    _Row("unit-log", looks=r"^nvidia-persistenced failed|^Failed to query NVIDIA", subject="nvidia-persistenced"),
-    _Row("unit-log", looks=r"\bnv-fabricmanager\[\d+\]: ", subject="nvidia-fabricmanager"),
-    _Row(
+    _KindRow("unit-log", looks=r"^nvidia-persistenced failed|^Failed to query NVIDIA", subject="nvidia-persistenced"),
+    _KindRow("unit-log", looks=r"\bnv-fabricmanager\[\d+\]: ", subject="nvidia-fabricmanager"),
+    _KindRow(
         "unit-log",
         r"dockerd|containerd(?! .*config)|talosctl\b(?!.* (?:read|cat))",
         r"fabricmanager\.log$",
         label=r"\b(?:kubelet|dockerd?|containerd|crio|cri-o|persistenced|fabric ?manager)\b.{0,200}\blogs?\b",
     ),
-    _Row(
+    _KindRow(
         "journal",
         "journalctl",
         r"/var/log/(?:syslog|messages)[\w.*?{},-]*$|syslog$",
         r"^(?:\w{3} [ \d]\d [\d:]{8} \S+ )?(?:systemd\[1\]: |\w[\w.-]*\[\d+\]: )",
         r"\b(?:journal|syslog|system log|messages)\b",
     ),
-    _Row("unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^[ \t]*Loaded: loaded \(/"),
-    _Row("unit-show", rf"systemctl(?: \S+)*? show{_UNIT}", looks=r"^Id=\S+\.service$"),
-    _Row("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT}"),
-    _Row("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT}"),
-    _Row(
+    _KindRow(
+        "unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^[ \t]*Loaded: loaded \(/"
+    ),
+    _KindRow("unit-show", rf"systemctl(?: \S+)*? show{_UNIT}", looks=r"^Id=\S+\.service$"),
+    _KindRow("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT}"),
+    _KindRow("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT}"),
+    _KindRow(
         "lspci",
         "lspci",
         looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)|^[ \t]*(?:LnkSta|LnkCap|ACSCtl):\s",
     ),
-    _Row("modinfo", r"find .* -name (?P<of>[\w-]+)\S* -exec modinfo"),
-    _Row("modinfo", rf"modinfo{_MODULE}", looks=r"^filename: +/lib/modules/"),
-    _Row("modprobe", rf"(?:modprobe|insmod|rmmod){_MODULE}", looks=r"^(?:modprobe|insmod|rmmod): (?:FATAL|ERROR)"),
-    _Row("depmod", "depmod"),
-    _Row(
+    _KindRow("modinfo", r"find .* -name (?P<of>[\w-]+)\S* -exec modinfo"),
+    _KindRow("modinfo", rf"modinfo{_MODULE}", looks=r"^filename: +/lib/modules/"),
+    _KindRow("modprobe", rf"(?:modprobe|insmod|rmmod){_MODULE}", looks=r"^(?:modprobe|insmod|rmmod): (?:FATAL|ERROR)"),
+    _KindRow("depmod", "depmod"),
+    _KindRow(
         "dkms-status",
         r"dkms (?:.* )?status",
         looks=r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)",
     ),
-    _Row("dkms-output", "dkms", looks=r"^Error! |^Building module:"),
-    _Row("initramfs", rf"(?:lsinitramfs|lsinitrd|unmkinitramfs|lsinitcpio){_OPERAND}"),
-    _Row("uname", "uname", looks=r"^Linux \S+ \d+\.\d+|\A\s*\d\.\d{1,3}\.\d{1,3}-[\w.+~-]+\s*\Z"),
-    _Row("mokutil", "mokutil", looks=r"^SecureBoot (?:enabled|disabled)"),
-    _Row("package-owner", r"dpkg(?:-query)? (?:-S|--search)(?: (?P<of>\S+))?"),
-    _Row("package-owner", r"rpm -(?:\w*q\w*f|\w*f\w*q)\w*(?: (?P<of>\S+))?"),
-    _Row("packages", r"dpkg (?:.* )?(?:-l|--list|-s|--status|--get-selections)(?: (?P<of>.+))?"),
-    _Row("packages", r"apt-mark(?: (?P<of>.+))?"),
-    _Row(
+    _KindRow("dkms-output", "dkms", looks=r"^Error! |^Building module:"),
+    _KindRow("initramfs", rf"(?:lsinitramfs|lsinitrd|unmkinitramfs|lsinitcpio){_OPERAND}"),
+    _KindRow("uname", "uname", looks=r"^Linux \S+ \d+\.\d+|\A\s*\d\.\d{1,3}\.\d{1,3}-[\w.+~-]+\s*\Z"),
+    _KindRow("mokutil", "mokutil", looks=r"^SecureBoot (?:enabled|disabled)"),
+    _KindRow("package-owner", r"dpkg(?:-query)? (?:-S|--search)(?: (?P<of>\S+))?"),
+    _KindRow("package-owner", r"rpm -(?:\w*q\w*f|\w*f\w*q)\w*(?: (?P<of>\S+))?"),
+    _KindRow("packages", r"dpkg (?:.* )?(?:-l|--list|-s|--status|--get-selections)(?: (?P<of>.+))?"),
+    _KindRow("packages", r"apt-mark(?: (?P<of>.+))?"),
+    _KindRow(
         "packages",
         r"dpkg-query|(?:apt|apt-get|aptitude|dnf|yum|zypper)(?: -\S+)* (?:list|versionlock)"
         r"|pacman -Q[ims]*|rpm (?:.* )?-\w*q\w*",
         looks=r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ |^dpkg-query: no packages found"
         r"|^(?:\w+-)*(?:nvidia|kernel|cuda)\S*-\d\S*\.(?:x86_64|noarch|aarch64)$",
     ),
-    _Row("package-policy", r"apt-cache|apt(?:-get)?(?: -\S+)* policy", looks=r"^  Installed: \S+\n  Candidate: "),
-    _Row(
+    _KindRow("package-policy", r"apt-cache|apt(?:-get)?(?: -\S+)* policy", looks=r"^  Installed: \S+\n  Candidate: "),
+    _KindRow(
         "package-output",
         _MANAGER,
         looks=r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages |^Setting up \S+ \(",
     ),
-    _Row("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^[ \t]+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
-    _Row("nvidia-smi-topo", "nvidia-smi topo", looks=r"^[ \t]+(?:\x1b\S*)?GPU0[ \t]+.*CPU Affinity"),
-    _Row("nvidia-smi-mig", r"nvidia-smi (?:.*-)?(?:mig|-multi-instance-gpu)", looks=r"^\| (?:GPU|Compute) instances"),
-    _Row("nvidia-smi-c2c", "nvidia-smi c2c"),
-    _Row(
+    _KindRow("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^[ \t]+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
+    _KindRow("nvidia-smi-topo", "nvidia-smi topo", looks=r"^[ \t]+(?:\x1b\S*)?GPU0[ \t]+.*CPU Affinity"),
+    _KindRow(
+        "nvidia-smi-mig", r"nvidia-smi (?:.*-)?(?:mig|-multi-instance-gpu)", looks=r"^\| (?:GPU|Compute) instances"
+    ),
+    _KindRow("nvidia-smi-c2c", "nvidia-smi c2c"),
+    _KindRow(
         "nvidia-smi-q",
         r"nvidia-smi(?!.* --query-) (?:.* )?(?:-q\w*|--query|-x)",
         looks=r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$|<nvidia_smi_log>"
         r"|^ {4,}[A-Z][\w ()/.-]{2,40} {2,}: \S",
     ),
-    _Row("nvidia-smi", looks=r"^(?:index|name|uuid|gpu_bus_id|pci\.bus_id|timestamp|driver_version), ?\w"),
-    _Row(
+    _KindRow("nvidia-smi", looks=r"^(?:index|name|uuid|gpu_bus_id|pci\.bus_id|timestamp|driver_version), ?\w"),
+    _KindRow(
         "nvidia-smi",
         "nvidia-smi",
         looks=r"\| NVIDIA-SMI |^NVIDIA-SMI has failed|^Failed to initialize NVML|^No devices were found$"
         r"|^GPU \d+: .* \(UUID: |^Unable to determine the device handle|\bnvidia-smi: command not found",
     ),
-    _Row(
+    _KindRow(
         "nvidia-container-cli",
         r"nvidia-container-(?:cli|runtime|toolkit)(?!\.log)\S*",
         r"nvidia-container-(?:toolkit|runtime)\.log$",
         r"^[IWE]\d{4} [\d:.]+ \d+ nvc\.c:",
     ),
-    _Row("nvidia-ctk", "nvidia-ctk", looks=r'^time="[^"\n]+" level=\w+ msg="(?:Found \d+ CDI|Selecting /dev/nvidia)'),
-    _Row("docker-info", rf"{_ENGINE} (?:info|context)", looks=r"^ ?Server Version: "),
-    _Row("docker-version", rf"{_ENGINE} version", looks=r"^Client: Docker Engine"),
-    _Row("container-inspect", rf"{_ENGINE} (?:inspect|ps)", looks=r'^[ \t]*"HostConfig": \{'),
-    _Row("application", rf"{_ENGINE} logs|{_KUBECTL} exec"),
-    _Row("containerd-config", r"containerd .*config|crictl (?:.* )?info"),
-    _Row("crictl", "crictl"),
-    _Row(
+    _KindRow(
+        "nvidia-ctk", "nvidia-ctk", looks=r'^time="[^"\n]+" level=\w+ msg="(?:Found \d+ CDI|Selecting /dev/nvidia)'
+    ),
+    _KindRow("docker-info", rf"{_ENGINE} (?:info|context)", looks=r"^ ?Server Version: "),
+    _KindRow("docker-version", rf"{_ENGINE} version", looks=r"^Client: Docker Engine"),
+    _KindRow("container-inspect", rf"{_ENGINE} (?:inspect|ps)", looks=r'^[ \t]*"HostConfig": \{'),
+    _KindRow("application", rf"{_ENGINE} logs|{_KUBECTL} exec"),
+    _KindRow("containerd-config", r"containerd .*config|crictl (?:.* )?info"),
+    _KindRow("crictl", "crictl"),
+    _KindRow(
         "kubernetes-log",
         rf"{_KUBECTL} logs{_OPTIONS}(?: (?:pod/)?(?P<of>\S+))?",
         r"^/var/log/(?:pods|containers)/",
         label=r"\b(?:device[- ]plugin|validator|operator|mig-manager|dcgm|gfd)\b",
     ),
-    _Row(
+    _KindRow(
         "kubernetes-node",
         rf"{_KUBECTL} \w+{_OPTIONS} (?i:nodes?|no)(?:/\S*)?|{_KUBECTL} .*/api/\S*/nodes/\S*",
         looks=r"^Capacity:|^Allocatable:|^NAME +STATUS +ROLES +AGE",
     ),
-    _Row(
+    _KindRow(
         "kubernetes-pod",
         rf"{_KUBECTL} \w+{_OPTIONS} (?i:pods?|po)(?:/\S*)?{_OPTIONS}(?: (?P<of>[^\s-]\S*))?|{_KUBECTL} .*/api/",
         looks=r"\bFailedScheduling\b|\bFailedCreatePodSandBox\b|\bUnexpectedAdmissionError\b|^NAME +READY +STATUS",
     ),
-    _Row("kubernetes", rf"{_KUBECTL} \w+{_OPTIONS}(?: (?P<of>\S+))?"),
-    _Row("kubernetes", r"(?:kubectl|oc|kubeadm|helm|kubelet|k3s|rke2|microk8s|k0s|minikube|kind|talos)"),
-    _Row(
+    _KindRow("kubernetes", rf"{_KUBECTL} \w+{_OPTIONS}(?: (?P<of>\S+))?"),
+    _KindRow("kubernetes", r"(?:kubectl|oc|kubeadm|helm|kubelet|k3s|rke2|microk8s|k0s|minikube|kind|talos)"),
+    _KindRow(
         "container-run", rf"{_ENGINE}(?: exec)?", looks=r"Error response from daemon|OCI runtime|nvidia-container-cli: "
     ),
-    _Row("ldconfig", "ldconfig", looks=r"^[ \t]+lib\S+ \(libc6"),
-    _Row("which", rf"(?:which|whereis|type){_OPERAND}"),
-    _Row("listing", r"stat -\w*c \S+(?: -\S+)* (?P<of>\S+)"),
-    _Row(
+    _KindRow("ldconfig", "ldconfig", looks=r"^[ \t]+lib\S+ \(libc6"),
+    _KindRow("which", rf"(?:which|whereis|type){_OPERAND}"),
+    _KindRow("listing", r"stat -\w*c \S+(?: -\S+)* (?P<of>\S+)"),
+    _KindRow(
         "listing",
         r"(?:ls|stat|ll|tree|lsof|fuser|readlink|realpath|find)(?: -\S+)*(?: (?P<of>[^\s-]\S*))?",
         looks=r"^[-lcd][rwx-]{9}[.+]? +\d+ \w+ +\w+ |^ls: cannot access '(?P<of>[^'\n]+)'",
     ),
-    _Row("environment", r"env|printenv"),
-    _Row(
+    _KindRow("environment", r"env|printenv"),
+    _KindRow(
         "shell-history",
         r"(?:(?:shell|bash|zsh) )?history|fc",
         r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$",
     ),
-    _Row(
+    _KindRow(
         "file",
         looks=r'^\{\s*"(?:default-runtime|runtimes|exec-opts|log-driver|data-root|features|hosts)":',
         subject="/etc/docker/daemon.json",
     ),
-    _Row("file", looks=r"^ *\[plugins\.\W?io\.containerd|^version = [23]$", subject="/etc/containerd/config.toml"),
-    _Row("file", looks=r"^\[nvidia-container-", subject="/etc/nvidia-container-runtime/config.toml"),
-    _Row("file", looks=r'^(?:PRETTY_NAME|NAME|VERSION_ID)="', subject="/etc/os-release"),
-    _Row("file", looks=r"^NVRM version: ", subject="/proc/driver/nvidia/version"),
-    _Row("file", looks=r"^BOOT_IMAGE=\S+ ", subject="/proc/cmdline"),
-    _Row("snap", "snap"),
-    _Row("audit", r"ausearch|sealert|aureport", r"audit\.log$", r"^type=AVC msg=audit"),
-    _Row(
+    _KindRow("file", looks=r"^ *\[plugins\.\W?io\.containerd|^version = [23]$", subject="/etc/containerd/config.toml"),
+    _KindRow("file", looks=r"^\[nvidia-container-", subject="/etc/nvidia-container-runtime/config.toml"),
+    _KindRow("file", looks=r'^(?:PRETTY_NAME|NAME|VERSION_ID)="', subject="/etc/os-release"),
+    _KindRow("file", looks=r"^NVRM version: ", subject="/proc/driver/nvidia/version"),
+    _KindRow("file", looks=r"^BOOT_IMAGE=\S+ ", subject="/proc/cmdline"),
+    _KindRow("snap", "snap"),
+    _KindRow("audit", r"ausearch|sealert|aureport", r"audit\.log$", r"^type=AVC msg=audit"),
+    _KindRow(
         "gpudirect", r"(?:gdscheck\S*|gdsio|ibstat|ofed_info|ibv_devinfo)", r"cufile\.log$", r"^ ?GDS release version"
     ),
-    _Row(
+    _KindRow(
         "virtualization", r"systemd-detect-virt|virsh|virt-what", looks=r"\A\s*(?:kvm|qemu|vmware|microsoft|xen)\s*\Z"
     ),
-    _Row("exit-status", r"echo .*\$\?\S*"),
-    _Row("text", r"echo .*\$\S*"),
-    _Row(
+    _KindRow("exit-status", r"echo .*\$\?\S*"),
+    _KindRow("text", r"echo .*\$\S*"),
+    _KindRow(
         "application",
         r"(?:python[\d.]*|nvcc|ollama|vllm|torchrun|deviceQuery|mpirun)",
         # NCCL_DEBUG_FILE has a process's number where other logs have an ending. What any other program wrote of itself
@@ -358,7 +370,7 @@ _INSIDE: Final = Pattern(r"\b(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Words of the shell's grammar, and commands that print nothing of their own.
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
-_SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
+_NO_OUTPUT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
 _GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
 # They show a file, or a part of it; the file is what they are given last.
@@ -374,31 +386,36 @@ _RUNNERS: Final = Pattern(
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
 _OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?(?!\S)")
 # No command that a person or a probe writes is longer; what is, was made to cost time.
-_LONGEST: Final = 4096
+_MAX_SOURCE: Final = 4096
 _BLANK: Final = "\uf8ff"
 
 
-def recognise(source: str, text: str = "") -> Source:
-    """What ``source`` says that ``text`` is, else what the text shows itself to be; of several commands, the first."""
-    return recognise_all(source, text)[0]
+def identify_source(source: str, text: str = "") -> Source:
+    """Identify ``text`` by its ``source``, else by its content; of several commands, return the first."""
+    return identify_sources(source, text)[0]
 
 
-def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
-    """What each command of ``source`` says that its part of ``text`` is; at least one."""
-    found, where, is_part = _written(source[:_LONGEST].strip())
+def identify_sources(source: str, text: str = "") -> tuple[Source, ...]:
+    """Identify the part of ``text`` of each command in ``source``; return at least one."""
+    found, where, is_part = _parse_description(source[:_MAX_SOURCE].strip())
     if not found or found[0].kind == "text":
-        found = _only(by_looks(text)) or _only(_by_label(source[:_LONGEST])) or found or (Source("text"),)
+        found = (
+            _as_tuple(identify_by_content(text))
+            or _as_tuple(_source_of_label(source[:_MAX_SOURCE]))
+            or found
+            or (Source("text"),)
+        )
     found = tuple(replace(one, is_part=True) for one in found) if is_part else found
     return tuple(replace(one, where="container") for one in found) if where == "container" else found
 
 
-def by_looks(text: str) -> Source | None:
-    """What ``text`` shows itself to be; None where it looks like nothing known."""
+def identify_by_content(text: str) -> Source | None:
+    """Identify ``text`` by its content; return None if it resembles nothing known."""
     head = text[:20_000]
     for row in _ROWS if head else ():
         match = row.looks.search(head) if row.looks else None
         if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _ABOVE_TABLE):
-            return _source(row, match)
+            return _make_source(row, match)
     return None
 
 
@@ -410,8 +427,8 @@ _ABOVE_TABLE: Final = 2
 
 
 @lru_cache(maxsize=1024)
-def _written(source: str) -> tuple[tuple[Source, ...], Where, bool]:
-    """What the commands or the path in ``source`` print; whether remarks say ``container``, or that it is a part."""
+def _parse_description(source: str) -> tuple[tuple[Source, ...], Where, bool]:
+    """Return the sources named in ``source``, the place, and whether remarks call it an excerpt."""
     where: Where = "host"
     is_part = False
     source = _PROMPT.sub("", source)
@@ -420,88 +437,90 @@ def _written(source: str) -> tuple[tuple[Source, ...], Where, bool]:
         is_part = is_part or bool(_PART.search(match[1]))
         source = source[: match.start()]
     label = _LABEL.match(source)
-    if label and not _by_commands(label[0]) and (found := _by_commands(source[label.end() :])):
+    if label and not _sources_of_line(label[0]) and (found := _sources_of_line(source[label.end() :])):
         return found, "container" if _INSIDE.search(label[0]) else where, is_part
-    found = _by_commands(source) or _only(_by_path(source))
+    found = _sources_of_line(source) or _as_tuple(_source_of_path(source))
     return found, where if found or not _INSIDE.search(source) else "container", is_part
 
 
-def _only(found: Source | None) -> tuple[Source, ...]:
+def _as_tuple(found: Source | None) -> tuple[Source, ...]:
     return (found,) if found else ()
 
 
-def _by_path(source: str) -> Source | None:
+def _source_of_path(source: str) -> Source | None:
     first = source.split()[0].rstrip(",;:") if source.split() else ""
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
-        return _file(first)
+        return _file_source(first)
     return None
 
 
-def _by_label(source: str) -> Source | None:
+def _source_of_label(source: str) -> Source | None:
     row = next((row for row in _ROWS if row.label and row.label.search(source)), None)
-    return Source(row.kind, _unit_in(source) if row.kind == "unit-log" else "") if row else None
+    return Source(row.kind, _find_unit(source) if row.kind == "unit-log" else "") if row else None
 
 
-def _file(path: str) -> Source:
+def _file_source(path: str) -> Source:
     row = next((row for row in _ROWS if row.path and row.path.search(path)), None)
     kind: Kind = row.kind if row else "file"
     subject = "nvidia-fabricmanager.service" if kind == "unit-log" else path
     return Source(kind, subject, where="container" if kind == "kubernetes-log" else "host")
 
 
-def _by_commands(source: str) -> tuple[Source, ...]:
-    """What each command of a line shows; they share one text where they are several."""
-    found = tuple(one for pipeline in _pipelines(source) for one in _by_pipeline(pipeline))
+def _sources_of_line(source: str) -> tuple[Source, ...]:
+    """Return the source of each command in a line; several share one text."""
+    found = tuple(one for pipeline in _split_pipelines(source) for one in _sources_of_pipeline(pipeline))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
 
 
-def _by_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source]:
+def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source]:
     head, last = pipeline[0], pipeline[-1]
-    greps = [_pattern(words) for words in pipeline[1:] if program(words) in _GREPS]
-    is_count = _counts(last)
-    is_cut = is_count or any(program(words) in _CUTTERS for words in pipeline[1:]) or _begins_or_ends(head)
-    for one in _of(head):
-        yield replace(one, only=_all_of(one.only, *greps), is_part=one.is_part or is_cut, is_count=is_count)
+    greps = [_grep_pattern(words) for words in pipeline[1:] if program_name(words) in _GREPS]
+    is_count = _is_count_command(last)
+    is_cut = is_count or any(program_name(words) in _CUTTERS for words in pipeline[1:]) or _is_head_or_tail(head)
+    for one in _sources_of_command(head):
+        yield replace(one, only=_join_patterns(one.only, *greps), is_part=one.is_part or is_cut, is_count=is_count)
 
 
-def _all_of(*patterns: str) -> str:
-    """One pattern for what every one of them lets through."""
+def _join_patterns(*patterns: str) -> str:
+    """Return one pattern for lines that match all ``patterns``."""
     given = [pattern for pattern in patterns if pattern]
     return given[0] if len(given) == 1 else "".join(f"(?=.*(?:{pattern}))" for pattern in given)
 
 
-def _begins_or_ends(words: Sequence[str]) -> bool:
-    """Whether it shows the beginning or the end of something; ``tail -n +1`` shows the whole of several files."""
-    return program(words) in _CUTTERS and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
+def _is_head_or_tail(words: Sequence[str]) -> bool:
+    """Return True for a command that prints only the beginning or end; ``tail -n +1`` prints all."""
+    return program_name(words) in _CUTTERS and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
 
 
-def _counts(words: Sequence[str]) -> bool:
-    """Whether it prints how many lines there are in place of them."""
-    is_grep = program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in words)
-    return is_grep or program(words) == "wc"
+def _is_count_command(words: Sequence[str]) -> bool:
+    """Return True for a command that prints the number of lines instead of the lines."""
+    is_grep = program_name(words) in _GREPS and any(
+        re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in words
+    )
+    return is_grep or program_name(words) == "wc"
 
 
-def _pipelines(source: str) -> Iterator[list[tuple[str, ...]]]:
-    """The commands of every pipeline in a line of shell whose output is shown, without what stands before them."""
+def _split_pipelines(source: str) -> Iterator[list[tuple[str, ...]]]:
+    """Yield the commands of every pipeline with visible output in a line of shell, without wrappers."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", f"$(uname{_BLANK}-r)")
     pipeline, words = list[tuple[str, ...]](), list[str]()
-    for word in (*_words(source), ";"):
+    for word in (*_split_words(source), ";"):
         if word not in {"|", "|&", "&&", ";", "||", "&"}:
             words.append(word.replace(_BLANK, " "))
             continue
-        if plain := _plain(words):
+        if plain := _strip_wrappers(words):
             pipeline.append(plain)
         is_silenced = words[-2:] == [">", "/dev/null"] and words[-3:-2] != ["2"]
         words = []
         if word not in {"|", "|&"}:
-            if pipeline and pipeline[0][0] not in _SILENT and not is_silenced:
+            if pipeline and pipeline[0][0] not in _NO_OUTPUT and not is_silenced:
                 yield pipeline
             pipeline = []
 
 
-def _words(source: str) -> list[str]:
-    """The words and signs of a line of shell, without a comment behind it."""
+def _split_words(source: str) -> list[str]:
+    """Split a line of shell into words and operators, without its comment."""
     lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -516,8 +535,8 @@ def _words(source: str) -> list[str]:
 _SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
-def _plain(words: Sequence[str]) -> tuple[str, ...]:
-    """A command's words without sudo, assignments and redirections; a file that it reads stands last."""
+def _strip_wrappers(words: Sequence[str]) -> tuple[str, ...]:
+    """Strip sudo, assignments and redirections from a command; append a file that it reads."""
     rest = list(words)
     while len(rest) > 1 and (rest[0] in _BEFORE | _SHELL or re.match(r"[A-Za-z_]\w*=|-", rest[0])):
         rest.pop(0)
@@ -529,24 +548,24 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(rest)
 
 
-def program(words: Sequence[str]) -> str:
-    """The name of the program that these words run; empty without any."""
+def program_name(words: Sequence[str]) -> str:
+    """Return the name of the program that these words run; empty without any."""
     return words[0].rsplit("/", 1)[-1].removesuffix(".exe") if words else ""
 
 
-def _pattern(words: Sequence[str]) -> str:
-    """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or lets all through."""
-    options, patterns, _ = _grepped(words)
-    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or _ALL & set(patterns):
+def _grep_pattern(words: Sequence[str]) -> str:
+    """Return a grep's pattern as a regular expression; empty if it inverts (-v) or matches everything."""
+    options, patterns, _ = _parse_grep(words)
+    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or _MATCH_ALL & set(patterns):
         return ""
     return "|".join(patterns).replace(r"\|", "|")
 
 
-_ALL: Final = frozenset({".", "", "^", ".*"})
+_MATCH_ALL: Final = frozenset({".", "", "^", ".*"})
 
 
-def _grepped(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """A grep's options, patterns and files."""
+def _parse_grep(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Split a grep's words into options, patterns and files."""
     options, patterns, plain = list[str](), list[str](), list[str]()
     rest = iter(words[1:])
     for word in rest:
@@ -563,69 +582,69 @@ def _grepped(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return (options, patterns, plain) if patterns else (options, plain[:1], plain[1:])
 
 
-def _of(words: tuple[str, ...]) -> tuple[Source, ...]:
-    """What a command prints, or each of those that it hands to another shell; none where nobody knows it."""
-    line = " ".join((program(words), *(word.replace(" ", _BLANK) for word in words[1:])))[:_LONGEST_COMMAND]
-    if (runner := _RUNNERS.match(line)) and (found := _run(words, line[runner.end() :])):
+def _sources_of_command(words: tuple[str, ...]) -> tuple[Source, ...]:
+    """Return the source of a command, or of those it passes to another shell; none if unknown."""
+    line = " ".join((program_name(words), *(word.replace(" ", _BLANK) for word in words[1:])))[:_MAX_COMMAND]
+    if (runner := _RUNNERS.match(line)) and (found := _sources_of_nested(words, line[runner.end() :])):
         is_inside = runner["container"] or (runner["debug"] is not None and not _ON_NODE.search(line))
         return tuple(replace(one, where="container") for one in found) if is_inside else found
-    return _only(_known(words, line))
+    return _as_tuple(_source_of_known(words, line))
 
 
 # What a command is stands near its beginning.
-_LONGEST_COMMAND: Final = 600
+_MAX_COMMAND: Final = 600
 _ON_NODE: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
 
 
-def _known(words: tuple[str, ...], line: str) -> Source | None:
-    """What a command prints that runs no other; ``line`` has its words, a blank between two of them alone."""
-    name = program(words)
+def _source_of_known(words: tuple[str, ...], line: str) -> Source | None:
+    """Return the source of a command that runs no other; ``line`` is its words joined by single blanks."""
+    name = program_name(words)
     if len(words) == 1 and words[0].startswith("/") and "bin/" not in words[0]:
         return None
     if name in _READERS or (name == "talosctl" and {"read", "cat"} & set(words)):
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
-        return _file(path) if path else None
+        return _file_source(path) if path else None
     if name in _GREPS:
-        return _grep(words)
+        return _source_of_grep(words)
     for row in _ROWS:
         if row.command and (match := row.command.match(line)):
-            return replace(_source(row, match), words=words, only=_searched(words))
+            return replace(_make_source(row, match), words=words, only=_journal_grep_pattern(words))
     return Source("application", words=words) if _OWN_PROGRAM.match(" ".join(words)) else None
 
 
-def _run(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
-    """What is known of the command line among the words: one of them, in quotes, or some of the last."""
+def _sources_of_nested(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
+    """Return the sources of a command line inside the words: a quoted one, or the last ones."""
     quoted = next((word for word in reversed(words[1:]) if " " in word), "")
-    if quoted and (found := _by_commands(quoted)):
+    if quoted and (found := _sources_of_line(quoted)):
         return found
     tail = rest.split()
     tails = (tail[start:] for start in range(len(tail)))
-    known = (_known(tuple(word.replace(_BLANK, " ") for word in one), " ".join(one)) for one in tails)
-    return _only(next(filter(None, known), None))
+    known = (_source_of_known(tuple(word.replace(_BLANK, " ") for word in one), " ".join(one)) for one in tails)
+    return _as_tuple(next(filter(None, known), None))
 
 
-def _source(row: _Row, match: re.Match[str]) -> Source:
+def _make_source(row: _KindRow, match: re.Match[str]) -> Source:
     of = (match.groupdict().get("of") or row.subject).replace(_BLANK, " ")
     if row.kind.startswith("unit-"):
-        of = unit_name(of) if of else _unit_in(match[0])
+        of = full_unit_name(of) if of else _find_unit(match[0])
     is_inside = row.kind == "kubernetes-log" or match[0].endswith((" logs", " exec"))
     return Source(row.kind, of, where="container" if is_inside else "host")
 
 
-def _searched(words: Sequence[str]) -> str:
-    """The pattern of journalctl's own grep."""
+def _journal_grep_pattern(words: Sequence[str]) -> str:
+    """Return the pattern of journalctl's --grep."""
     at = next((at for at, word in enumerate(words) if word in {"-g", "--grep"}), len(words))
     given = next((word.partition("=")[2] for word in words if word.startswith("--grep=")), "")
-    return (given or "".join(words[at + 1 : at + 2])) if program(words) == "journalctl" else ""
+    return (given or "".join(words[at + 1 : at + 2])) if program_name(words) == "journalctl" else ""
 
 
-def _grep(words: tuple[str, ...]) -> Source | None:
-    options, patterns, files = _grepped(words)
+def _source_of_grep(words: tuple[str, ...]) -> Source | None:
+    options, patterns, files = _parse_grep(words)
     if not files or not patterns:
         return None
     if any(re.fullmatch(r"-\w*[lLrR]\w*|--recursive", word) for word in options):
         return Source("listing", files[0], words, only="|".join(patterns))
-    return replace(_file(files[0]), words=words, only=_pattern(words))
+    return replace(_file_source(files[0]), words=words, only=_grep_pattern(words))
 
 
 _UNITS: Final = (
@@ -643,11 +662,11 @@ _UNITS: Final = (
 )
 
 
-def _unit_in(text: str) -> str:
-    """The unit that these words speak of; empty where none of those that matter here is."""
+def _find_unit(text: str) -> str:
+    """Return the known unit that the text mentions; empty if none."""
     return next((unit for word, unit in _UNITS if word in text.lower()), "")
 
 
-def unit_name(word: str) -> str:
-    """A unit's whole name."""
+def full_unit_name(word: str) -> str:
+    """Return the unit's name with its suffix."""
     return word if re.search(r"\.(?:service|path|timer|socket|target|mount)$", word) else f"{word}.service"

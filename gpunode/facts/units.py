@@ -1,4 +1,4 @@
-"""What systemd starts for a service, from the service's files. Pure.
+"""The command that systemd starts for a service, from its files. Pure.
 
 Files and not `systemctl show`: an image has no systemd to ask, and of a command line it prints neither the quotes nor
 what its variables hold.
@@ -20,7 +20,7 @@ from functools import lru_cache
 from gpunode.facts.patterns import Pattern
 
 # The first folder that has a file wins.
-SYSTEM = (
+UNIT_FOLDERS = (
     "/etc/systemd/system",
     "/run/systemd/system",
     "/usr/local/lib/systemd/system",
@@ -30,7 +30,7 @@ SYSTEM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class UnitCommand:
     """A command line that systemd starts.
 
     Attributes:
@@ -42,34 +42,38 @@ class Command:
     sources: tuple[str, ...]
 
 
-def reads(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> tuple[str, ...]:
-    """The paths and patterns of all that says how ``unit`` is started, as far as ``files`` tells."""
+def unit_file_patterns(
+    files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = UNIT_FOLDERS
+) -> tuple[str, ...]:
+    """Return the paths and patterns of all files that define the start of ``unit``, as known from ``files``."""
     own = tuple(f"{folder}/{unit}" for folder in folders)
     if not any(path in files for path in own):
         return own  # drop-ins of what is not there say nothing
     dropped_in = (f"{folder}/{unit}.d/*.conf" for folder in folders)
-    return (*own, *dropped_in, *_environment_files(_settings(files, unit, folders)))
+    return (*own, *dropped_in, *_environment_files(_service_settings(files, unit, folders)))
 
 
 def is_unit_file(path: str) -> bool:
-    """Whether ``path`` is one of systemd's own files, such as a unit or a drop-in of one."""
+    """Return True if ``path`` is a systemd unit or drop-in."""
     return any(f"/systemd/{whose}/" in path for whose in ("system", "user"))
 
 
-def command(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> Command | None:
-    """How ``unit`` is started; None where no file says, or what it says has a quote that does not end."""
-    settings = _settings(files, unit, folders)
-    lines = ((path, split(line.lstrip("@-:+!|"))) for path, line in _in_effect(settings, "ExecStart"))
+def find_start_command(
+    files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = UNIT_FOLDERS
+) -> UnitCommand | None:
+    """Return the command that starts ``unit``; None if no file has one, or its quotes do not match."""
+    settings = _service_settings(files, unit, folders)
+    lines = ((path, split_words(line.lstrip("@-:+!|"))) for path, line in _effective_values(settings, "ExecStart"))
     starts = [(path, words) for path, words in lines if words]
     if not starts:
         return None
     origin, words = starts[0]
-    variables, of_variables = _variables(files, settings)
-    return Command(tuple(_filled(words, variables)), tuple(dict.fromkeys((origin, *of_variables))))
+    variables, of_variables = _read_environment(files, settings)
+    return UnitCommand(tuple(_expand_words(words, variables)), tuple(dict.fromkeys((origin, *of_variables))))
 
 
-def _settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Path, key and value of every line in a [Service] section, in the order in which systemd reads them."""
+def _service_settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Return path, key and value of every [Service] line, in the order in which systemd reads them."""
     main = next((path for folder in folders if (path := f"{folder}/{unit}") in files), None)
     if main is None or not files[main]:  # an empty file masks the unit, drop-ins and all
         return []
@@ -82,13 +86,13 @@ def _settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -
             if path.startswith(place) and path.endswith(".conf") and "/" not in path.removeprefix(place)
         }
     order = (main, *(path for _, path in sorted(dropped_in.items())))
-    return [(path, key, value) for path in order for key, value in _service_lines(files[path])]
+    return [(path, key, value) for path in order for key, value in _parse_service_section(files[path])]
 
 
 @lru_cache(maxsize=64)  # a run asks some units thirty times
-def _service_lines(data: bytes) -> tuple[tuple[str, str], ...]:
+def _parse_service_section(data: bytes) -> tuple[tuple[str, str], ...]:
     section, found = "", []
-    for line in _lines(data):
+    for line in _join_lines(data):
         if line.startswith("["):
             section = line
         elif section == "[Service]" and "=" in line:
@@ -97,8 +101,8 @@ def _service_lines(data: bytes) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _lines(data: bytes) -> Iterator[str]:
-    """The lines without comments, those that a backslash continues as one."""
+def _join_lines(data: bytes) -> Iterator[str]:
+    """Yield the lines without comments, continued ones joined."""
     begun = ""
     for raw in data.decode("utf-8", "replace").splitlines():
         line = raw.strip()
@@ -113,8 +117,8 @@ def _lines(data: bytes) -> Iterator[str]:
         yield begun.strip()
 
 
-def _in_effect(settings: list[tuple[str, str, str]], wanted: str) -> list[tuple[str, str]]:
-    """Path and value of each line of ``wanted`` that counts; an empty one takes all former away."""
+def _effective_values(settings: list[tuple[str, str, str]], wanted: str) -> list[tuple[str, str]]:
+    """Return path and value of each effective line of a key; an empty one resets the list."""
     found: list[tuple[str, str]] = []
     for path, key, value in settings:
         if key == wanted:
@@ -123,51 +127,51 @@ def _in_effect(settings: list[tuple[str, str, str]], wanted: str) -> list[tuple[
 
 
 def _environment_files(settings: list[tuple[str, str, str]]) -> list[str]:
-    """Their paths and patterns."""
-    named = (value.removeprefix("-").strip() for _, value in _in_effect(settings, "EnvironmentFile"))
+    """Return the paths and patterns of the environment files."""
+    named = (value.removeprefix("-").strip() for _, value in _effective_values(settings, "EnvironmentFile"))
     return [value for value in named if value.startswith("/")]
 
 
-def _variables(
+def _read_environment(
     files: Mapping[str, bytes], settings: list[tuple[str, str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables of the service, and the files that give them."""
+    """Return the service's variables, and the files that set them."""
     found: dict[str, str] = {}
     sources: list[str] = []
-    for path, value in _in_effect(settings, "Environment"):
-        found |= {name: text for name, mark, text in (word.partition("=") for word in split(value)) if mark}
+    for path, value in _effective_values(settings, "Environment"):
+        found |= {name: text for name, mark, text in (word.partition("=") for word in split_words(value)) if mark}
         sources.append(path)
     for pattern in _environment_files(settings):
         for path in sorted(fnmatch.filter(files, pattern)):
-            found |= dict(_assignments(files[path]))
+            found |= dict(_parse_environment_file(files[path]))
             sources.append(path)
     return found, tuple(sources)
 
 
-def _assignments(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield those of an environment file; a value that is one quoted word loses its quotes."""
-    for line in _lines(data):
+def _parse_environment_file(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the assignments of an environment file, quoted values unquoted."""
+    for line in _join_lines(data):
         name, mark, value = (part.strip() for part in line.partition("="))
         if mark:
-            words = split(value) if value.startswith(("'", '"')) else []
+            words = split_words(value) if value.startswith(("'", '"')) else []
             yield name, words[0] if len(words) == 1 else value
 
 
 _VARIABLE = Pattern(r"\$\{(\w+)\}|\$\$")
 
 
-def _filled(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """The command's words; ``$NAME`` alone becomes as many as its value has."""
+def _expand_words(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Expand the variables in the command's words; ``$NAME`` alone becomes as many words as its value has."""
     for word in words:
         if word.startswith("$") and word[1:2] not in ("{", "$"):
             value = variables.get(word[1:], "")
-            yield from split(value) or value.split()
+            yield from split_words(value) or value.split()
         else:
             yield _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
 
 
-def split(text: str) -> list[str]:
-    """Return the words of ``text``, as quotes hold them together; none where a quote does not end."""
+def split_words(text: str) -> list[str]:
+    """Split ``text`` as a shell does; return nothing if a quote does not end."""
     try:
         return shlex.split(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Messages about GPU faults: Xid, SXid of the NVSwitches, and GPUs that fell off the bus; in every form they have had.
+"""GPU fault messages: Xid, SXid of the NVSwitches, and GPUs that fell off the bus; in every known form.
 
 The forms are those of kernel_rc.c, nv.c and the NVSwitch driver in NVIDIA/open-gpu-kernel-modules, and of the drivers
 before them.
@@ -25,8 +25,8 @@ _SXID: Final = Pattern(
 _PROCESS: Final = Pattern(
     r"^pid=(?:'(?P<quoted>[^']*)'|(?P<pid>[^,\s]*))(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)(?P<rest>.*)"
 )
-_CAUSED: Final = Pattern(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
-_FALLEN: Final = Pattern(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
+_CAUSED_BY: Final = Pattern(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
+_BUS_LOSS: Final = Pattern(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
 _ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE)
 _PCI_ID: Final = Pattern(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
 _FATAL: Final = Pattern(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
@@ -41,13 +41,13 @@ FALLEN_OFF_THE_BUS: Final = 79
 
 @dataclass(frozen=True, slots=True)
 class XidMessage:
-    """An Xid, or a fall off the bus, which is told as Xid 79 whether or not the driver said so.
+    """An Xid message, or a fall off the bus, which counts as Xid 79 even if the driver gave no number.
 
     Attributes:
         bus: PCI address as the message has it, without function; empty where it has none.
         instance: the MIG instance's number; empty without one.
         process: the program's name; empty where the driver did not know it.
-        text: what the message says behind code and process.
+        text: the message after code and process.
         caused_by: the Xid that the driver itself names as the cause; 0 where it names none.
         device: PCI device id, where the message has it.
     """
@@ -64,7 +64,7 @@ class XidMessage:
 
 @dataclass(frozen=True, slots=True)
 class SxidMessage:
-    """An error of an NVSwitch.
+    """An NVSwitch error.
 
     Attributes:
         bus: of the switch.
@@ -94,8 +94,8 @@ class LinkError:
     words: tuple[int, ...]
 
 
-def parse(text: str) -> XidMessage | SxidMessage | None:
-    """The fault that ``text``, one whole message, tells of; None where it tells of none."""
+def parse_xid(text: str) -> XidMessage | SxidMessage | None:
+    """Parse the fault in ``text``, one whole message; return None if it reports none."""
     if match := _SXID.search(text):
         fatal, link = _FATAL.search(match["rest"]), _LINK.search(match["rest"])
         return SxidMessage(
@@ -106,16 +106,16 @@ def parse(text: str) -> XidMessage | SxidMessage | None:
             None if link is None else int(link["link"]),
         )
     if match := _XID.search(text):
-        return _xid(match)
-    return _fallen(text) if _FALLEN.search(text) else None
+        return _make_xid(match)
+    return _parse_bus_loss(text) if _BUS_LOSS.search(text) else None
 
 
-def _xid(match: re.Match[str]) -> XidMessage:
+def _make_xid(match: re.Match[str]) -> XidMessage:
     rest, pid, name = match["rest"].strip(), "", ""
     if process := _PROCESS.match(rest):
         pid = (process["quoted"] or process["pid"] or "").strip("<>")
         name, rest = (process["name"] or "").strip("<> "), process["rest"].strip()
-    caused = _CAUSED.search(rest)
+    caused = _CAUSED_BY.search(rest)
     return XidMessage(
         int(match["code"]),
         (match["bus"] or "").lower(),
@@ -127,8 +127,8 @@ def _xid(match: re.Match[str]) -> XidMessage:
     )
 
 
-def _fallen(text: str) -> XidMessage | None:
-    """A GPU off the bus in a message without an Xid; a message about nobody's device is none."""
+def _parse_bus_loss(text: str) -> XidMessage | None:
+    """Parse the loss of a GPU from a message without an Xid; return None if it names no device."""
     bus, device = _ANY_BUS.search(text), _PCI_ID.search(text)
     if not bus and not device and "GPU" not in text:
         return None
@@ -140,8 +140,8 @@ def _fallen(text: str) -> XidMessage | None:
     )
 
 
-def link_error(text: str) -> LinkError | None:
-    """What the body of an NVLink 5 error says; None where it has another form."""
+def parse_link_error(text: str) -> LinkError | None:
+    """Parse the body of an NVLink 5 error; return None if it has another form."""
     match = _UNIT.search(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""apt as gpunode uses it: asked what it would do, made to do exactly that, and its failures named.
+"""Adapter for apt: simulate a transaction, execute exactly that one, and explain failures.
 
 Nothing here lowers what the host asks of a package: no unauthenticated install, no autoremove, no essential removal.
 """
@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState
 from gpunode.errors import ChangeFailed, GpunodeError
-from gpunode.host.apt_failures import WHAT, FailureKind, build_log, classify, explain
-from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_free
+from gpunode.host.apt_failures import WHAT, FailureKind, classify_failure, explain_failure, find_build_log
+from gpunode.host.locks import ORIGIN_MARK, busy_error, find_first_holder, wait_for, wait_until_free
 from gpunode.host.port import OnProgress, Progress
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
 from gpunode.packages.deb.output import (
@@ -57,7 +57,7 @@ UNATTENDED = {
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
-    MARK[0]: MARK[1],
+    ORIGIN_MARK[0]: ORIGIN_MARK[1],
 }
 """The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 
@@ -95,7 +95,7 @@ _PERFORM = (
 _UPDATE = ("-q", *_FETCH, *_SIGNED, *_options("APT::Update::Error-Mode=any"))
 
 
-def _checked(uris: Iterable[str]) -> tuple[str, ...]:
+def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
     """Return the options by which apt checks dates and certificates of ``uris``, whatever the host has configured.
 
     An option for one host wins over the general one (methods/aptmethod.h, ``setPostfixForMethodNames``; apt 2.6.2).
@@ -110,16 +110,16 @@ _PREFIX = "gpunode-"
 _NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # as tempfile makes them
 _LISTS_ABOVE = "var/lib/apt"
 
-_Cure = Callable[[FailureKind, Finished], bool]
+_Cure = Callable[[FailureKind, FinishedCommand], bool]
 
 
-def _nothing(_kind: FailureKind, _finished: Finished) -> bool:
+def _cure_nothing(_kind: FailureKind, _finished: FinishedCommand) -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Where this apt keeps things, inside the root it runs in; Source: apt-config(8)."""
+class _AptPaths:
+    """The folders of this apt, inside its root. Source: apt-config(8)."""
 
     lists: Path
     archives: Path
@@ -153,31 +153,31 @@ class Apt:
         self._lock_timeout_s = lock_timeout_s
         self._clock = clock
         self._sleep = sleep
-        self._known_places: _Places | None = None
+        self._known_places: _AptPaths | None = None
 
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
-        """What one transaction of ``changes`` would do, changing nothing and locking nothing; None without apt."""
+        """Simulate one transaction of ``changes`` without any lock; return None without apt."""
         words = self._words(changes)
         if not words:
             return Simulation(())
         finished = self._run((*SIMULATE, *words), _QUERY_LIMIT_S)
         if finished.missing:
             return None
-        return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)
+        return parse_simulation(_decode_text(finished.stdout), _decode_text(finished.stderr), ok=finished.ok)
 
     def offered(self, packages: Collection[PackageId]) -> Mapping[PackageId, frozenset[str]]:
-        """The versions of each package in the index; without those that are only installed."""
+        """Return the versions of each package in the index, without those that are only installed."""
         if not packages:
             return {}
         finished = self._run(("apt-cache", "madison", *map(str, packages)), _QUERY_LIMIT_S)
-        return parse_madison(_text(finished.stdout))
+        return parse_madison(_decode_text(finished.stdout))
 
     def transact(self, changes: Sequence[PackageChange]) -> None:
-        """``changes`` are made, in one transaction; packages are marked as their states say.
+        """Apply ``changes`` in one transaction, and mark packages as their states say.
 
         Raises:
-            ChangeFailed: it could not be done, or a refreshed index makes apt do something else than was planned.
-            Busy: another program kept a lock for longer than we wait.
+            ChangeFailed: if it failed, or a refreshed index makes apt deviate from the plan.
+            Busy: if another program held a lock past the timeout.
         """
         words = self._words(changes)
         if words:
@@ -187,10 +187,10 @@ class Apt:
         self._mark(changes)
 
     def download(self, changes: Sequence[PackageChange]) -> None:
-        """What ``transact`` would install is in apt's own cache; nothing else is changed.
+        """Download what ``transact`` would install into apt's cache; change nothing else.
 
         Raises:
-            ChangeFailed: it could not be had; Busy: another program kept a lock for longer than we wait.
+            ChangeFailed: if it failed; Busy: if another program held a lock past the timeout.
         """
         if words := self._words(changes):
             argv = ("apt-get", *_INSTALL, *_FETCH, "--download-only", "install", *words)
@@ -198,48 +198,48 @@ class Apt:
                 "download the packages",
                 lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
                 self._places.install_locks,
-                _nothing,
+                _cure_nothing,
             )
 
     def refresh(self, lists: Sequence[str]) -> None:
-        """The package index of the sources in the files ``lists`` is as their servers have it; of all for none.
+        """Update the package index of the sources in the files ``lists``, or of all if empty.
 
         A list file that is not there any more has no index to refresh.
 
         Raises:
-            ChangeFailed: some index could not be had; those of before are in place.
-            Busy: another program kept the lock for longer than we wait.
+            ChangeFailed: if an index could not be fetched; the previous ones stay.
+            Busy: if another program held the lock past the timeout.
         """
         present = [path for path in lists if self._outside(path).exists()]
         if lists and not present:
             return
         # Of other archives, such as a frozen mirror without a valid date, the host's configuration decides.
-        checked = _checked(self._uris(present)) if present else ()
-        with self._only(present) as selection, _aside(self._places.lists) as set_aside:
+        checked = _verification_options(self._uris(present)) if present else ()
+        with self._only(present) as selection, _quarantine_lists(self._places.lists) as set_aside:
             # Set after the first try failed half way: a cache in between may be what is behind the repository.
             uncached: list[str] = []
 
-            def cure(kind: FailureKind, finished: Finished) -> bool:
+            def cure(kind: FailureKind, finished: FinishedCommand) -> bool:
                 if kind == "mid-sync":
                     uncached[:] = _options("Acquire::http::No-Cache=true")
-                    for uri in failed_fetches(_output(finished)):
+                    for uri in failed_fetches(_join_output(finished)):
                         set_aside(list_prefix(uri))
                 return False
 
-            def attempt() -> Finished:
+            def attempt() -> FinishedCommand:
                 argv = ("apt-get", *_UPDATE, *checked, *selection, *uncached, "update")
                 finished = self._run(argv, _REFRESH_LIMIT_S, status=True)
                 # An update that left out some index has failed, whatever it says.
-                is_incomplete = finished.ok and incomplete_update(_output(finished))
+                is_incomplete = finished.ok and incomplete_update(_join_output(finished))
                 return replace(finished, exit_status=100) if is_incomplete else finished
 
             self._persist("refresh the package index", attempt, self._places.list_locks, cure)
 
     def fetch(self, url: str, limit_bytes: int) -> bytes:
-        """The content at ``url``, fetched by apt's own downloader: its proxy, its CA, its credentials.
+        """Fetch ``url`` with apt's downloader: its proxy, its CA, its credentials.
 
         Raises:
-            ChangeFailed: it could not be fetched, or is larger than ``limit_bytes``.
+            ChangeFailed: if it could not be fetched, or is larger than ``limit_bytes``.
         """
         with self._folder() as folder:
             self._give_to_sandbox(folder)
@@ -248,14 +248,20 @@ class Apt:
             source = f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
             # apt's downloader knows no limit, so the kernel sets it.
             argv = (
-                *("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper", *_FETCH, *_checked((url,))),
+                *(
+                    "prlimit",
+                    f"--fsize={limit_bytes}",
+                    "/usr/lib/apt/apt-helper",
+                    *_FETCH,
+                    *_verification_options((url,)),
+                ),
                 *("download-file", source, self._inside(target)),
             )
 
-            def too_large(_kind: FailureKind, finished: Finished) -> bool:
+            def too_large(_kind: FailureKind, finished: FinishedCommand) -> bool:
                 # The signal that the limit sends ends apt's method, where it is not ignored: gpunode's Python does.
-                if re.search(r"File too large|received signal 25\b", _output(finished)):
-                    raise _larger(url, limit_bytes)
+                if re.search(r"File too large|received signal 25\b", _join_output(finished)):
+                    raise _too_large_error(url, limit_bytes)
                 target.unlink(missing_ok=True)
                 return False
 
@@ -263,7 +269,7 @@ class Apt:
             with target.open("rb") as file:
                 content = file.read(limit_bytes + 1)
         if len(content) > limit_bytes:
-            raise _larger(url, limit_bytes)
+            raise _too_large_error(url, limit_bytes)
         return content
 
     # -- a transaction ------------------------------------------------------------------------------------------
@@ -272,19 +278,19 @@ class Apt:
         return arguments(changes, self._present([change.id for change in changes if is_removal(change)]))
 
     def _present(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
-        """Those of which dpkg has something, be it configuration files; a run that was cut short has removed some."""
+        """Return the packages known to dpkg; an interrupted run may have removed some."""
         if not packages:
             return frozenset()
         fields = "${Package} ${binary:Package} ${db:Status-Status}\n"
         found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *map(str, packages)), _QUERY_LIMIT_S)
-        rows = [line.split() for line in _text(found.stdout).splitlines()]
+        rows = [line.split() for line in _decode_text(found.stdout).splitlines()]
         there = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
         return frozenset(PackageId.of(name) for row in there for name in row[:2])
 
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = False
 
-        def cure(kind: FailureKind, _finished: Finished) -> bool:
+        def cure(kind: FailureKind, _finished: FinishedCommand) -> bool:
             nonlocal refreshed
             if refreshed or kind not in ("stale-index", "mid-sync"):
                 return False
@@ -318,14 +324,14 @@ class Apt:
             )
 
     def _mark(self, changes: Sequence[PackageChange]) -> None:
-        """Automatic or manual, held or not, as the states say; apt has marked what we named as manual."""
-        for verb, names in marks(changes).items():
+        """Mark packages as automatic, manual or held; apt itself marked those we named as manual."""
+        for verb, names in plan_marks(changes).items():
             if names:
                 argv = ("apt-mark", "-q", *_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"), verb, *names)
                 self._command(f"mark packages ({verb})", argv)
 
     def _mark_again(self, changes: Sequence[PackageChange]) -> None:
-        """Mark what is still there as before, as far as it goes: the user must hear of the failure that led here."""
+        """Restore the marks of what is still installed; ignore errors, so that the original failure is reported."""
         states = {str(change.id): change.before for change in changes if change.before is not None}
         held = [name for name, state in states.items() if state.held]
         auto = [str(change.id) for change in changes if is_removal(change) and _was_auto(change)]
@@ -335,18 +341,18 @@ class Apt:
 
     def _command(self, doing: str, argv: tuple[str, ...]) -> None:
         locks = self._places.install_locks
-        self._persist(doing, lambda: self._transaction(argv), locks, _nothing)
+        self._persist(doing, lambda: self._transaction(argv), locks, _cure_nothing)
 
     # -- trying, waiting, failing -------------------------------------------------------------------------------
 
-    def _persist(self, doing: str, attempt: Callable[[], Finished], locks: Sequence[Path], cure: _Cure) -> None:
-        """``attempt`` went well, if need be at a later try.
+    def _persist(self, doing: str, attempt: Callable[[], FinishedCommand], locks: Sequence[Path], cure: _Cure) -> None:
+        """Run ``attempt`` until it succeeds, retrying transient failures.
 
         Args:
-            doing: what an error says could not be done.
-            attempt: is made when none of ``locks`` is held.
+            doing: the action, for error messages.
+            attempt: called when none of ``locks`` is held.
             locks: those that it takes.
-            cure: sees each failure; where it says that it has cured it, the next try comes at once.
+            cure: called with each failure; if it returns True, the next try follows at once.
         """
         pauses = iter(_BACKOFF_S)
         deadline = self._clock() + self._lock_timeout_s
@@ -355,7 +361,7 @@ class Apt:
             finished = attempt()
             if finished.ok:
                 return
-            kind = classify(_text(finished.stdout), _text(finished.stderr))
+            kind = classify_failure(_decode_text(finished.stdout), _decode_text(finished.stderr))
             if kind == "lock" and self._clock() < deadline:
                 self._sleep(1.0)
                 continue
@@ -367,33 +373,33 @@ class Apt:
                 wait_for(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
             deadline = self._clock() + self._lock_timeout_s
 
-    def _error(self, doing: str, kind: FailureKind, finished: Finished, locks: Sequence[Path]) -> GpunodeError:
+    def _error(self, doing: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[Path]) -> GpunodeError:
         if finished.timed_out:
             return ChangeFailed(
                 f"could not {doing}: it did not end within {finished.seconds / 60:.0f} minutes and was stopped",
                 why=finished.last_lines(8),
                 hint="see what hangs in gpunode's log; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
             )
-        if kind == "lock" and (found := first_holder(locks)):
-            return busy(found, self._lock_timeout_s)
-        said, complained = redact(_text(finished.stdout)), redact(_text(finished.stderr))
-        return explain(redact(doing), said, complained, make_log=self._make_log(_output(finished)))
+        if kind == "lock" and (found := find_first_holder(locks)):
+            return busy_error(found, self._lock_timeout_s)
+        said, complained = redact(_decode_text(finished.stdout)), redact(_decode_text(finished.stderr))
+        return explain_failure(redact(doing), said, complained, make_log=self._make_log(_join_output(finished)))
 
     def _make_log(self, output: str) -> str:
-        path = build_log(output)
+        path = find_build_log(output)
         with suppress(OSError):
             if path:
                 with self._outside(path).open("rb") as file:
-                    return _text(file.read(_LOG_LIMIT))
+                    return _decode_text(file.read(_LOG_LIMIT))
         return ""
 
-    def _transaction(self, argv: tuple[str, ...]) -> Finished:
-        """Dpkg is not ended in its middle, not even by gpunode's own end."""
+    def _transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
+        """Run dpkg so that it survives even gpunode's own end."""
         return self._run(argv, _TRANSACTION_LIMIT_S, status=argv[0] == "apt-get", outlives=True)
 
     def _run(
         self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False, outlives: bool = False
-    ) -> Finished:
+    ) -> FinishedCommand:
         return self._runner.run(
             argv,
             timeout_s=timeout_s,
@@ -410,20 +416,22 @@ class Apt:
     # -- places -------------------------------------------------------------------------------------------------
 
     @property
-    def _places(self) -> _Places:
+    def _places(self) -> _AptPaths:
         if self._known_places is None:
             self._known_places = self._ask_places()
         return self._known_places
 
-    def _ask_places(self) -> _Places:
+    def _ask_places(self) -> _AptPaths:
         asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
         finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_LIMIT_S)
         if not finished.ok:
-            raise explain("ask apt for its configuration", _text(finished.stdout), _text(finished.stderr))
-        said = dict(word.split("=", 1) for word in shlex.split(_text(finished.stdout)) if "=" in word)
+            raise explain_failure(
+                "ask apt for its configuration", _decode_text(finished.stdout), _decode_text(finished.stderr)
+            )
+        said = dict(word.split("=", 1) for word in shlex.split(_decode_text(finished.stdout)) if "=" in word)
         places = (self._outside(said[key]) for key in "LAS")
         lists, archives, status = places
-        return _Places(lists, archives, status.parent, said.get("U", ""))
+        return _AptPaths(lists, archives, status.parent, said.get("U", ""))
 
     def _outside(self, path: str) -> Path:
         return self._root / path.lstrip("/")
@@ -433,13 +441,13 @@ class Apt:
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """A private folder that apt sees too, gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_temporary(self._root)) as folder:
+        """Yield a private temporary folder that apt sees, too."""
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_temporary_parent(self._root)) as folder:
             yield Path(folder)
 
     @contextmanager
     def _only(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """The options that make apt see these list files and no others, and leave the others' index alone."""
+        """Yield the options that restrict apt to these list files and keep the index of the others."""
         if not lists:
             yield ()
             return
@@ -457,18 +465,18 @@ class Apt:
                 yield from (source.uri for source in sources.parse(path, text))
 
     def _give_to_sandbox(self, folder: Path) -> None:
-        """The user as which apt downloads may enter ``folder``; else apt would download as root."""
-        owner = _user_id(self._root / "etc/passwd", self._places.sandbox_user)
+        """Let apt's download user enter ``folder``; otherwise apt would download as root."""
+        owner = _find_user_id(self._root / "etc/passwd", self._places.sandbox_user)
         # Without root there is no sandbox either.
         with suppress(PermissionError):
             if owner is not None:
                 shutil.chown(folder, owner)
 
 
-def sweep(root: Path) -> None:
+def remove_temporary_folders(root: Path) -> None:
     """Remove the temporary folders that a killed run of this module left."""
-    owners = {os.geteuid(), _user_id(root / "etc/passwd", "_apt")}
-    for place in (_temporary(root), root / _LISTS_ABOVE):
+    owners = {os.geteuid(), _find_user_id(root / "etc/passwd", "_apt")}
+    for place in (_temporary_parent(root), root / _LISTS_ABOVE):
         for path in place.glob(f"{_PREFIX}*"):
             with suppress(OSError):
                 status = path.lstat()
@@ -477,12 +485,12 @@ def sweep(root: Path) -> None:
                     shutil.rmtree(path)
 
 
-def _temporary(root: Path) -> Path:
+def _temporary_parent(root: Path) -> Path:
     return Path(tempfile.gettempdir()) if root == Path("/") else root / "tmp"
 
 
-def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
-    """What ``apt-mark`` is told after a transaction, by verb; apt itself has marked what was named as manual.
+def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of ``apt-mark`` after a transaction, by verb.
 
     A package whose state is known only afterwards keeps the hold that it had.
     """
@@ -504,8 +512,8 @@ def _was_auto(change: PackageChange) -> bool:
 
 
 @contextmanager
-def _aside(lists: Path) -> Iterator[Callable[[str], None]]:
-    """A function that sets the index files with a prefix aside; what was not replaced is put back on an error."""
+def _quarantine_lists(lists: Path) -> Iterator[Callable[[str], None]]:
+    """Yield a function that sets index files aside by prefix; on an error, put back those not replaced."""
     taken: list[tuple[Path, Path]] = []
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=lists.parent) as temporary:
 
@@ -525,15 +533,15 @@ def _aside(lists: Path) -> Iterator[Callable[[str], None]]:
             raise
 
 
-def _text(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _output(finished: Finished) -> str:
-    return f"{_text(finished.stdout)}\n{_text(finished.stderr)}"
+def _join_output(finished: FinishedCommand) -> str:
+    return f"{_decode_text(finished.stdout)}\n{_decode_text(finished.stderr)}"
 
 
-def _larger(url: str, limit_bytes: int) -> ChangeFailed:
+def _too_large_error(url: str, limit_bytes: int) -> ChangeFailed:
     return ChangeFailed(
         f"could not fetch {redact(url)}: it is larger than {limit_bytes} bytes",
         why="no file of this kind is that large, so this is something else",
@@ -541,8 +549,8 @@ def _larger(url: str, limit_bytes: int) -> ChangeFailed:
     )
 
 
-def _user_id(passwd: Path, name: str) -> int | None:
-    """Of the system that apt runs in, which need not be this one."""
+def _find_user_id(passwd: Path, name: str) -> int | None:
+    """Return the user's id in the system that apt runs in, which need not be this one."""
     with suppress(OSError, ValueError, IndexError):
         rows = (line.split(":") for line in passwd.read_text().splitlines())
         return next((int(row[2]) for row in rows if row[0] == name), None)
@@ -553,7 +561,7 @@ _PHASES: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "p
 
 
 def parse_status(line: str) -> Progress | None:
-    """A line of APT::Status-Fd; None when it tells no progress. Source: README.progress-reporting of apt."""
+    """Parse a line of APT::Status-Fd; return None without progress. Source: apt's README.progress-reporting."""
     kind, _, rest = line.partition(":")
     fields = rest.split(":", 2)
     if kind not in _PHASES or len(fields) != 3:

@@ -79,12 +79,12 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
 )
 
 
-def classify(stdout: str, stderr: str) -> FailureKind:
-    """The cause of a failed run of apt or dpkg."""
+def classify_failure(stdout: str, stderr: str) -> FailureKind:
+    """Return the cause of a failed run of apt or dpkg."""
     everything = f"{stdout}\n{stderr}"
     if _DPKG_FAILED.search(everything):
         # What a maintainer script prints is its own: "connection refused" there is no failure of apt's download.
-        return _of_dpkg(everything)
+        return _classify_dpkg(everything)
     said = "\n".join(messages(everything, "EW"))
     if "unmet dependencies" in stdout:
         said += "\nunmet dependencies"
@@ -92,7 +92,7 @@ def classify(stdout: str, stderr: str) -> FailureKind:
     return next(found, "other")
 
 
-def _of_dpkg(output: str) -> FailureKind:
+def _classify_dpkg(output: str) -> FailureKind:
     if _DISK.search(output):
         return "disk"
     if "dpkg: error: dpkg frontend lock" in output or "dpkg: error: dpkg database lock" in output:
@@ -100,86 +100,86 @@ def _of_dpkg(output: str) -> FailureKind:
     return "dkms" if _DKMS.search(output) else "script"
 
 
-def failed_packages(output: str) -> tuple[str, ...]:
-    """The packages that dpkg could not process, the one that failed first in front."""
+def find_failed_packages(output: str) -> tuple[str, ...]:
+    """Return the packages that dpkg could not process, the first to fail first."""
     named = re.findall(r"^dpkg: error processing (?:package|archive) (\S+)", output, re.MULTILINE)
     return tuple(dict.fromkeys(re.sub(r".*/([^_/]+)_[^/]*\.deb\Z", r"\1", name) for name in named))
 
 
-def build_log(output: str) -> str:
-    """The make.log that DKMS points at; empty when it points at none."""
+def find_build_log(output: str) -> str:
+    """Return the path of the make.log that DKMS names; empty if it names none."""
     found = re.search(r"(/\S+/make\.log)", output)
     return found[1] if found else ""
 
 
-def first_build_error(log: str) -> str:
-    """The first line of a make.log that states an error; empty when there is none."""
+def find_build_error(log: str) -> str:
+    """Return the first error line of a make.log; empty if there is none."""
     pattern = re.compile(
         r"\b(error|fatal error|ERROR)\b\s*:|^make.*\*\*\*|No such file or directory|undefined (reference|!)"
     )
     return next((line.strip() for line in log.splitlines() if pattern.search(line)), "")
 
 
-_BEGINS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Purging configuration files ")
+_PACKAGE_HEADERS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Purging configuration files ")
 
 
-def last_words(output: str, count: int = 12) -> str:
-    """The output of dpkg and the maintainer script for the first package that failed; at most ``count`` lines."""
+def quote_failure(output: str, count: int = 12) -> str:
+    """Return the output about the first failed package, at most ``count`` lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
     if end == 1:
         return "\n".join(lines[-count:])
-    begin = next((number for number in reversed(range(end)) if lines[number].startswith(_BEGINS)), 0)
+    begin = next((number for number in reversed(range(end)) if lines[number].startswith(_PACKAGE_HEADERS)), 0)
     return "\n".join(lines[max(begin, end - count) : end])
 
 
-def explain(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
-    """The error for a failed run of apt.
+def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
+    """Make the error for a failed run of apt.
 
     Args:
-        doing: what could not be done, as it follows "could not".
+        doing: the action, as it follows "could not".
         stdout: what apt printed.
         stderr: likewise.
-        make_log: the content of the file that ``build_log`` names, where it could be read.
+        make_log: the content of the file that ``find_build_log`` names, where it could be read.
     """
     everything = f"{stdout}\n{stderr}"
-    kind = classify(stdout, stderr)
+    kind = classify_failure(stdout, stderr)
     what = f"could not {doing}: {WHAT[kind]}"
     match kind:
         case "script" | "dkms":
-            return _of_package(doing, everything, make_log)
+            return _package_error(doing, everything, make_log)
         case "unmet" | "held":
             return ChangeFailed(what, why=refusal(stdout, stderr), hint=_HINT[kind])
         case "lock":
-            return Busy(what, why=_evidence(everything), hint=_HINT[kind])
+            return Busy(what, why=_quote_apt(everything), hint=_HINT[kind])
         case "mid-sync":
             named = ", ".join(failed_fetches(everything)[:3])
-            return ChangeFailed(f"{what} ({named})" if named else what, why=_evidence(everything), hint=_HINT[kind])
+            return ChangeFailed(f"{what} ({named})" if named else what, why=_quote_apt(everything), hint=_HINT[kind])
         case _:
-            return ChangeFailed(what, why=_evidence(everything), hint=_HINT[kind])
+            return ChangeFailed(what, why=_quote_apt(everything), hint=_HINT[kind])
 
 
-def _evidence(output: str) -> str:
-    """What apt itself says, without the hashes that it lists beneath them."""
+def _quote_apt(output: str) -> str:
+    """Return apt's error messages, without the hashes listed below them."""
     said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
     said += [line.strip() for line in output.splitlines() if line.startswith(" ") and _DISK.search(line)]
     lines = [message.splitlines()[0] for message in said] or output.strip().splitlines()[-5:]
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
 
-def _of_package(doing: str, output: str, make_log: str) -> ChangeFailed:
-    package = next(iter(failed_packages(output)), "")
+def _package_error(doing: str, output: str, make_log: str) -> ChangeFailed:
+    package = next(iter(find_failed_packages(output)), "")
     named = f"package {package}" if package else "a package"
-    if log := build_log(output):
-        error = first_build_error(make_log)
+    if log := find_build_log(output):
+        error = find_build_error(make_log)
         return ChangeFailed(
             f"could not {doing}: the kernel module of {named} does not build",
-            why=error or last_words(output),
+            why=error or quote_failure(output),
             hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
         )
     return ChangeFailed(
         f"could not {doing}: {named} could not be set up or removed",
-        why=last_words(output),
+        why=quote_failure(output),
         hint=f"the lines above are its maintainer script's; once their cause is gone:\n{_REPAIR}",
     )
 

@@ -1,4 +1,4 @@
-"""Where the traceback of a bug is kept for its report: under /var/log for root, else in a private temporary file."""
+"""Storage of bug tracebacks: under /var/log for root, else in a private temporary file."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.host.ownership import why_foreign
+from gpunode.host.ownership import explain_foreign
 
 FOLDER = Path("/var/log/gpunode")
 
 
-def keep(traceback: str, name: str) -> str:
-    """The path where ``traceback`` was written, below the versions; no file in root's folder is overwritten.
+def save_traceback(traceback: str, name: str) -> str:
+    """Write ``traceback`` and the versions to a new file, and return its path.
 
     Raises:
-        OSError: it can be written nowhere.
+        OSError: if it cannot be written anywhere.
     """
-    text = f"{_versions()}\n\n{traceback}"
-    if os.geteuid() == 0 and not why_foreign(FOLDER):
+    text = f"{_describe_versions()}\n\n{traceback}"
+    if os.geteuid() == 0 and not explain_foreign(FOLDER):
         FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = FOLDER / name
         try:
-            return _written(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), str(path), text)
+            return _write_report(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), str(path), text)
         except FileExistsError:
             return str(path)
     import tempfile
 
     descriptor, private = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
-    return _written(descriptor, private, text)
+    return _write_report(descriptor, private, text)
 
 
-def _versions() -> str:
-    """gpunode, Python and the system that ran them."""
+def _describe_versions() -> str:
+    """Return the versions of gpunode, Python and the system."""
     import platform
 
     import distro
@@ -50,21 +50,23 @@ def _versions() -> str:
     return f"gpunode {__version__}, Python {platform.python_version()}, {system}, {platform.machine()}"
 
 
-def keep_those_of_rules(tracebacks: Sequence[str]) -> str:
-    """The path of the tracebacks of failed rules; empty if there are none or they cannot be written.
+def save_rule_tracebacks(tracebacks: Sequence[str]) -> str:
+    """Write the tracebacks of failed rules, and return the path; empty if there are none or writing fails.
 
-    A rule that fails on a node fails there at every look, be it by a timer: the same text is kept once.
+    A rule fails again at every run, even by a timer, so the same text is kept once.
     """
     if not tracebacks:
         return ""
     text = "\n".join(dict.fromkeys(tracebacks))
     try:
-        return keep(text, f"bug-of-rules-{hashlib.sha256(f'{_versions()}{text}'.encode()).hexdigest()[:12]}.txt")
+        return save_traceback(
+            text, f"bug-of-rules-{hashlib.sha256(f'{_describe_versions()}{text}'.encode()).hexdigest()[:12]}.txt"
+        )
     except OSError:
         return ""
 
 
-def _written(descriptor: int, path: str, text: str) -> str:
+def _write_report(descriptor: int, path: str, text: str) -> str:
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
     return path

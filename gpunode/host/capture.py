@@ -1,4 +1,4 @@
-"""A capture replaces a node: it is probed like one, saved without secrets, and read as untrusted input."""
+"""Captures stand in for nodes: probed like one, saved without secrets, and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MAX_PACKED: Final = 64 << 20
 MAX_INDEX: Final = 8 << 20
 _GZIP: Final = b"\x1f\x8b"
 _UNPACKING: Final = (tarfile.TarError, zlib.error)
-_READABLE: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
-_AGAIN: Final = "take the capture again with `gpunode capture FILE`"
+_NAME_READABLE: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
+_RETAKE: Final = "take the capture again with `gpunode capture FILE`"
 
 
 # Where a capture comes from, for what is said of it: a path, or the words for a stream.
@@ -46,18 +46,18 @@ class Readable(Protocol):
     """A source of bytes, read once and in order."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, at most ``size``; none at the end."""
+        """Return the next bytes, at most ``size``; none at the end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureHost:
-    """A captured node; it can be probed."""
+    """A captured node, which can be probed."""
 
     evidence: Evidence
 
     def look(self, probe: Probe, /) -> Capture:
-        """What ``probe`` returned on the node."""
+        """Return what ``probe`` returned on the node."""
         found = self.evidence.get(probe.key)
         return found or Capture(probe.source, "failed", error=NOT_CAPTURED)
 
@@ -66,48 +66,48 @@ class CaptureHost:
         return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:  # noqa: ARG002
-        """None: a capture has no package manager to ask."""
+        """Return None: a capture has no package manager."""
         return None
 
 
-def save(evidence: Evidence, path: Path) -> None:
-    """Writes ``evidence``, redacted, for its owner alone: as .tar.gz or .tgz if ``path`` says so, else as a folder.
+def save_capture(evidence: Evidence, path: Path) -> None:
+    """Write ``evidence``, redacted and private, as an archive (.tar.gz, .tgz) or a folder, by the suffix of ``path``.
 
     Law: ``load(path) == redact(evidence)``.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: if it cannot be written there.
     """
     from gpunode.host import output
     from gpunode.redaction.evidence import redact
 
-    members = dict(_members(redact(evidence)))
+    members = dict(_make_members(redact(evidence)))
     try:
         if path.name.endswith((".tar.gz", ".tgz")):
-            output.replace_by(path, partial(_write_archive, members))
+            output.write_output_with(path, partial(_write_archive, members))
         else:
-            output.make_folder(path, members)
+            output.write_folder(path, members)
     except OSError as error:
         raise UsageError(
             f"the capture cannot be written to {path}",
-            why=_why_not(error, path),
+            why=_explain_os_error(error, path),
             hint="name a file or a new folder that you may write, on a disk with room",
         ) from error
 
 
-def _why_not(error: OSError, path: Path) -> str:
-    """The system's word, without the name of our draft, which nobody has typed."""
+def _explain_os_error(error: OSError, path: Path) -> str:
+    """Return the system's error, without the name of our temporary file."""
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist, or you may not write to it"
     return error.strerror or str(error)
 
 
-def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
-    """The files of a capture: the index, and one for every probe that returned data."""
+def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a capture: the index, and one for every probe that returned data."""
     rows: dict[str, object] = {}
     names: set[str] = {INDEX}
     for key, capture in sorted(evidence.items()):
-        row = _row(key, capture)
+        row = _make_row(key, capture)
         if capture.data:
             row["file"] = name = _member_name(key, names)
             names.add(name)
@@ -117,7 +117,7 @@ def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     yield INDEX, (json.dumps(index, indent=1) + "\n").encode()
 
 
-def _row(key: str, capture: Capture) -> dict[str, object]:
+def _make_row(key: str, capture: Capture) -> dict[str, object]:
     row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome, "holds": capture.holds}
     if capture.error:
         row["error"] = capture.error
@@ -135,7 +135,7 @@ def _row(key: str, capture: Capture) -> dict[str, object]:
 
 
 def _member_name(key: str, taken: set[str]) -> str:
-    """A file name that reads like ``key``, safe everywhere, and different from those in ``taken`` in any case."""
+    """Return a portable file name like ``key`` that differs, ignoring case, from those in ``taken``."""
     base = "data/" + (re.sub(r"[^a-z0-9_.-]+", "_", key.lower()).strip("._-")[:80] or "probe")
     name, number = base, 1
     while name in taken:
@@ -156,65 +156,65 @@ def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
             archive.addfile(member, io.BytesIO(data))
 
 
-def load(path: Path) -> Evidence:
-    """The evidence in the capture at ``path``; its form is detected by its content.
+def load_capture(path: Path) -> Evidence:
+    """Load the capture at ``path``, whose format is detected by its content.
 
     Raises:
-        UsageError: there is no capture at ``path``.
-        Refused: it is damaged, was made to do harm, or comes from a newer gpunode.
+        UsageError: if there is no capture at ``path``.
+        Refused: if it is damaged, malicious, or from a newer gpunode.
     """
-    with _told(path):
+    with _explaining_errors(path):
         if path.is_dir():
             return _load_folder(path)
         if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
-            raise _unrecognised(path, b"")
+            raise _unrecognised_error(path, b"")
         with path.open("rb") as file:
             return _load_file(file, path)
 
 
-def load_stream(stream: Readable, place: str) -> Evidence:
-    """The evidence in the packed capture that comes out of ``stream``, by the same rules as ``load``.
+def load_capture_stream(stream: Readable, place: str) -> Evidence:
+    """Load a packed capture from ``stream``, by the same rules as ``load_capture``.
 
-    It is unpacked as it comes and never kept packed; ``place`` is where it comes from, in words.
+    It is unpacked as it arrives; ``place`` names its source for messages.
 
     Raises:
-        UsageError: it cannot be read.
-        Refused: it is damaged, was made to do harm, or comes from a newer gpunode.
+        UsageError: if it cannot be read.
+        Refused: if it is damaged, malicious, or from a newer gpunode.
     """
-    with _told(place):
-        packed = _Metered(stream, place, MAX_PACKED, f"is larger than {MAX_PACKED >> 20} MiB")
-        return _evidence(_read_archive(packed, place).__getitem__, place)
+    with _explaining_errors(place):
+        packed = _LimitedStream(stream, place, MAX_PACKED, f"is larger than {MAX_PACKED >> 20} MiB")
+        return _decode_evidence(_read_archive(packed, place).__getitem__, place)
 
 
 @contextmanager
-def _told(place: Place) -> Iterator[None]:
-    """Tells what is wrong with a capture in words, and from where it is."""
+def _explaining_errors(place: Place) -> Iterator[None]:
+    """Turn errors about a capture into messages that name it."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{place} cannot be read", why=error.strerror or str(error), hint=_READABLE) from error
+        raise UsageError(f"{place} cannot be read", why=error.strerror or str(error), hint=_NAME_READABLE) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
         # Of a name that is looked for in vain, Python says the name alone.
         why = f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
-        raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_AGAIN}") from error
+        raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE}") from error
 
 
 def _load_file(file: IO[bytes], path: Path) -> Evidence:
     if os.fstat(file.fileno()).st_size > MAX_PACKED:
-        raise _harmful(path, "the archive", f"is larger than {MAX_PACKED >> 20} MiB")
+        raise _harmful_error(path, "the archive", f"is larger than {MAX_PACKED >> 20} MiB")
     start = file.read(4096)
     file.seek(0)
     if not start.startswith(_GZIP):
-        raise _unrecognised(path, start)
+        raise _unrecognised_error(path, start)
     head = gzip.GzipFile(fileobj=file).read(4096)
     file.seek(0)
     if head[257:262] != b"ustar":
-        raise _unrecognised(path, head)
+        raise _unrecognised_error(path, head)
     members = _read_archive(file, path)
-    return _evidence(members.__getitem__, path)
+    return _decode_evidence(members.__getitem__, path)
 
 
-def _unrecognised(path: Path, start: bytes) -> UsageError:
+def _unrecognised_error(path: Path, start: bytes) -> UsageError:
     from gpunode.facts.bug_report import is_bug_report  # with the readers of pasted text
 
     if is_bug_report(start.decode("utf-8", "replace")):
@@ -225,20 +225,20 @@ def _unrecognised(path: Path, start: bytes) -> UsageError:
         kind = "it is text, such as people paste into reports, which lacks files that this command needs"
     else:
         kind = f"it is neither a .tar.gz nor a folder with {INDEX}"
-    return UsageError(f"{path} is not a capture of a node", why=kind, hint=f"{_AGAIN}; `gpunode doctor` reads text")
+    return UsageError(f"{path} is not a capture of a node", why=kind, hint=f"{_RETAKE}; `gpunode doctor` reads text")
 
 
-def _harmful(path: Place, member: str, why: str) -> Refused:
+def _harmful_error(path: Place, member: str, why: str) -> Refused:
     return Refused(
         f"{path} was not read: it has an invalid member",
         why=f"{member}: {why}",
-        hint=f"do not unpack it by hand; {_AGAIN}",
+        hint=f"do not unpack it by hand; {_RETAKE}",
     )
 
 
 @dataclass(slots=True)
-class _Metered:
-    """A stream that stops a decompression bomb, or a pipe without end, before it fills the memory."""
+class _LimitedStream:
+    """A stream with a size limit against decompression bombs and endless pipes."""
 
     stream: Readable
     path: Place
@@ -249,7 +249,7 @@ class _Metered:
         data = self.stream.read(min(size, self.left + 1))
         self.left -= len(data)
         if self.left < 0:
-            raise _harmful(self.path, "the archive", self.too_much)
+            raise _harmful_error(self.path, "the archive", self.too_much)
         return data
 
 
@@ -258,7 +258,7 @@ def _read_archive(file: Readable, path: Place) -> Mapping[str, bytes]:
     most, too_much = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
     unpacked = gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
-    metered = _Metered(unpacked, path, most, too_much)
+    metered = _LimitedStream(unpacked, path, most, too_much)
     members: dict[str, bytes] = {}
     seen: set[str] = set()
     with tarfile.open(fileobj=metered, mode="r|") as archive:  # type: ignore[call-overload]
@@ -276,24 +276,24 @@ def _read_archive(file: Readable, path: Place) -> Mapping[str, bytes]:
 def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
-        raise _harmful(path, name, "its name leads out of the capture")
+        raise _harmful_error(path, name, "its name leads out of the capture")
     if member.isreg() and _plain_name(name) in seen:
-        raise _harmful(path, name, "appears twice")
+        raise _harmful_error(path, name, "appears twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
-        raise _harmful(path, name, "is a link, a device or the like, not a file")
+        raise _harmful_error(path, name, "is a link, a device or the like, not a file")
     if not 0 <= member.size <= MAX_BYTES:
-        raise _harmful(path, name, f"is larger than {MAX_BYTES >> 20} MiB")
+        raise _harmful_error(path, name, f"is larger than {MAX_BYTES >> 20} MiB")
     if len(seen) >= MAX_MEMBERS:
-        raise _harmful(path, name, f"exceeds the limit of {MAX_MEMBERS} members")
+        raise _harmful_error(path, name, f"exceeds the limit of {MAX_MEMBERS} members")
 
 
 def _plain_name(name: str) -> str:
-    """``./a//b`` and ``a/b`` are one place."""
+    """Normalize a member's name: ``./a//b`` and ``a/b`` are the same."""
     return "/".join(part for part in name.split("/") if part not in {"", "."})
 
 
 def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """The members named from the capture's own folder: people pack a folder as ``./`` or with its name before it."""
+    """Name the members relative to the capture's folder, which people pack as ``./`` or with its name."""
     plain = {_plain_name(name): data for name, data in members.items()}
     indexes = sorted((name for name in plain if f"/{name}".endswith(f"/{INDEX}")), key=lambda name: name.count("/"))
     if not indexes:
@@ -304,7 +304,7 @@ def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
 
 def _load_folder(path: Path) -> Evidence:
     if not (path / INDEX).exists():
-        raise _unrecognised(path, b"")
+        raise _unrecognised_error(path, b"")
     left = MAX_BYTES
 
     def read(name: str) -> bytes:
@@ -313,31 +313,31 @@ def _load_folder(path: Path) -> Evidence:
         left -= len(data)
         return data
 
-    return _evidence(read, path)
+    return _decode_evidence(read, path)
 
 
 def _read_plain(folder: Path, name: str, limit: int) -> bytes:
     if (folder / "data").is_symlink():
-        raise _harmful(folder, "data", "is a link, not a folder")
+        raise _harmful_error(folder, "data", "is a link, not a folder")
     try:
         # Neither a link out of the folder nor a pipe that never ends.
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise KeyError(name) from error
     except OSError as error:
-        raise _harmful(folder, name, f"cannot be opened as a plain file ({error.strerror})") from error
+        raise _harmful_error(folder, name, f"cannot be opened as a plain file ({error.strerror})") from error
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _harmful(folder, name, "is not a plain file")
+            raise _harmful_error(folder, name, "is not a plain file")
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise _harmful(folder, name, f"makes the capture larger than {MAX_BYTES >> 20} MiB")
+        raise _harmful_error(folder, name, f"makes the capture larger than {MAX_BYTES >> 20} MiB")
     return data
 
 
-def _evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
+def _decode_evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
     if len(packed := read(INDEX)) > MAX_INDEX:
-        raise _harmful(path, INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
+        raise _harmful_error(path, INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
     try:
         index = json.loads(packed)
     except (ValueError, RecursionError) as error:
@@ -355,11 +355,11 @@ def _evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError(f"{INDEX} does not list captures by name")
     if len(rows) > MAX_MEMBERS:
-        raise _harmful(path, INDEX, f"lists more than {MAX_MEMBERS} probes")
-    return {str(key): _capture(row, read, path) for key, row in rows.items()}
+        raise _harmful_error(path, INDEX, f"lists more than {MAX_MEMBERS} probes")
+    return {str(key): _decode_capture(row, read, path) for key, row in rows.items()}
 
 
-def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) -> Capture:
+def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) -> Capture:
     name, status = row.get("file"), row.get("exit_status")
     outcome: Any = row.get("outcome")
     if outcome not in get_args(Outcome):
@@ -373,19 +373,19 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) 
     if status is not None and type(status) is not int:
         raise ValueError("exit_status is not a number")
     if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
-        raise _harmful(path, str(name)[:200], "is not a file of the capture's data folder")
+        raise _harmful_error(path, str(name)[:200], "is not a file of the capture's data folder")
     return Capture(
         source=row["source"],
         outcome=outcome,
         data=read(str(name)) if name is not None else b"",
         error=row.get("error", ""),
         exit_status=status,
-        ownership=_ownership(row),
+        ownership=_decode_file_ownership(row),
         holds=holds,
     )
 
 
-def _ownership(row: Mapping[str, Any]) -> Ownership | None:
+def _decode_file_ownership(row: Mapping[str, Any]) -> Ownership | None:
     if "mode" not in row:
         return None
     mode, uid, gid, changed = (row.get(name) for name in ("mode", "uid", "gid", "changed"))
@@ -398,8 +398,8 @@ def _ownership(row: Mapping[str, Any]) -> Ownership | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """What a file is, in words that follow "it is", and what to do with it."""
+class UnreadableFormat:
+    """A file format that is no report: what it is, worded to follow "it is", and advice."""
 
     what: str
     how: str
@@ -407,40 +407,45 @@ class Format:
 
 _IN_PICTURE: Final = "copy the text itself: gpunode cannot read pictures"
 _IN_DOCUMENT: Final = "copy the text out of it: gpunode reads plain text"
-_KNOWN: Final = (
-    (b"\x1f\x8b", Format("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
-    (b"\xfd7zXZ\x00", Format("packed with xz", "unpack it: xz -d FILE (of a capture, tar -xJf FILE)")),
-    (b"\x28\xb5\x2f\xfd", Format("packed with zstd", "unpack it: zstd -d FILE (of a capture, tar --zstd -xf FILE)")),
-    (b"BZh", Format("packed with bzip2", "unpack it: bzip2 -d FILE (of a capture, tar -xjf FILE)")),
-    (b"PK\x03\x04", Format("a zip archive", "unpack it: unzip FILE")),
-    (b"7z\xbc\xaf\x27\x1c", Format("a 7-Zip archive", "unpack it: 7z x FILE")),
-    (b"\x04\x22\x4d\x18", Format("packed with lz4", "unpack it: lz4 -d FILE")),
-    (b"\x89PNG", Format("a PNG picture", _IN_PICTURE)),
-    (b"\xff\xd8\xff", Format("a JPEG picture", _IN_PICTURE)),
-    (b"GIF8", Format("a GIF picture", _IN_PICTURE)),
-    (b"%PDF-", Format("a PDF document", _IN_DOCUMENT)),
-    (b"\x7fELF", Format("a program", "name the output of the program")),
-    (b"LPKSHHRH", Format("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
-    (b"\x00\x00\xfe\xff", Format("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
-    (b"\xff\xfe\x00\x00", Format("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
+_KNOWN_FORMATS: Final = (
+    (b"\x1f\x8b", UnreadableFormat("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
+    (b"\xfd7zXZ\x00", UnreadableFormat("packed with xz", "unpack it: xz -d FILE (of a capture, tar -xJf FILE)")),
+    (
+        b"\x28\xb5\x2f\xfd",
+        UnreadableFormat("packed with zstd", "unpack it: zstd -d FILE (of a capture, tar --zstd -xf FILE)"),
+    ),
+    (b"BZh", UnreadableFormat("packed with bzip2", "unpack it: bzip2 -d FILE (of a capture, tar -xjf FILE)")),
+    (b"PK\x03\x04", UnreadableFormat("a zip archive", "unpack it: unzip FILE")),
+    (b"7z\xbc\xaf\x27\x1c", UnreadableFormat("a 7-Zip archive", "unpack it: 7z x FILE")),
+    (b"\x04\x22\x4d\x18", UnreadableFormat("packed with lz4", "unpack it: lz4 -d FILE")),
+    (b"\x89PNG", UnreadableFormat("a PNG picture", _IN_PICTURE)),
+    (b"\xff\xd8\xff", UnreadableFormat("a JPEG picture", _IN_PICTURE)),
+    (b"GIF8", UnreadableFormat("a GIF picture", _IN_PICTURE)),
+    (b"%PDF-", UnreadableFormat("a PDF document", _IN_DOCUMENT)),
+    (b"\x7fELF", UnreadableFormat("a program", "name the output of the program")),
+    (b"LPKSHHRH", UnreadableFormat("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
+    (b"\x00\x00\xfe\xff", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
+    (b"\xff\xfe\x00\x00", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
 )
-_HEAD: Final = 4096
-_TAR: Final = Format("a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it")
-_BINARY: Final = Format(
+_HEAD_BYTES: Final = 4096
+_TAR: Final = UnreadableFormat(
+    "a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it"
+)
+_BINARY: Final = UnreadableFormat(
     "not text in a known encoding: it is full of zero bytes",
     "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text, a capture or a bug report",
 )
-_PRINTED: Final = b"\t\n\r\f\x08\x1b"
+_TEXT_CONTROLS: Final = b"\t\n\r\f\x08\x1b"
 
 
-def unreadable_format(data: bytes) -> Format | None:
-    """The format of ``data`` if no report can be read from it; None if it may be text."""
-    for start, kind in _KNOWN:
+def unreadable_format(data: bytes) -> UnreadableFormat | None:
+    """Return the format of ``data`` if it cannot be a report; None if it may be text."""
+    for start, kind in _KNOWN_FORMATS:
         if data.startswith(start):
             return kind
     if data[257:262] == b"ustar":
         return _TAR
-    head = data[:_HEAD]
-    controls = sum(byte < 32 and byte not in _PRINTED for byte in head)
+    head = data[:_HEAD_BYTES]
+    controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
     # Text in UTF-16 with a mark before it is read.
     return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY

@@ -1,4 +1,4 @@
-"""gpunode's own child programs: how they are started and how they answer.
+"""Child programs of gpunode: their command lines and answers.
 
 They exist because a call into a GPU driver can block in the kernel for ever. As a child, this module loads nothing
 but the standard library.
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 _ISOLATED = ("-I", "-S")
 
 
-def command(module: str, needs: Sequence[str] = ()) -> tuple[str, ...]:
-    """The command that runs ``module.main()`` with the very gpunode that asks.
+def child_command(module: str, needs: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the command that runs ``module.main()`` with this same gpunode.
 
-    The folders (or the zipapp) that gpunode and ``needs`` come from are handed over, so it works alike from an
-    installed environment, a source tree on PYTHONPATH and a zipapp.
+    The folders (or the zipapp) of gpunode and ``needs`` are passed on, so it works from an installed environment, a
+    source tree on PYTHONPATH and a zipapp.
     """
-    places = dict.fromkeys(_place(name) for name in ("gpunode", *needs))
+    places = dict.fromkeys(_find_path_entry(name) for name in ("gpunode", *needs))
     code = f"import sys; sys.path[:0] = sys.argv[1:]; from {module} import main; main()"
     return (sys.executable, *_ISOLATED, "-c", code, *(place for place in places if place))
 
 
-def _place(name: str) -> str:
-    """The entry of ``sys.path`` that holds ``name``; empty when nothing does, so the child says it by ImportError."""
+def _find_path_entry(name: str) -> str:
+    """Return the entry of ``sys.path`` with ``name``; empty if none, so that the child raises ImportError."""
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -43,7 +43,7 @@ def _place(name: str) -> str:
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
 
 
-def tell(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
+def print_answer(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
     """Write one JSON object to standard output and exit with status 0.
 
     A driver library that prints does so on standard error meanwhile, and its exit handlers, which can block as any

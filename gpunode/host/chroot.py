@@ -9,43 +9,43 @@ from contextlib import ExitStack, contextmanager, suppress
 from gpunode.change import FileState
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import files, places
-from gpunode.host.process import Places, Runner, signals_held
+from gpunode.host.process import RootMountPoints, Runner, hold_signals
 
 _POLICY = "/usr/sbin/policy-rc.d"
 _RESOLVER = "/etc/resolv.conf"
-_STAND_IN = b"# gpunode mounts another file over this one while it works here, and then removes it.\n"
+_PLACEHOLDER = b"# gpunode mounts another file over this one while it works here, and then removes it.\n"
 
 
 @contextmanager
-def furnished(runner: Runner) -> Iterator[None]:
-    """What ``runner`` runs in its root starts no service and resolves names as this machine does.
+def prepare_root(runner: Runner) -> Iterator[None]:
+    """Keep commands in the root of ``runner`` from starting services, and give them this machine's name servers.
 
-    Both are files that are mounted over a file of the root, for the command alone (``host/namespaces.py``). Where there
-    is none, a stand-in is made that means nothing by itself and is removed at the end. A policy-rc.d of the image stays
+    Both are files that are mounted over a file of the root, for the command alone (``host/namespaces.py``). If the
+    root has none, an inert placeholder is made and removed at the end. A policy-rc.d of the image stays
     the image's decision. For ``/`` there is nothing to do.
 
     Raises:
-        UsageError: not root, or no system is there.
-        ChangeFailed: a stand-in cannot be made; none stays.
+        UsageError: if not root, or there is no system.
+        ChangeFailed: if a placeholder cannot be made; none stays.
     """
-    if runner.root == "/" or runner.places != Places():
+    if runner.root == "/" or runner.places != RootMountPoints():
         yield
         return
-    _need_system(runner.root)
+    _refuse_without_system(runner.root)
     with ExitStack() as stack:
         try:
-            policy = _stand_in(_POLICY, runner.root, stack)
-            resolver = _stand_in(_RESOLVER, runner.root, stack) if os.path.exists(_RESOLVER) else ""  # noqa: PTH110
+            policy = _make_mount_point(_POLICY, runner.root, stack)
+            resolver = _make_mount_point(_RESOLVER, runner.root, stack) if os.path.exists(_RESOLVER) else ""  # noqa: PTH110
             stack.callback(setattr, runner, "places", runner.places)
-            is_own = bool(policy) and not _is_stand_in(policy, runner.root)
-            runner.places = Places("" if is_own else policy, resolver)
+            is_own = bool(policy) and not _is_mount_point_file(policy, runner.root)
+            runner.places = RootMountPoints("" if is_own else policy, resolver)
             yield
         finally:
-            with signals_held():
+            with hold_signals():
                 stack.close()
 
 
-def _need_system(root: str) -> None:
+def _refuse_without_system(root: str) -> None:
     if os.geteuid() != 0:
         raise UsageError(
             f"--root {root} needs root", why="the programs of an image run as root", hint="run the command with sudo"
@@ -59,32 +59,32 @@ def _need_system(root: str) -> None:
             )
 
 
-def _stand_in(path: str, root: str, stack: ExitStack) -> str:
-    """Where ``path`` leads inside the root; a file is there until the stack is closed.
+def _make_mount_point(path: str, root: str, stack: ExitStack) -> str:
+    """Resolve ``path`` inside the root, with a placeholder file until the stack is closed.
 
     A link may lead to a folder that only a running system has (``/run/systemd/resolve``); it is made, and goes.
     """
-    leads, made = files.prepare(path, root=root)
+    leads, made = files.make_parents(path, root=root)
     stack.callback(places.remove_folders, made, root=root)
-    if files.read(leads, root=root).outcome == "absent":
-        files.replace(leads, FileState(_STAND_IN), root=root)
-    if _is_stand_in(leads, root):
-        stack.callback(_remove, leads, root)
+    if files.read_file(leads, root=root).outcome == "absent":
+        files.replace_file(leads, FileState(_PLACEHOLDER), root=root)
+    if _is_mount_point_file(leads, root):
+        stack.callback(_remove_mount_point, leads, root)
     return leads
 
 
-def _remove(path: str, root: str) -> None:
+def _remove_mount_point(path: str, root: str) -> None:
     with suppress(GpunodeError):
-        files.remove(path, root=root)
+        files.remove_file(path, root=root)
 
 
-def _is_stand_in(path: str, root: str) -> bool:
-    """Whether a file is one over which a run mounted another; it is still there when that run was killed."""
-    return files.read(path, len(_STAND_IN) + 1, root=root).data == _STAND_IN
+def _is_mount_point_file(path: str, root: str) -> bool:
+    """Return True for a placeholder file, which a killed run leaves."""
+    return files.read_file(path, len(_PLACEHOLDER) + 1, root=root).data == _PLACEHOLDER
 
 
-def sweep(root: str) -> None:
+def remove_mount_points(root: str) -> None:
     """Remove the placeholder files that a killed run left as mount points."""
     for path in (_POLICY, _RESOLVER):
-        if _is_stand_in(path, root):
-            _remove(path, root)
+        if _is_mount_point_file(path, root):
+            _remove_mount_point(path, root)

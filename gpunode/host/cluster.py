@@ -24,7 +24,7 @@ from gpunode.host.kubectl import (
     split_errors,
     version_skew_warning,
 )
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import FinishedCommand, Runner
 
 Body: TypeAlias = Mapping[str, Any]
 
@@ -335,7 +335,7 @@ class Cluster:
         done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _as_list(bodies), only_reads=False)
         return self._parse_result(done)
 
-    def _parse_result(self, done: Finished) -> DryRunResult:
+    def _parse_result(self, done: FinishedCommand) -> DryRunResult:
         messages = () if done.ok else tuple(split_errors(done.stderr.decode("utf-8", "replace").strip()))
         if not done.ok and not (messages and is_about_objects(done)):
             raise self._error_from(done)
@@ -391,12 +391,12 @@ class Cluster:
             raise self._error_from(done)
         return done.stdout
 
-    def _error_from(self, done: Finished) -> GpunodeError:
+    def _error_from(self, done: FinishedCommand) -> GpunodeError:
         return explain_failure(done, self.command, describe_install_location)
 
     def _run(
         self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_TIMEOUT_S
-    ) -> Finished:
+    ) -> FinishedCommand:
         argv = (*self.kubectl, *words)
         return self._runner.run(
             argv,
@@ -495,7 +495,7 @@ def _iter_documents(data: bytes) -> Iterator[Any]:
         text = text[end:].lstrip()
 
 
-def _parse_object(done: Finished) -> Body:
+def _parse_object(done: FinishedCommand) -> Body:
     body: Body = _first_document(done.stdout)
     return body
 

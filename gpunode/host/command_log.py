@@ -1,4 +1,4 @@
-"""The log of the commands that a run has started."""
+"""Log of the commands that a run has started."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from gpunode.errors import ChangeFailed
 from gpunode.host import files
-from gpunode.host.ownership import why_foreign
-from gpunode.host.process import Finished
+from gpunode.host.ownership import explain_foreign
+from gpunode.host.process import FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
 _FOLDER = "/var/log/gpunode"
 
 
 class CommandLog:
-    """Every command of a run with its output, in a file that root alone reads.
+    """A root-only file of every command of a run with its output.
 
-    The log never fails a run: what kept it from being written stands in ``problem``.
+    Errors never fail the run: they are recorded in ``problem``.
     """
 
     def __init__(self, name: str, *, root: str = "/") -> None:
@@ -32,7 +32,7 @@ class CommandLog:
         self.problem = ""
         self._lock = threading.Lock()
 
-    def append(self, finished: Finished) -> None:
+    def append(self, finished: FinishedCommand) -> None:
         """Write the command to the log, secrets redacted."""
         text = "\n".join(_log_lines(finished)) + "\n"
         with self._lock:
@@ -44,8 +44,8 @@ class CommandLog:
                 self.problem = self.problem or f"{self.path} could not be written: {error.why}"
 
     def _write(self, entry: bytes) -> None:
-        folder = Path(self._root + files.prepare(_FOLDER, root=self._root or "/")[0])
-        if why := why_foreign(folder):
+        folder = Path(self._root + files.make_parents(_FOLDER, root=self._root or "/")[0])
+        if why := explain_foreign(folder):
             raise OSError(errno.EPERM, f"{folder} may be another user's: {why}")
         folder.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -56,7 +56,7 @@ class CommandLog:
             file.write(entry)
 
 
-def _log_lines(finished: Finished) -> Iterator[str]:
+def _log_lines(finished: FinishedCommand) -> Iterator[str]:
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     outcome = "timeout" if finished.timed_out else f"exit {finished.exit_status}"
     yield f"{now} {outcome} {finished.seconds:.2f} s: {redact(shlex.join(finished.argv))}"

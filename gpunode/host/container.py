@@ -1,4 +1,4 @@
-"""A container that must see the GPUs that NVML sees, run through the configured runtime and removed again.
+"""A test container, run through the configured runtime, which must see the same GPUs as NVML.
 
 Its image contains only what nvidia-smi needs: the dynamic loader and the C library of the host, and no NVIDIA file.
 nvidia-smi and its library must come from the container runtime, which is what is tested. No compiler, no registry and
@@ -19,33 +19,33 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from gpunode.host.ownership import why_others_write
+from gpunode.host.ownership import explain_writable_by_others
 
 if TYPE_CHECKING:
-    from gpunode.host.process import Finished, Runner
+    from gpunode.host.process import FinishedCommand, Runner
 
 # What libnvidia-ml.so.1 of every branch is linked with beside libc, in whose folder they are.
 _GLIBC = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
-_INJECTED = ("libnvidia", "libcuda")
+_DRIVER_LIBRARIES = ("libnvidia", "libcuda")
 _ETC = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/etc/passwd": b"root:x:0:0:root:/:/\n"}
 _FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
 # What uname(2) calls an architecture → Debian's and Ubuntu's multiarch folder, and OCI's name of it.
 _ARCHITECTURES = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
-_MEDIA = "application/vnd.oci.image."
+_MEDIA_TYPE = "application/vnd.oci.image."
 
 
-def library_paths(listing: str) -> frozenset[str]:
-    """Return the paths of the loader and the libraries in what ldd(1) printed, and of the rest of glibc.
+def parse_ldd(listing: str) -> frozenset[str]:
+    """Return the paths of the loader and libraries in ldd(1)'s output, and of the rest of glibc.
 
     NVIDIA's libraries are left out.
 
     Raises:
-        ValueError: a library is missing on the host, or its C library is not glibc.
+        ValueError: if a library is missing, or the C library is not glibc.
     """
     found: dict[str, str] = {}
     for name, path in re.findall(r"^\s+(?:(\S+) => )?(/\S+(?= \()|not found)", listing, re.MULTILINE):
         name = name or PurePosixPath(path).name
-        if name.startswith(_INJECTED):
+        if name.startswith(_DRIVER_LIBRARIES):
             continue
         if path == "not found":
             raise ValueError(f"{name} is missing on this host")
@@ -56,7 +56,7 @@ def library_paths(listing: str) -> frozenset[str]:
     return frozenset(found.values()) | {str(folder / name) for name in _GLIBC}
 
 
-def make_image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
+def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
     """Return an archive for ``ctr images import`` and ``docker load``; the same bytes for the same arguments.
 
     It is an OCI layout (image-spec 1.0) that also holds the manifest.json of ``docker save``, which docker before 25
@@ -69,59 +69,61 @@ def make_image(libraries: Mapping[str, bytes], machine: str, reference: str, com
         command: what a container runs.
 
     Raises:
-        ValueError: NVIDIA has no driver for this architecture.
+        ValueError: if NVIDIA has no driver for this architecture.
     """
     if machine not in _ARCHITECTURES:
         raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES)}")
     architecture = _ARCHITECTURES[machine][1]
-    layer = _tar({**libraries, **_ETC}, _FOLDERS)
-    config = _config(architecture, layer, command)
-    manifest = _manifest(config, layer)
+    layer = _make_tar({**libraries, **_ETC}, _FOLDERS)
+    config = _image_config(architecture, layer, command)
+    manifest = _image_manifest(config, layer)
     files = {
-        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _index(architecture, manifest, reference),
-        "manifest.json": _json([{"Config": _blob(config), "RepoTags": [reference], "Layers": [_blob(layer)]}]),
-        **{_blob(data): data for data in (config, layer, manifest)},
+        "oci-layout": _encode_json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _image_index(architecture, manifest, reference),
+        "manifest.json": _encode_json(
+            [{"Config": _blob_path(config), "RepoTags": [reference], "Layers": [_blob_path(layer)]}]
+        ),
+        **{_blob_path(data): data for data in (config, layer, manifest)},
     }
-    return _tar(files)
+    return _make_tar(files)
 
 
-def _config(architecture: str, layer: bytes, command: Iterable[str]) -> bytes:
+def _image_config(architecture: str, layer: bytes, command: Iterable[str]) -> bytes:
     # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
     folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES.values()), "64")
     places = ":".join(f"{root}{folder}" for folder in folders for root in ("/usr/lib", "/lib"))
     environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={places}"]
-    return _json(
+    return _encode_json(
         {
             "architecture": architecture,
             "os": "linux",
             "config": {"Cmd": list(command), "Env": environment},
-            "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+            "rootfs": {"type": "layers", "diff_ids": [_digest_of(layer)]},
             "history": [{"created_by": "gpunode verify --container"}],
         }
     )
 
 
-def _manifest(config: bytes, layer: bytes) -> bytes:
-    return _json(
+def _image_manifest(config: bytes, layer: bytes) -> bytes:
+    return _encode_json(
         {
             "schemaVersion": 2,
-            "mediaType": f"{_MEDIA}manifest.v1+json",
-            "config": _descriptor(f"{_MEDIA}config.v1+json", config),
-            "layers": [_descriptor(f"{_MEDIA}layer.v1.tar", layer)],
+            "mediaType": f"{_MEDIA_TYPE}manifest.v1+json",
+            "config": _descriptor(f"{_MEDIA_TYPE}config.v1+json", config),
+            "layers": [_descriptor(f"{_MEDIA_TYPE}layer.v1.tar", layer)],
         }
     )
 
 
-def _index(architecture: str, manifest: bytes, reference: str) -> bytes:
+def _image_index(architecture: str, manifest: bytes, reference: str) -> bytes:
     # The first is containerd's name for an image, the second the OCI layout's.
     names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
-    entry = _descriptor(f"{_MEDIA}manifest.v1+json", manifest)
+    entry = _descriptor(f"{_MEDIA_TYPE}manifest.v1+json", manifest)
     platform = {"architecture": architecture, "os": "linux"}
-    return _json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": names}]})
+    return _encode_json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": names}]})
 
 
-def _tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
+def _make_tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
     """Return an archive of ``files`` and ``folders`` with the folders above them, sorted; of root, and of 1970."""
     above = {str(parent) for path in (*files, *folders) for parent in PurePosixPath(path).parents}
     out = io.BytesIO()
@@ -135,20 +137,20 @@ def _tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
     return out.getvalue()
 
 
-def _json(value: object) -> bytes:
+def _encode_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _digest(data: bytes) -> str:
+def _digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _blob(data: bytes) -> str:
+def _blob_path(data: bytes) -> str:
     return f"blobs/sha256/{hashlib.sha256(data).hexdigest()}"
 
 
 def _descriptor(media_type: str, data: bytes) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}
+    return {"mediaType": media_type, "digest": _digest_of(data), "size": len(data)}
 
 
 QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
@@ -165,7 +167,7 @@ Argv = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class ContainerCommands:
     """The commands of one runtime.
 
     Attributes:
@@ -182,12 +184,12 @@ class Commands:
     remove: tuple[Argv, ...]
 
 
-def containerd(
+def containerd_commands(
     token: str,
     *,
     binary: str = "/usr/bin/nvidia-container-runtime",
     address: str = "/run/containerd/containerd.sock",
-) -> Commands:
+) -> ContainerCommands:
     """Return the commands for containerd, in a namespace of their own, so Kubernetes never sees the container.
 
     ctr does not go through the CRI plugin and its handlers. ``binary`` is therefore the runtime that the handler names
@@ -198,7 +200,7 @@ def containerd(
     reference = f"localhost/gpunode-check:{token}"
     ctr = ("ctr", "--address", address, "--namespace", name)
     environment = tuple(word for one in _ENVIRONMENT for word in ("--env", one))
-    return Commands(
+    return ContainerCommands(
         runtime="containerd",
         reference=reference,
         load=(*ctr, "images", "import", "-"),
@@ -215,25 +217,25 @@ def containerd(
     )
 
 
-def docker(token: str, *, runtime: str = "nvidia") -> Commands:
+def docker_commands(token: str, *, runtime: str = "nvidia") -> ContainerCommands:
     """Return the commands for docker, through the runtime that daemon.json calls ``runtime``."""
     environment = (word for one in _ENVIRONMENT for word in ("--env", one))
-    return _engine("docker", token, "--runtime", runtime, *environment)
+    return _engine_commands("docker", token, "--runtime", runtime, *environment)
 
 
-def podman(token: str) -> Commands:
+def podman_commands(token: str) -> ContainerCommands:
     """Return the commands for podman, which takes the GPUs as CDI devices.
 
     Without SELinux's confinement, which lets no container near /dev/nvidia* on the hosts that have it.
     """
-    return _engine("podman", token, "--device", "nvidia.com/gpu=all", "--security-opt", "label=disable")
+    return _engine_commands("podman", token, "--device", "nvidia.com/gpu=all", "--security-opt", "label=disable")
 
 
-def _engine(program: str, token: str, *options: str) -> Commands:
+def _engine_commands(program: str, token: str, *options: str) -> ContainerCommands:
     """Return the commands for docker, or for podman, which has docker's command line."""
     name = f"gpunode-{token}"
     reference = f"localhost/gpunode-check:{token}"
-    return Commands(
+    return ContainerCommands(
         runtime=program,
         reference=reference,
         load=(program, "load", "--quiet"),
@@ -245,13 +247,13 @@ def _engine(program: str, token: str, *options: str) -> Commands:
 
 @dataclass(frozen=True, slots=True)
 class ContainerCheck:
-    """What a container saw.
+    """The result of a test container.
 
     Attributes:
         expected: the UUIDs that NVML lists on the host.
         seen: those that nvidia-smi lists in the container.
-        failure: why there is nothing to compare; the runtime's own words are in it.
-        leftovers: what could not be removed again, with the command to do it.
+        failure: why there is nothing to compare, with the runtime's output.
+        leftovers: what could not be removed, with the command to do it.
     """
 
     runtime: str
@@ -262,12 +264,12 @@ class ContainerCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the container saw exactly the GPUs of the host."""
+        """True if the container saw exactly the GPUs of the host."""
         return not self.failure and bool(self.expected) and self.seen == self.expected
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong, one sentence each; nothing when it passed."""
+        """Problems, one sentence each; empty if it passed."""
         if self.failure:
             return (self.failure,)
         if not self.expected:
@@ -277,78 +279,88 @@ class ContainerCheck:
         return (missing,) * (not self.expected <= self.seen) + (strange,) * (not self.seen <= self.expected)
 
 
-def uuids(output: bytes) -> frozenset[str]:
-    """The GPUs in what nvidia-smi printed."""
+def parse_uuids(output: bytes) -> frozenset[str]:
+    """Parse the GPUs' UUIDs in nvidia-smi's output."""
     return frozenset(_UUID.findall(output.decode("utf-8", "replace")))
 
 
 def new_token() -> str:
-    """A unique name for each check, so that two concurrent ones do not remove each other's image."""
+    """Return a unique name, so that concurrent checks do not remove each other's image."""
     return secrets.token_hex(4)
 
 
-def check(runner: Runner, commands: Commands, expected: Iterable[str], timeout_s: float = TIMEOUT_S) -> ContainerCheck:
-    """Whether a container run by ``commands`` sees exactly the GPUs ``expected``; nothing of it is left afterwards."""
+def check_container(
+    runner: Runner, commands: ContainerCommands, expected: Iterable[str], timeout_s: float = TIMEOUT_S
+) -> ContainerCheck:
+    """Run a container, compare its GPUs with ``expected``, and remove everything."""
     wanted = frozenset(expected)
     program = next((path for path in _PROGRAMS if Path(path).exists()), None)
     if program is None:
-        return _failed(commands, wanted, "nvidia-smi is not installed on the host, so no runtime can mount it")
+        return _failed_check(commands, wanted, "nvidia-smi is not installed on the host, so no runtime can mount it")
     try:
-        archive = make_image(read_libraries(runner, program), os.uname().machine, commands.reference, QUERY)
+        archive = build_image(read_libraries(runner, program), os.uname().machine, commands.reference, QUERY)
     except (ValueError, OSError) as error:
-        return _failed(commands, wanted, f"cannot build an image from this host's files: {error}")
+        return _failed_check(commands, wanted, f"cannot build an image from this host's files: {error}")
     loaded = runner.run(commands.load, timeout_s=_LOAD_TIMEOUT_S, stdin=archive)
     if not loaded.ok:
-        return _failed(commands, wanted, _said("the image could not be imported", loaded), _remove(runner, commands))
+        return _failed_check(
+            commands, wanted, _quote_output("the image could not be imported", loaded), _remove_image(runner, commands)
+        )
     try:
         ran = runner.run(commands.run, timeout_s=timeout_s)
     except BaseException:
-        _rescue(runner, commands)
+        _remove_container(runner, commands)
         raise
-    return _judge(commands, wanted, ran, _remove(runner, commands) if ran.ok else _rescue(runner, commands))
+    return _judge_run(
+        commands, wanted, ran, _remove_image(runner, commands) if ran.ok else _remove_container(runner, commands)
+    )
 
 
 def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
     """Return what ``program`` needs to start, without NVIDIA's libraries: the bytes of each library by its path.
 
-    ldd(1) may run the program, so it is asked only of one that nobody but root, or this user, can change.
+    ldd(1) may run the program, so only root and this user may be able to change it.
 
     Raises:
-        ValueError: it is not asked, it does not know the program, or a library is missing.
-        OSError: a library cannot be read.
+        ValueError: if others can change the program, ldd does not know it, or a library is missing.
+        OSError: if a library cannot be read.
     """
-    if why := why_others_write(Path(program), trusted=frozenset({0, os.geteuid()})):
+    if why := explain_writable_by_others(Path(program), trusted=frozenset({0, os.geteuid()})):
         raise ValueError(f"ldd may run {program}, and {why}")
     listed = runner.run(("ldd", program), timeout_s=_LDD_TIMEOUT_S, only_reads=True)
     if listed.missing:
         raise ValueError("ldd is missing, which comes with glibc (libc-bin, glibc-common); nvidia-smi needs glibc")
     if not listed.ok:
-        raise ValueError(_said(f"the libraries of {program} are not known", listed))
-    return {path: Path(path).read_bytes() for path in library_paths(listed.stdout.decode("utf-8", "surrogateescape"))}
+        raise ValueError(_quote_output(f"the libraries of {program} are not known", listed))
+    return {path: Path(path).read_bytes() for path in parse_ldd(listed.stdout.decode("utf-8", "surrogateescape"))}
 
 
-def _failed(commands: Commands, wanted: frozenset[str], why: str, leftovers: tuple[str, ...] = ()) -> ContainerCheck:
+def _failed_check(
+    commands: ContainerCommands, wanted: frozenset[str], why: str, leftovers: tuple[str, ...] = ()
+) -> ContainerCheck:
     return ContainerCheck(commands.runtime, wanted, failure=why, leftovers=leftovers)
 
 
-def _judge(commands: Commands, wanted: frozenset[str], ran: Finished, leftovers: tuple[str, ...]) -> ContainerCheck:
+def _judge_run(
+    commands: ContainerCommands, wanted: frozenset[str], ran: FinishedCommand, leftovers: tuple[str, ...]
+) -> ContainerCheck:
     if not ran.ok:
-        return _failed(commands, wanted, _said("the container did not run", ran), leftovers)
-    return ContainerCheck(commands.runtime, wanted, seen=uuids(ran.stdout), leftovers=leftovers)
+        return _failed_check(commands, wanted, _quote_output("the container did not run", ran), leftovers)
+    return ContainerCheck(commands.runtime, wanted, seen=parse_uuids(ran.stdout), leftovers=leftovers)
 
 
-def _said(what: str, finished: Finished) -> str:
+def _quote_output(what: str, finished: FinishedCommand) -> str:
     how = f"timed out after {finished.seconds:.0f} s" if finished.timed_out else f"exit status {finished.exit_status}"
     return f"{what} ({finished.argv[0]}: {how}): {finished.last_lines(5) or 'no output'}"
 
 
-def _rescue(runner: Runner, commands: Commands) -> tuple[str, ...]:
-    """The container is gone however far it came; its absence is no failure, so only the rest is judged."""
+def _remove_container(runner: Runner, commands: ContainerCommands) -> tuple[str, ...]:
+    """Remove the container, which may not exist, then the rest; report only failures of the latter."""
     for argv in commands.rescue:
         runner.run(argv, timeout_s=_REMOVE_TIMEOUT_S)
-    return _remove(runner, commands)
+    return _remove_image(runner, commands)
 
 
-def _remove(runner: Runner, commands: Commands) -> tuple[str, ...]:
+def _remove_image(runner: Runner, commands: ContainerCommands) -> tuple[str, ...]:
     ended = [runner.run(argv, timeout_s=_REMOVE_TIMEOUT_S) for argv in commands.remove]
     return tuple(f"{' '.join(one.argv)}: {one.last_lines(1)}" for one in ended if not one.ok)

@@ -1,4 +1,4 @@
-"""A vector addition on every GPU, through libcuda.so.1 alone, in a child program.
+"""The child program for a vector addition on every GPU, through libcuda.so.1 alone.
 
 ``python -m gpunode.host.cuda`` prints one JSON object; what it means is in ``gpunode.facts.cuda``. No CUDA toolkit is
 needed: the kernel is PTX text, which the driver compiles.
@@ -14,7 +14,7 @@ from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gpunode.host.child import command, tell
+from gpunode.host.child import child_command, print_answer
 
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Probe
@@ -68,16 +68,16 @@ DONE:
 \0"""
 
 
-def argv() -> tuple[str, ...]:
-    """The command that adds on every GPU."""
-    return command("gpunode.host.cuda")
+def child_argv() -> tuple[str, ...]:
+    """Return the command of the child program."""
+    return child_command("gpunode.host.cuda")
 
 
-def probe(timeout_s: float = TIMEOUT_S) -> Probe:
-    """The same command as a probe, killed after ``timeout_s``."""
+def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
+    """Return the command as a probe, killed after ``timeout_s``."""
     from gpunode.facts.evidence import Probe
 
-    return Probe("cuda", argv=argv(), timeout_s=timeout_s)
+    return Probe("cuda", argv=child_argv(), timeout_s=timeout_s)
 
 
 def main() -> None:
@@ -86,11 +86,11 @@ def main() -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_CACHE_DISABLE"] = "1"
-    tell(run)
+    print_answer(add_on_all_gpus)
 
 
-def run() -> dict[str, object]:
-    """The addition on every GPU in turn, in the shape that ``facts.cuda.parse`` reads."""
+def add_on_all_gpus() -> dict[str, object]:
+    """Run the addition on every GPU in turn; return the form that ``facts.cuda.parse_answer`` reads."""
     try:
         driver = _Driver()
         driver("cuInit", ctypes.c_uint(0))
@@ -98,8 +98,8 @@ def run() -> dict[str, object]:
         driver("cuDeviceGetCount", ctypes.byref(count))
     except _CallError as error:
         return {"schema": 1, "error": error.row}
-    vectors = _vectors()
-    return {"schema": 1, "gpus": [_on_gpu(driver, index, vectors) for index in range(count.value)]}
+    vectors = _make_vectors()
+    return {"schema": 1, "gpus": [_test_gpu(driver, index, vectors) for index in range(count.value)]}
 
 
 class _CallError(Exception):
@@ -109,7 +109,7 @@ class _CallError(Exception):
 
 
 class _Driver:
-    """libcuda.so.1, each call of which is announced on standard error and checked."""
+    """libcuda.so.1, with every call announced on standard error and checked."""
 
     def __init__(self) -> None:
         try:
@@ -119,10 +119,10 @@ class _Driver:
         self.place = "CUDA"
 
     def __call__(self, name: str, *arguments: Any, log: ctypes.Array[ctypes.c_char] | None = None) -> None:
-        """The call has succeeded; ``log`` is where the driver's compiler wrote why not.
+        """Call ``name``; ``log`` receives the errors of the driver's compiler.
 
         Raises:
-            _CallError: it has not.
+            _CallError: if it fails.
         """
         # The parent kills us when a call hangs; this line is how it knows which.
         sys.stderr.write(f"{self.place}: {name}\n")
@@ -138,7 +138,7 @@ class _Driver:
             raise _CallError(name, code, self._string("cuGetErrorName", code), f"{text}: {said}" if said else text)
 
     def has(self, name: str) -> bool:
-        """Whether this driver has the function ``name``."""
+        """Return whether this driver has the function ``name``."""
         return hasattr(self._library, name)
 
     def _string(self, function: str, code: int) -> str:
@@ -148,72 +148,74 @@ class _Driver:
         return (text.value or b"unknown error").decode("utf-8", "replace")
 
 
-def _vectors() -> tuple[array[float], array[float], array[float]]:
-    """Two addends and their sums; the sums fill the mantissa, so a GPU that drops bits is found out."""
+def _make_vectors() -> tuple[array[float], array[float], array[float]]:
+    """Return two addends and their sums, which fill the mantissa to detect a GPU that drops bits."""
     a = array("f", (i * 7919 % 65521 / 64 for i in range(ELEMENTS)))
     b = array("f", (i * 3571 % 65519 / 128 - 256 for i in range(ELEMENTS)))
     # Rounded once to double and once to float, which for one addition is the same as rounded once to float.
     return a, b, array("f", map(float.__add__, a, b))
 
 
-def _on_gpu(driver: _Driver, index: int, vectors: tuple[array[float], array[float], array[float]]) -> dict[str, object]:
-    """One GPU's row; whatever goes wrong on it stays in this row."""
+def _test_gpu(
+    driver: _Driver, index: int, vectors: tuple[array[float], array[float], array[float]]
+) -> dict[str, object]:
+    """Test one GPU; return its row, with any error in it."""
     row: dict[str, object] = {"index": index, "name": "", "uuid": "", "passed": False, "elements": 0, "mismatches": 0}
     driver.place = f"GPU {index}"
     a, b, expected = vectors
     try:
         device = ctypes.c_int()
         driver("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
-        row["name"], row["uuid"] = _name(driver, device), _uuid(driver, device)
-        sums = _add(driver, device, a, b)
+        row["name"], row["uuid"] = _gpu_name(driver, device), _gpu_uuid(driver, device)
+        sums = _add_vectors(driver, device, a, b)
     except _CallError as error:
-        return {**row, "error": _first(error).row}
+        return {**row, "error": _first_error(error).row}
     wrong = 0 if sums.tobytes() == expected.tobytes() else sum(x != y for x, y in zip(sums, expected, strict=True))
     return {**row, "passed": wrong == 0, "elements": len(sums), "mismatches": wrong, "error": None}
 
 
-def _first(error: _CallError) -> _CallError:
-    """The failure that others followed: once a GPU has failed, freeing on it fails too."""
+def _first_error(error: _CallError) -> _CallError:
+    """Return the original failure: once a GPU has failed, freeing memory on it fails, too."""
     while isinstance(error.__context__, _CallError):
         error = error.__context__
     return error
 
 
-def _name(driver: _Driver, device: ctypes.c_int) -> str:
+def _gpu_name(driver: _Driver, device: ctypes.c_int) -> str:
     text = ctypes.create_string_buffer(256)
     driver("cuDeviceGetName", text, ctypes.c_int(len(text)), device)
     return text.value.decode("utf-8", "replace")
 
 
-def _uuid(driver: _Driver, device: ctypes.c_int) -> str:
-    """As NVML writes it; the second version (CUDA 11.4) tells a MIG instance from its GPU."""
+def _gpu_uuid(driver: _Driver, device: ctypes.c_int) -> str:
+    """Return the UUID as NVML writes it; the second version (CUDA 11.4) distinguishes a MIG instance from its GPU."""
     raw = (ctypes.c_ubyte * 16)()
     newest = "cuDeviceGetUuid_v2" if driver.has("cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     driver(newest, ctypes.byref(raw), device)
     return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
 
 
-def _add(driver: _Driver, device: ctypes.c_int, a: array[float], b: array[float]) -> array[float]:
-    """The sums as the GPU computed them; nothing is left on it."""
+def _add_vectors(driver: _Driver, device: ctypes.c_int, a: array[float], b: array[float]) -> array[float]:
+    """Compute the sums on the GPU, and free its memory."""
     size = len(a) * a.itemsize
     with ExitStack() as owned:
         context = ctypes.c_void_p()
         driver("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), device)
         owned.callback(driver, "cuCtxDestroy_v2", context)
-        function = _compile(driver, owned)
-        pa, pb, psum = (_allocate(driver, owned, size) for _ in range(3))
+        function = _compile_kernel(driver, owned)
+        pa, pb, psum = (_allocate_memory(driver, owned, size) for _ in range(3))
         for pointer, values in ((pa, a), (pb, b)):
-            driver("cuMemcpyHtoD_v2", pointer, _address(values), ctypes.c_size_t(size))
+            driver("cuMemcpyHtoD_v2", pointer, _address_of(values), ctypes.c_size_t(size))
         # What the kernel does not write must not pass for what it wrote in an earlier run.
         driver("cuMemsetD32_v2", psum, ctypes.c_uint(_NAN), ctypes.c_size_t(len(a)))
-        _launch(driver, function, (pa, pb, psum, ctypes.c_uint(len(a))))
+        _launch_kernel(driver, function, (pa, pb, psum, ctypes.c_uint(len(a))))
         driver("cuCtxSynchronize")
         sums = array("f", bytes(size))
-        driver("cuMemcpyDtoH_v2", _address(sums), psum, ctypes.c_size_t(size))
+        driver("cuMemcpyDtoH_v2", _address_of(sums), psum, ctypes.c_size_t(size))
     return sums
 
 
-def _compile(driver: _Driver, owned: ExitStack) -> ctypes.c_void_p:
+def _compile_kernel(driver: _Driver, owned: ExitStack) -> ctypes.c_void_p:
     log = ctypes.create_string_buffer(8192)
     # CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 (cuda.h, CUjit_option).
     options = (ctypes.c_int * 2)(5, 6)
@@ -225,19 +227,19 @@ def _compile(driver: _Driver, owned: ExitStack) -> ctypes.c_void_p:
     return function
 
 
-def _allocate(driver: _Driver, owned: ExitStack, size: int) -> ctypes.c_uint64:
+def _allocate_memory(driver: _Driver, owned: ExitStack, size: int) -> ctypes.c_uint64:
     pointer = ctypes.c_uint64()
     driver("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
     owned.callback(driver, "cuMemFree_v2", pointer)
     return pointer
 
 
-def _address(values: array[float]) -> ctypes.c_void_p:
+def _address_of(values: array[float]) -> ctypes.c_void_p:
     return ctypes.c_void_p(values.buffer_info()[0])
 
 
-def _launch(driver: _Driver, function: ctypes.c_void_p, arguments: tuple[Any, ...]) -> None:
-    """The kernel is under way with one thread per element; ``arguments`` must outlive it."""
+def _launch_kernel(driver: _Driver, function: ctypes.c_void_p, arguments: tuple[Any, ...]) -> None:
+    """Launch the kernel with one thread per element; ``arguments`` must outlive it."""
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
     blocks = -(-ELEMENTS // _BLOCK)
     shape = [ctypes.c_uint(n) for n in (blocks, 1, 1, _BLOCK, 1, 1, 0)]

@@ -20,14 +20,14 @@ def read_distribution(root: str = "/") -> Distro | None:
 
     for path in os_release.PATHS:
         try:
-            with places.at(path, root) as place:
+            with places.open_place(path, root) as place:
                 if (status := place.status()) is None or status.st_size > _LIMIT_BYTES:
                     continue
                 file = f"/proc/self/fd/{place.folder}/{place.name}"
                 found = distro.LinuxDistribution(
                     os_release_file=file, include_lsb=False, include_uname=False, include_oslevel=False
                 ).os_release_info()
-            return os_release.named({key.upper(): value for key, value in found.items()})
+            return os_release.make_distro({key.upper(): value for key, value in found.items()})
         except (OSError, ValueError):  # no such file, or one with a quote that is never closed
             continue
     return None

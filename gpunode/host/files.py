@@ -22,10 +22,19 @@ from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import Capture, Ownership
-from gpunode.host.places import ABSENT, ForeignLinkError, Place, at, missing_folders, names, remove_folders, sync_folder
+from gpunode.host.places import (
+    ABSENT,
+    ForeignLinkError,
+    OpenPlace,
+    list_names,
+    missing_folders,
+    open_place,
+    remove_folders,
+    sync_folder,
+)
 
 _TEMPORARY = re.compile(r"\.gpunode-[0-9a-f]{8}")
-_LARGEST_STATE = 64 << 20
+_MAX_FILE_BYTES = 64 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -37,24 +46,24 @@ _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _IN_USE = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, *ABSENT})
 
 
-def read(path: str, limit: int = _LARGEST_STATE, *, root: str = "/", source: str = "") -> Capture:
-    """What the file holds; never raises and never waits, whatever stands there.
+def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/", source: str = "") -> Capture:
+    """Read a file, without blocking or raising, whatever kind of file it is.
 
     Args:
         path: absolute, inside ``root``.
-        limit: in bytes; a longer file has failed, since half a file is no evidence.
+        limit: in bytes; a longer file counts as failed, since half a file is no evidence.
         root: the node's root.
-        source: the name of the capture; the path unless given.
+        source: the name of the capture; by default the path.
     """
     try:
-        with at(path, root) as place:
-            return _read_at(place, limit, source or path)
+        with open_place(path, root) as place:
+            return _read_place(place, limit, source or path)
     except OSError as error:
-        return unread(source or path, error)
+        return capture_error(source or path, error)
 
 
-def unread(source: str, error: OSError) -> Capture:
-    """What is captured of something that could not be read."""
+def capture_error(source: str, error: OSError) -> Capture:
+    """Return the capture of something that could not be read."""
     why = error.strerror or str(error)
     if error.errno in ABSENT:
         return Capture(source, "absent", error=why)
@@ -62,14 +71,14 @@ def unread(source: str, error: OSError) -> Capture:
     return Capture(source, "denied" if is_denied else "failed", error=why)
 
 
-def _read_at(place: Place, limit: int, source: str) -> Capture:
+def _read_place(place: OpenPlace, limit: int, source: str) -> Capture:
     # Asked before it is opened: opening a device can start it, and a named pipe would wait for a writer.
     status = os.lstat(place.name, dir_fd=place.folder)
     if not stat.S_ISREG(status.st_mode):
-        return Capture(source, "failed", error=f"it is {_kind(status)}")
+        return Capture(source, "failed", error=f"it is {_describe_kind(status)}")
     fd = os.open(place.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
     try:
-        owner = ownership(os.fstat(fd), place.exposed)
+        owner = make_ownership(os.fstat(fd), place.exposed)
         data = _read_up_to(fd, limit + 1)
     finally:
         os.close(fd)
@@ -85,24 +94,24 @@ def _read_up_to(fd: int, count: int) -> bytes:
     return bytes(data)
 
 
-def _kind(status: os.stat_result) -> str:
+def _describe_kind(status: os.stat_result) -> str:
     return _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
 
 
-def ownership(status: os.stat_result, exposed: str = "") -> Ownership:
-    """Return whose it is, when that or its content was last changed, and when the content was last written."""
+def make_ownership(status: os.stat_result, exposed: str = "") -> Ownership:
+    """Return owner, mode and times of a file's status."""
     # From before the clock was set back: such a date says nothing about what came later.
     changed = status.st_ctime if status.st_ctime <= time.time() else None
     return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed, exposed, status.st_mtime)
 
 
-def state(path: str, *, root: str = "/") -> FileState | None:
-    """The file's present state; None if there is none.
+def read_state(path: str, *, root: str = "/") -> FileState | None:
+    """Return the file's current state; None if it does not exist.
 
     Raises:
-        Refused: something is there that cannot be read as a file.
+        Refused: if it cannot be read as a file.
     """
-    capture = read(path, root=root)
+    capture = read_file(path, root=root)
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
@@ -113,59 +122,59 @@ def state(path: str, *, root: str = "/") -> FileState | None:
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
 
 
-def attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
-    """The extended attributes of the file, by name, but for those that belong to its present content alone.
+def read_attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
+    """Return the file's extended attributes by name, without those bound to its current content.
 
     Raises:
-        OSError: there is no such file, or they cannot be read.
+        OSError: if there is no such file, or they cannot be read.
     """
-    with at(path, root) as place:
+    with open_place(path, root) as place:
         return _attributes_in(place.folder, place.name)
 
 
-Still: TypeAlias = Callable[[FileState | None], None]
+PreReplaceCheck: TypeAlias = Callable[[FileState | None], None]
 
 
-def _whatever(_: FileState | None) -> None:
-    """The file may be anything."""
+def _accept_any(_: FileState | None) -> None:
+    """Accept any file."""
 
 
-def replace(path: str, state: FileState, *, root: str = "/", still: Still = _whatever) -> None:
-    """The file is as ``state`` says, whole and on the disk; before that it is the old one, whole.
+def replace_file(path: str, state: FileState, *, root: str = "/", precheck: PreReplaceCheck = _accept_any) -> None:
+    """Replace a file atomically and durably.
 
-    A symbolic link stays and its target is replaced. A former file's extended attributes (SELinux label, ACL,
-    capabilities) and flags (chattr(1)) stay; one that comes back gets those of ``state``. Missing folders above are
+    A symbolic link stays and its target is replaced. An existing file keeps its extended attributes (SELinux label,
+    ACL, capabilities) and flags (chattr(1)); a restored one gets those of ``state``. Missing folders are
     made, mode 0755.
 
     Args:
         path: absolute, inside ``root``.
-        state: what it shall be.
+        state: the new state.
         root: the node's root.
-        still: called with the file as it is right before it is replaced; raises to leave it.
+        precheck: called with the current state right before the replacement; raises to cancel it.
 
     Raises:
-        Refused: what stands there would lose something; see ``check``.
-        ChangeFailed: it could not be written; everything is as it was.
+        Refused: if the replacement would lose something; see ``refuse_unreplaceable``.
+        ChangeFailed: if it could not be written; nothing has changed.
     """
     try:
-        with at(path, root, make=True) as place:
-            _replace_at(place, path, state, still)
+        with open_place(path, root, make=True) as place:
+            _replace_place(place, path, state, precheck)
     except OSError as error:
-        raise _failed(path, "written", error) from error
+        raise _write_error(path, "written", error) from error
 
 
-def _replace_at(place: Place, path: str, state: FileState, still: Still) -> None:
-    former = _checked(place, path)
-    _sweep(place.folder)
-    with _temporary(place.folder) as (name, fd):
-        _fill(fd, path, state, place if former else None)
-        still(_state_at(place, path))
+def _replace_place(place: OpenPlace, path: str, state: FileState, precheck: PreReplaceCheck) -> None:
+    former = _replaceable_status(place, path)
+    _remove_temporary_files(place.folder)
+    with _temporary_file(place.folder) as (name, fd):
+        _write_metadata_and_content(fd, path, state, place if former else None)
+        precheck(_state_of_place(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
-    _settle(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
+    _sync_parent(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
 
 
-def _settle(place: Place, otherwise: str, *, new: bool = False) -> None:
+def _sync_parent(place: OpenPlace, otherwise: str, *, new: bool = False) -> None:
     try:
         for folder in reversed(place.folders if new else place.folders[-1:]):
             sync_folder(folder)
@@ -174,18 +183,18 @@ def _settle(place: Place, otherwise: str, *, new: bool = False) -> None:
         raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
 
 
-def _state_at(place: Place, path: str) -> FileState | None:
-    """What is there now; of a file that is too long its beginning, which nobody expects either."""
+def _state_of_place(place: OpenPlace, path: str) -> FileState | None:
+    """Return the current state; of an overlong file its beginning, which matches no expectation."""
     _refuse_unless_file(path, place.status())
     with suppress(FileNotFoundError):
-        capture = _read_at(place, _LARGEST_STATE, path)
+        capture = _read_place(place, _MAX_FILE_BYTES, path)
         if capture.ownership is not None:
             return FileState(capture.data, capture.ownership.mode, capture.ownership.uid, capture.ownership.gid)
     return None
 
 
-def _checked(place: Place, path: str) -> os.stat_result | None:
-    """The status of the file that is there, which may be replaced."""
+def _replaceable_status(place: OpenPlace, path: str) -> os.stat_result | None:
+    """Return the existing file's status, after checking that it may be replaced."""
     status = place.status()
     _refuse_unless_file(path, status)
     _refuse_sealed(path, place.folder, place.name if status else None)
@@ -195,49 +204,49 @@ def _checked(place: Place, path: str) -> os.stat_result | None:
     return status
 
 
-def check(path: str, *, root: str = "/") -> None:
-    """Raise unless the file, if there is one, can be replaced or removed without losing anything.
+def refuse_unreplaceable(path: str, *, root: str = "/") -> None:
+    """Refuse if replacing or removing the file would lose something.
 
     Raises:
-        Refused: a folder, a device, a pipe or a socket stands there; or a file that has other names, is a mount
-            point, is kept from changes by chattr(1) or fs-verity; or the file system is mounted read-only.
+        Refused: if it is a folder, device, pipe, socket or mount point, has other names, is sealed by chattr(1) or
+            fs-verity, or its file system is mounted read-only.
     """
     # What else is wrong there is found, and said, by whoever makes the change.
     with suppress(OSError):
         # Where the first missing folder would be made, it is that which must be allowed.
         nearest = next(iter(missing_folders(path, root=root)), path)
-        with at(nearest, root) as place:
-            _checked(place, nearest)
+        with open_place(nearest, root) as place:
+            _replaceable_status(place, nearest)
             _refuse_read_only(nearest, place.folder)
 
 
 def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise Refused(
-            f"{path} is {_kind(status)}, not a file",
+            f"{path} is {_describe_kind(status)}, not a file",
             why="gpunode replaces and removes regular files only; nothing was changed",
             hint=f"look at it with `{command('ls', '-ld', path)}`, move it away, then run the command again",
         )
 
 
-def sweep(path: str, *, root: str = "/") -> None:
-    """No temporary file of a run that was killed stands beside ``path`` any more, and what it wrote is on the disk."""
-    with suppress(OSError), at(path, root) as place:
-        _sweep(place.folder)
+def remove_leftovers(path: str, *, root: str = "/") -> None:
+    """Remove temporary files of a killed run beside ``path``, and sync what it wrote."""
+    with suppress(OSError), open_place(path, root) as place:
+        _remove_temporary_files(place.folder)
         for folder in place.folders:
             sync_folder(folder)
 
 
-def _sweep(folder: int) -> None:
-    """What a run that was killed in the middle of a write left here is gone; there is only one run at a time."""
-    for name in filter(_TEMPORARY.fullmatch, names(folder)):
+def _remove_temporary_files(folder: int) -> None:
+    """Remove temporary files of a killed run; there is only one run at a time."""
+    for name in filter(_TEMPORARY.fullmatch, list_names(folder)):
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
 
 @contextmanager
-def _temporary(folder: int) -> Iterator[tuple[str, int]]:
-    """A new file in the folder and a descriptor to write it; gone afterwards unless it was renamed."""
+def _temporary_file(folder: int) -> Iterator[tuple[str, int]]:
+    """Yield a new file's name and descriptor; delete it afterwards unless it was renamed."""
     name = f".gpunode-{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=folder)
@@ -251,14 +260,14 @@ def _temporary(folder: int) -> Iterator[tuple[str, int]]:
             os.unlink(name, dir_fd=folder)
 
 
-def _fill(fd: int, path: str, state: FileState, former: Place | None) -> None:
-    """Flags, content, owner, attributes, mode, in this order.
+def _write_metadata_and_content(fd: int, path: str, state: FileState, former: OpenPlace | None) -> None:
+    """Write flags, content, owner, attributes and mode, in this order.
 
     btrfs takes the flag C of an empty file alone; a change of owner clears capabilities and set-id bits.
     """
     if former is not None:
         _copy_flags(former.folder, former.name, fd)
-    _write(fd, state.content)
+    _write_all(fd, state.content)
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
         _keep_attributes(path, _attributes_in(former.folder, former.name), fd)
@@ -268,30 +277,30 @@ def _fill(fd: int, path: str, state: FileState, former: Place | None) -> None:
     os.fsync(fd)
 
 
-def _write(fd: int, content: bytes) -> None:
+def _write_all(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
 
 
-def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
-    """Where ``path`` leads inside ``root``, and the folders that were made so that something can stand there.
+def make_parents(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
+    """Make the missing folders above ``path``; return where it leads inside ``root``, and the new folders.
 
     Raises:
-        ChangeFailed: one could not be made.
+        ChangeFailed: if one could not be made.
     """
     try:
-        with at(path, root, make=True) as place:
+        with open_place(path, root, make=True) as place:
             return place.path, tuple(place.made)
     except OSError as error:
-        raise _failed(path, "prepared", error, "") from error
+        raise _write_error(path, "prepared", error, "") from error
 
 
 def remove_empty(folders: Sequence[str], *, root: str = "/") -> None:
-    """The ``folders``, outermost first, are gone, but for those in which something stands by now.
+    """Remove those of ``folders``, outermost first, that are empty.
 
     Raises:
-        ChangeFailed: one could not be removed.
+        ChangeFailed: if one could not be removed.
     """
     for path in reversed(folders):
         _remove_empty(path, root)
@@ -299,56 +308,56 @@ def remove_empty(folders: Sequence[str], *, root: str = "/") -> None:
 
 def _remove_empty(path: str, root: str) -> None:
     try:
-        with at(path, root) as place:
+        with open_place(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)
             sync_folder(place.folder)
     except OSError as error:
         if error.errno not in _IN_USE:
-            raise _failed(path, "removed", error, "; the folder is empty") from error
+            raise _write_error(path, "removed", error, "; the folder is empty") from error
 
 
-def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
-    """There is no file any more, which is on the disk; a symbolic link stays and its target goes, so it can come back.
+def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = _accept_any) -> None:
+    """Remove a file durably; a symbolic link stays and its target is removed, so that it can be restored.
 
     Args:
         path: absolute, inside ``root``.
         root: the node's root.
-        still: called with the file as it is right before it is removed; raises to leave it.
+        precheck: called with the current state right before the removal; raises to cancel it.
 
     Raises:
-        Refused: what stands there would lose something; see ``check``.
-        ChangeFailed: it could not be removed; it is as it was.
+        Refused: if the replacement would lose something; see ``refuse_unreplaceable``.
+        ChangeFailed: if it could not be removed; nothing has changed.
     """
     try:
-        with at(path, root) as place:
-            if _checked(place, path) is not None:
-                still(_state_at(place, path))
+        with open_place(path, root) as place:
+            if _replaceable_status(place, path) is not None:
+                precheck(_state_of_place(place, path))
                 os.unlink(place.name, dir_fd=place.folder)
-                _settle(place, f"{path} was removed, but may be there again after a power cut")
+                _sync_parent(place, f"{path} was removed, but may be there again after a power cut")
     except OSError as error:
         if error.errno not in ABSENT:
-            raise _failed(path, "removed", error) from error
+            raise _write_error(path, "removed", error) from error
 
 
 @contextmanager
-def candidate(path: str, content: bytes, *, root: str = "/") -> Iterator[str]:
-    """A file with ``content`` beside ``path``, for root alone, and its path inside ``root``; gone afterwards.
+def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[str]:
+    """Write a temporary root-only file beside ``path``, and yield its path inside ``root``.
 
-    Beside it, so that what the content says relative to its own place means the same.
+    Beside it, so that relative paths in the content mean the same.
 
     Raises:
-        ChangeFailed: it could not be written.
+        ChangeFailed: if it could not be written.
     """
     try:
-        with at(path, root, make=True) as place:
+        with open_place(path, root, make=True) as place:
             try:
-                with _temporary(place.folder) as (name, fd):
-                    _write(fd, content)
+                with _temporary_file(place.folder) as (name, fd):
+                    _write_all(fd, content)
                     yield "/".join(("", *place.names, name))
             finally:
                 remove_folders(place.made, root=root)
     except OSError as error:
-        raise _failed(path, "written beside", error) from error
+        raise _write_error(path, "written beside", error) from error
 
 
 _HINTS = {
@@ -364,7 +373,7 @@ _HINTS = {
 }
 
 
-def _failed(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
+def _write_error(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
     if isinstance(error, ForeignLinkError):
         hint = f"name the file itself, or make the link root's: {command('chown', '-h', 'root', str(error.filename))}"
         return ChangeFailed(f"{path} could not be {verb}", why=f"{error.strerror}{then}", hint=hint)
@@ -378,9 +387,9 @@ def _failed(path: str, verb: str, error: OSError, then: str = "; the file is as 
 
 
 # They hold a digest of the old content and belong to it alone.
-_CONTENT_BOUND = frozenset({"security.ima", "security.evm"})
+_CONTENT_ATTRIBUTES = frozenset({"security.ima", "security.evm"})
 # What a folder's default ACL gives to every new file in it.
-_INHERITED = "system.posix_acl_access"
+_DEFAULT_ACL = "system.posix_acl_access"
 # The file system has no room or no life: nothing that the attribute is to blame for.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of linux/fs.h: declared with a long, though an int is passed.
@@ -390,18 +399,18 @@ _GET_FLAGS, _SET_FLAGS = (
 _IMMUTABLE, _APPEND_ONLY, _VERITY = 0x10, 0x20, 0x100000
 # chattr's s, u, c, S, d, A, m, j, t and C: what a user may set and a new file can have.
 _KEPT_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x800000
-_LEFT = "it was left as it is"
+_LEFT_UNCHANGED = "it was left as it is"
 
 
 def _attributes_in(folder: int, name: str) -> tuple[tuple[str, bytes], ...]:
-    """The extended attributes by name, but for those that belong to the present content alone. Raises OSError."""
+    """Return the extended attributes not bound to the current content. Raises OSError."""
     # By way of /proc, since the calls on a name cannot start at an open folder.
     path = f"/proc/self/fd/{folder}/{name}"
-    names = sorted(set(_listed(path)) - _CONTENT_BOUND)
+    names = sorted(set(_list_attributes(path)) - _CONTENT_ATTRIBUTES)
     return tuple((one, os.getxattr(path, one, follow_symlinks=False)) for one in names)
 
 
-def _listed(path: str) -> list[str]:
+def _list_attributes(path: str) -> list[str]:
     try:
         return os.listxattr(path, follow_symlinks=False)
     except OSError as error:
@@ -411,21 +420,21 @@ def _listed(path: str) -> list[str]:
 
 
 def _keep_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int) -> None:
-    """The new file has the ``wanted`` attributes, and no ACL that its folder gave it beside them.
+    """Set the ``wanted`` attributes, and remove an ACL inherited from the folder.
 
     Raises:
-        ChangeFailed: one of them cannot be set, such as a label in a container.
-        OSError: the file system takes none any more.
+        ChangeFailed: if one cannot be set, such as a label in a container.
+        OSError: if the file system is full or broken.
     """
-    present = dict(_present(fd))
+    present = dict(_current_attributes(fd))
     for name, value in wanted:
         if present.get(name) != value:
             _set_attribute(path, name, value, fd)
-    if _INHERITED in present and _INHERITED not in dict(wanted):
-        os.removexattr(fd, _INHERITED)
+    if _DEFAULT_ACL in present and _DEFAULT_ACL not in dict(wanted):
+        os.removexattr(fd, _DEFAULT_ACL)
 
 
-def _present(fd: int) -> Iterator[tuple[str, bytes]]:
+def _current_attributes(fd: int) -> Iterator[tuple[str, bytes]]:
     with suppress(OSError):
         yield from ((name, os.getxattr(fd, name)) for name in os.listxattr(fd))
 
@@ -445,16 +454,16 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
 
 
 def _copy_flags(folder: int, name: str, fd: int) -> None:
-    """The new file has the flags (chattr(1)) of the one at ``name``; those that no new file can have are refused."""
-    with _opened(folder, name) as old:
-        wanted = _flags(old) & _KEPT_FLAGS
-    present = _flags(fd)
+    """Copy the flags (chattr(1)) of the file ``name``; refuse those that no new file can have."""
+    with _open_for_flags(folder, name) as old:
+        wanted = _read_flags(old) & _KEPT_FLAGS
+    present = _read_flags(fd)
     if present & _KEPT_FLAGS != wanted:
         fcntl.ioctl(fd, _SET_FLAGS, struct.pack("I", present & ~_KEPT_FLAGS | wanted))
 
 
 @contextmanager
-def _opened(folder: int, name: str) -> Iterator[int]:
+def _open_for_flags(folder: int, name: str) -> Iterator[int]:
     fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         yield fd
@@ -462,8 +471,8 @@ def _opened(folder: int, name: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _flags(fd: int) -> int:
-    """The flags that chattr(1) sets; none where the file system has no such thing."""
+def _read_flags(fd: int) -> int:
+    """Return the flags of chattr(1); none if the file system has no such flags."""
     try:
         return int(struct.unpack("I", fcntl.ioctl(fd, _GET_FLAGS, bytes(4)))[0])
     except OSError:
@@ -471,12 +480,12 @@ def _flags(fd: int) -> int:
 
 
 def _refuse_sealed(path: str, folder: int, name: str | None) -> None:
-    """Raise if somebody has sealed the file (None if there is none yet) or its folder.
+    """Refuse if the file (None if there is none yet) or its folder is sealed.
 
-    Of the folder it is asked since in one that may only be added to not even a draft could be taken away again.
+    In an append-only folder not even a temporary file could be removed again.
 
     Raises:
-        Refused: it is immutable, append-only, or sealed by fs-verity.
+        Refused: if it is immutable, append-only, or sealed by fs-verity.
     """
     _refuse_flags(path.rpartition("/")[0] or "/", folder, ".")
     if name is not None:
@@ -484,79 +493,79 @@ def _refuse_sealed(path: str, folder: int, name: str | None) -> None:
 
 
 def _refuse_flags(path: str, folder: int, name: str) -> None:
-    with _opened(folder, name) as fd:
-        flags = _flags(fd)
+    with _open_for_flags(folder, name) as fd:
+        flags = _read_flags(fd)
     for bit, letter, what in ((_IMMUTABLE, "i", "is immutable"), (_APPEND_ONLY, "a", "may only be added to")):
         if flags & bit:
             raise Refused(
                 f"{path} {what}",
-                why=f"somebody has sealed it with chattr(1); {_LEFT}",
+                why=f"somebody has sealed it with chattr(1); {_LEFT_UNCHANGED}",
                 hint=f"if it may change, `{command('chattr', f'-{letter}', path)}`, then run the command again",
             )
     if flags & _VERITY:
         raise Refused(
             f"{path} is sealed by fs-verity",
-            why=f"the new file would not be, and whoever relies on the seal would not notice; {_LEFT}",
-            hint=f"if it may change, make it an ordinary file, then run the command again:\n{_own_copy(path)}",
+            why=f"the new file would not be, and whoever relies on the seal would not notice; {_LEFT_UNCHANGED}",
+            hint=f"if it may change, make it an ordinary file, then run the command again:\n{_copy_command(path)}",
         )
 
 
 def _refuse_other_names(path: str, status: os.stat_result) -> None:
-    """Raise if the file has other names, which the new one would not have.
+    """Refuse if the file has other hard links, which the new one would lose.
 
     Raises:
-        Refused: it has; how to find them, and how to make this one a file of its own.
+        Refused: if it has; the hint says how to find them and how to split off this one.
     """
     if status.st_nlink > 1:
         raise Refused(
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
-            why=f"only this name would get the new content, the others would keep the old; {_LEFT}",
+            why=f"only this name would get the new content, the others would keep the old; {_LEFT_UNCHANGED}",
             hint=f"list the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
-            f"and to make this one a separate file:\n  {_own_copy(path)}\nthen run the command again",
+            f"and to make this one a separate file:\n  {_copy_command(path)}\nthen run the command again",
         )
 
 
-def _own_copy(path: str) -> str:
+def _copy_command(path: str) -> str:
     own = f"{path}.own"
     return f"{command('cp', '--preserve=all', path, own)} && {command('mv', own, path)}"
 
 
 def _refuse_mount_point(path: str, folder: int, name: str) -> None:
-    """Raise if the file is a mount point, as single files in containers are.
+    """Refuse if the file is a mount point, as single files in containers are.
 
     Raises:
-        Refused: it is: whoever mounted it would not see a new file, and the kernel lets nobody put one there.
+        Refused: if it is; the kernel does not let a mount point be replaced.
     """
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        is_mount_point = _mount(fd) != _mount(folder)
+        is_mount_point = _mount_id(fd) != _mount_id(folder)
     finally:
         os.close(fd)
     if is_mount_point:
         raise Refused(
             f"{path} is a mount point of its own",
-            why=f"a mounted file cannot be replaced; {_LEFT}",
+            why=f"a mounted file cannot be replaced; {_LEFT_UNCHANGED}",
             hint=f"see where it comes from (`{command('findmnt', path)}`), change it there or unmount it, "
             "then run the command again",
         )
 
 
-def _mount(fd: int) -> str:
-    """The id of the mount that an open file is on (proc(5))."""
+def _mount_id(fd: int) -> str:
+    """Return the mount id of an open file (proc(5))."""
     lines = Path(f"/proc/self/fdinfo/{fd}").read_text("ascii").splitlines()
     return next((line for line in lines if line.startswith("mnt_id:")), "")
 
 
 def _refuse_read_only(path: str, folder: int) -> None:
-    """Raise if the folder's file system is mounted read-only.
+    """Refuse if the folder's file system is mounted read-only.
 
     Raises:
-        Refused: it is.
+        Refused: if it is.
     """
     if os.statvfs(f"/proc/self/fd/{folder}").f_flag & os.ST_RDONLY:
         findmnt = command("findmnt", "-T", path.rpartition("/")[0] or "/")
         raise Refused(
             f"{path} is on a file system that is mounted read-only",
-            why=_LEFT,
+            why=_LEFT_UNCHANGED,
             hint=f"mount it writable (`{findmnt}`), then run the command again",
         )

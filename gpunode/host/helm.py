@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
-from gpunode.facts.helm import Released, released
+from gpunode.facts.helm import HelmRelease, parse_release
 from gpunode.host.cluster_programs import HelmMissing, caller_environment, describe_install_location, find_program
 from gpunode.host.process import Runner
 
@@ -40,7 +40,7 @@ class Helm:
         self.program = (program, *options)
         self._runner = Runner()
 
-    def list_releases(self, charts: Collection[str]) -> tuple[Released, ...]:
+    def list_releases(self, charts: Collection[str]) -> tuple[HelmRelease, ...]:
         """Return the releases of these charts in the cluster, failed ones too.
 
         Raises:
@@ -48,7 +48,7 @@ class Helm:
         """
         return tuple(replace(one, values=self._read_values(one)) for one in self._list_all() if one.chart in charts)
 
-    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
+    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
         """Return the releases with these namespaces and names.
 
         Raises:
@@ -65,10 +65,10 @@ class Helm:
         """
         return {(one.namespace, one.name): one.revision for one in self._list_all()}
 
-    def _list_all(self) -> Iterator[Released]:
-        return map(released, self._run_for_json("list", "--all-namespaces", "--all", "--max", "0") or ())
+    def _list_all(self) -> Iterator[HelmRelease]:
+        return map(parse_release, self._run_for_json("list", "--all-namespaces", "--all", "--max", "0") or ())
 
-    def _read_values(self, release: Released) -> Mapping[str, Any]:
+    def _read_values(self, release: HelmRelease) -> Mapping[str, Any]:
         found: Mapping[str, Any] | None = self._run_for_json(
             "get", "values", release.name, "--namespace", release.namespace
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 SOCKET = Path("/run/systemd/journal/socket")
 # A datagram must fit the socket's buffer, 200 KiB by default; what is longer is no use in a log.
-_LONGEST_VALUE = 8192
+_MAX_VALUE = 8192
 # journald takes a message in microseconds; the buffer may be full for a moment when many come at once.
-_PATIENCE_S = 0.1
+_TIMEOUT_S = 0.1
 
 
 class Journald:
@@ -33,21 +33,21 @@ class Journald:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.settimeout(_PATIENCE_S)
-                sender.sendto(datagram(fields), self._path)
+                sender.settimeout(_TIMEOUT_S)
+                sender.sendto(encode_datagram(fields), self._path)
         except OSError:
             self._gone = True
 
 
-def datagram(fields: Mapping[str, str]) -> bytes:
-    """``fields`` as journald reads them: a value of more than one line is preceded by its length."""
-    return b"".join(_field(name, value) for name, value in fields.items())
+def encode_datagram(fields: Mapping[str, str]) -> bytes:
+    """Encode ``fields`` for journald: a value of more than one line is preceded by its length."""
+    return b"".join(_encode_field(name, value) for name, value in fields.items())
 
 
-def _field(name: str, value: str) -> bytes:
+def _encode_field(name: str, value: str) -> bytes:
     data = value.encode("utf-8", "replace")
-    if len(data) > _LONGEST_VALUE:
-        data = data[:_LONGEST_VALUE].decode("utf-8", "ignore").encode() + "…".encode()
+    if len(data) > _MAX_VALUE:
+        data = data[:_MAX_VALUE].decode("utf-8", "ignore").encode() + "…".encode()
     if b"\n" in data:
         return b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data)
     return b"%s=%s\n" % (name.encode(), data)

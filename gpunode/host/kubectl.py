@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from gpunode.command import Command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
 CommandBuilder: TypeAlias = Callable[..., Command]
@@ -81,7 +81,7 @@ class Forbidden(Refused):
     meaning = Refused.meaning
 
 
-def clean_output(done: Finished) -> str:
+def clean_output(done: FinishedCommand) -> str:
     """Return the errors that kubectl printed, without its log, at most ``_MAX_LINES`` lines; secrets redacted."""
     output = _ADVICE.sub(
         "", _LOG_ENTRY.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace"))
@@ -99,7 +99,7 @@ def main_error_line(output: str) -> str:
 
 
 def explain_failure(
-    done: Finished, build_command: CommandBuilder, install_location: Callable[[str], str] = lambda _: "your PATH"
+    done: FinishedCommand, build_command: CommandBuilder, install_location: Callable[[str], str] = lambda _: "your PATH"
 ) -> GpunodeError:
     """Return the error that explains why kubectl failed.
 
@@ -118,7 +118,7 @@ def explain_failure(
     )
 
 
-def failed_groups(done: Finished) -> frozenset[str]:
+def failed_groups(done: FinishedCommand) -> frozenset[str]:
     """Return the API groups that are missing from a list of kinds; empty if the list failed for another reason."""
     _, incomplete, groups = clean_output(done).partition(_INCOMPLETE_LIST)
     return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
@@ -190,7 +190,7 @@ def _explain_login(
     return None
 
 
-def _explain_connection(done: Finished, output: str, build_command: CommandBuilder) -> GpunodeError | None:
+def _explain_connection(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError | None:
     """Return an error if the API server cannot be reached, else None."""
     if _WEBHOOK.search(output):
         return None
@@ -221,7 +221,7 @@ def _certificate_hint(output: str) -> str:
     )
 
 
-def _explain_request(done: Finished, output: str, build_command: CommandBuilder) -> GpunodeError:
+def _explain_request(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError:
     """Return the error for a request that the API server, or kubectl itself, rejects."""
     if match := _WEBHOOK.search(output):
         kinds = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
@@ -304,7 +304,7 @@ def version_skew_warning(client: str, server: str) -> str:
     )
 
 
-def is_about_objects(done: Finished) -> bool:
+def is_about_objects(done: FinishedCommand) -> bool:
     """Return whether the API server answered, and rejected some of the objects."""
     output = clean_output(done)
     signs = (_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER, _CERTIFICATE)

@@ -1,4 +1,4 @@
-"""The node itself, or a mounted root: probed in parallel, changed one thing at a time."""
+"""The node itself, or a mounted root: probed in parallel, changed one step at a time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Workloads, ignore_progress
-from gpunode.host.process import Consent, Finished, Runner
+from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
+from gpunode.host.process import Consent, FinishedCommand, Runner
 from gpunode.host.services import Services
 from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS
@@ -51,7 +51,7 @@ _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
 _INITRAMFS_PATIENCE_S = 600.0
 # dockerd takes a reload at once, and is not asked again later.
-_CONTRADICTION_S = 5.0
+_DAEMON_PATIENCE_S = 5.0
 
 
 class LocalHost:
@@ -78,14 +78,14 @@ class LocalHost:
     @cached_property
     def packages(self) -> PackageManager:
         """This node's package manager; a converged run needs none, so it is loaded on its first use."""
-        from gpunode.host.package_manager import package_manager
+        from gpunode.host.package_manager import make_package_manager
 
-        return package_manager(self.runner, self._on_progress, self._lock_timeout_s)
+        return make_package_manager(self.runner, self._on_progress, self._lock_timeout_s)
 
     def look(self, probe: Probe, /) -> Capture:
-        """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed.
+        """Run ``probe``; a command with a non-zero exit status has failed, but its output is kept.
 
-        No program of a mounted root is run to look at it.
+        No program of a mounted root is run for it.
         """
         if probe.argv and self.root != "/":
             return Capture(probe.source, "absent", error=f"gpunode runs no program of {self.root} to look at it")
@@ -93,10 +93,10 @@ class LocalHost:
             done = self.runner.run(
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
             )
-            return _captured(probe, done)
+            return _capture_output(probe, done)
         if probe.glob:
-            return globs.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
-        return files.read(probe.path, probe.limit_bytes, root=self.root)
+            return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
+        return files.read_file(probe.path, probe.limit_bytes, root=self.root)
 
     def distribution(self) -> Distro | None:
         """Return the distribution; see ``distribution.read_distribution``."""
@@ -108,7 +108,7 @@ class LocalHost:
         """Wait until neither cloud-init nor a package manager is busy; cloud-init may itself have started gpunode.
 
         Raises:
-            Busy: somebody was at it for longer than we wait.
+            Busy: if one is still busy at the timeout.
         """
         if self.root == "/":
             from gpunode.host.cloud_init import wait_until_done
@@ -120,7 +120,7 @@ class LocalHost:
         """Wait until no other program changes packages, including one that a killed gpunode left behind.
 
         Raises:
-            Busy: one kept a lock for longer than we wait.
+            Busy: if one held a lock past the timeout.
         """
         # The usual places, without asking the package manager for others: a node with nothing to do pays nothing.
         locks = [Path(self.root, lock) for system in SYSTEMS for lock in system.locks]
@@ -131,44 +131,44 @@ class LocalHost:
         from gpunode.host import chroot, package_manager
 
         for path in paths:
-            files.sweep(path, root=self.root)
-        package_manager.sweep(Path(self.root))
+            files.remove_leftovers(path, root=self.root)
+        package_manager.remove_temporary_folders(Path(self.root))
         if self.root != "/":
-            chroot.sweep(self.root)
+            chroot.remove_mount_points(self.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        """What the package manager would do, changing nothing; None where there is none to ask.
+        """Simulate the package manager; return None without one.
 
-        Without consent to run the programs of a mounted root it is this machine's, with that root's state.
+        Without consent to run programs of a mounted root, this machine's is used with that root's state.
         """
         if self.root != "/" and self.runner.consent is None:
-            from gpunode.host.package_manager import simulate_in
+            from gpunode.host.package_manager import simulate_in_root
 
-            return simulate_in(self.root, changes)
+            return simulate_in_root(self.root, changes)
         return self.packages.simulate(changes)
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """The versions of each package that can be had, or are in the index as installed."""
+        """Return the versions of each package in the index."""
         return self.packages.offered(packages)
 
     def workloads(self) -> Workloads:
-        """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""
+        """Return the running GPU processes and containers; none in an image."""
         from gpunode.host import workloads
 
-        return workloads.running() if self.root == "/" else Workloads()
+        return workloads.find_workloads() if self.root == "/" else Workloads()
 
     def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Has the runtime's own parser read the candidates; see ``runtime.check``."""
-        return runtime.check(self.runner, expectation, changes)
+        """Check the candidates with the runtime's own parser; see ``runtime.check``."""
+        return runtime.check_candidates(self.runner, expectation, changes)
 
     def read_back(self, expectation: RuntimeExpectation, /) -> None:
-        """Has the runtime's own parser read its files where they are; see ``runtime.read_back``."""
-        runtime.read_back(self.runner, expectation)
+        """Check the written files with the runtime's own parser; see ``runtime.read_back``."""
+        runtime.check_written(self.runner, expectation)
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
-        """Asks the daemon that has read its configuration; see ``runtime.contradiction``."""
-        since = time() - _CONTRADICTION_S
-        if not (said := runtime.contradiction(self.runner, expectation, _CONTRADICTION_S)):
+        """Check that the running daemon has the configuration; see ``runtime.contradiction``."""
+        since = time() - _DAEMON_PATIENCE_S
+        if not (said := runtime.find_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
         unit = runtime_row(expectation.runtime).unit
         words = self.services.last_words(unit, since)
@@ -179,8 +179,8 @@ class LocalHost:
         )
 
     def effective(self, name: str) -> ObservedConfig | None:
-        """What the container runtime has; see ``runtime.effective``."""
-        return runtime.effective(self.runner, name)
+        """Return the container runtime's configuration; see ``runtime.effective``."""
+        return runtime.read_effective(self.runner, name)
 
     def vet(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room for an initramfs."""
@@ -189,19 +189,19 @@ class LocalHost:
         refuse_full_boot(changes, self.root)
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
-                files.check(change.path, root=self.root)
+                files.refuse_unreplaceable(change.path, root=self.root)
 
     def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
-        """A sentence for each file of ``changes`` whose path is a symbolic link."""
+        """Return a sentence for each file of ``changes`` whose path is a symbolic link."""
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in FileChange.among(changes)):
             with suppress(OSError):
-                if (leads := places.resolve(path, root=self.root)) != normpath(path):
+                if (leads := places.resolve_path(path, root=self.root)) != normpath(path):
                     told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
     def realize(self, change: Change, /) -> Change:
-        """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
+        """Complete ``change`` with a key's bytes, a file's attributes and the folders to make."""
         if not isinstance(change, FileChange) or change.is_generated:
             return change
         if isinstance(key := change.after, SigningKey):
@@ -213,13 +213,13 @@ class LocalHost:
                 made = places.missing_folders(change.path, root=self.root)
                 # A file that neither is nor shall be there: its folders outlived it, and they are what goes.
                 return replace(change, folders=made) if change.after else change
-            kept = files.attributes(change.path, root=self.root)
+            kept = files.read_attributes(change.path, root=self.root)
         except OSError:
             return change  # whoever makes the change finds out what is wrong there, and says it
         return replace(change, before=replace(change.before, attributes=kept))
 
     def apply(self, changes: Sequence[Change], /) -> None:
-        """Makes ``changes`` in their order; package changes that follow one another are one transaction."""
+        """Apply ``changes`` in order; consecutive package changes are one transaction."""
         for kind, group in groupby(changes, type):
             if kind is PackageChange:
                 with self._fit_for_packages():
@@ -255,13 +255,13 @@ class LocalHost:
                 why=f"it waits for {after.known_after}; nothing was written",
                 hint="run the command again",
             )
-        current = files.state(change.path, root=self.root)
+        current = files.read_state(change.path, root=self.root)
         if current != after:
-            _refuse_edited(change, current)
+            _refuse_edited_file(change, current)
             if after is None:
-                files.remove(change.path, root=self.root, still=partial(_refuse_edited, change))
+                files.remove_file(change.path, root=self.root, precheck=partial(_refuse_edited_file, change))
             else:
-                files.replace(change.path, after, root=self.root, still=partial(_refuse_edited, change))
+                files.replace_file(change.path, after, root=self.root, precheck=partial(_refuse_edited_file, change))
         if after is None:
             files.remove_empty(change.folders, root=self.root)
 
@@ -291,7 +291,7 @@ class LocalHost:
                 why="a GPU is not part of an image",
                 hint="boot the image, then run `gpunode setup` on it",
             )
-        mig_layout.apply(self.runner, change)
+        mig_layout.apply_mig_change(self.runner, change)
 
     def _apply_command(self, change: CommandChange) -> None:
         def hear(line: str) -> None:
@@ -306,11 +306,11 @@ class LocalHost:
                 change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, outlives=True
             )
         if not done.ok:
-            raise _command_failed(done, f"{change.subject} failed ({change.why})")
+            raise _command_error(done, f"{change.subject} failed ({change.why})")
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
-        """Carries out ``triggers`` and waits until they are done; what cannot be done here says why."""
-        settled: list[Settled] = []
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+        """Run ``triggers`` and wait for them; those that cannot run here are skipped with a reason."""
+        settled: list[TriggerResult] = []
         for kind, group in groupby(triggers, lambda one: one.kind):
             same = tuple(group)
             match kind:
@@ -324,14 +324,14 @@ class LocalHost:
                     assert_never(kind)
         return tuple(settled)
 
-    def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+    def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         started = monotonic()
         with self._fit_for_packages():
             self.packages.refresh([one.target for one in triggers if one.target])
         seconds = monotonic() - started
-        yield from (Settled(one, seconds) for one in triggers)
+        yield from (TriggerResult(one, seconds) for one in triggers)
 
-    def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+    def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
         self.wait_for_others()
         argv = SYSTEMS[0].rebuild_initramfs("all")
@@ -340,19 +340,19 @@ class LocalHost:
         with self._fit_for_packages():
             done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, outlives=True)
         if not done.ok and not done.missing:
-            raise _command_failed(done, "the initramfs could not be rebuilt")
+            raise _command_error(done, "the initramfs could not be rebuilt")
         skipped = f"{argv[0]} is not installed" if done.missing else ""
-        yield from (Settled(one, done.seconds, skipped) for one in triggers)
+        yield from (TriggerResult(one, done.seconds, skipped) for one in triggers)
 
     @contextmanager
     def _fit_for_packages(self) -> Iterator[None]:
         from gpunode.host import chroot
 
-        with chroot.furnished(self.runner):
+        with chroot.prepare_root(self.runner):
             yield
 
 
-def _captured(probe: Probe, finished: Finished) -> Capture:
+def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
     outcome: Outcome = "ok"
     error = finished.stderr.decode("utf-8", "replace")
     if finished.missing:
@@ -366,8 +366,8 @@ def _captured(probe: Probe, finished: Finished) -> Capture:
     return Capture(probe.source, outcome, finished.stdout, error, finished.exit_status)
 
 
-def _refuse_edited(change: FileChange, current: FileState | None) -> None:
-    """Raises when the file is not what ``change`` replaces."""
+def _refuse_edited_file(change: FileChange, current: FileState | None) -> None:
+    """Refuse if the file is not the one that ``change`` replaces."""
     if current == change.before:
         return
     if current is None:
@@ -383,8 +383,8 @@ def _refuse_edited(change: FileChange, current: FileState | None) -> None:
     )
 
 
-def _modprobe_cause(done: Finished) -> str:
-    """The first error of modprobe: the later ones are its own echo of it.
+def _modprobe_cause(done: FinishedCommand) -> str:
+    """Return modprobe's first error; the later ones follow from it.
 
     Source: modprobe of Debian's nvidia-current without a GPU says "No such device" first and "Invalid argument" last.
     """
@@ -395,7 +395,7 @@ def _modprobe_cause(done: Finished) -> str:
     return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status}, without output")
 
 
-def _command_failed(done: Finished, what: str) -> ChangeFailed:
+def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
     ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
     return ChangeFailed(
         what,

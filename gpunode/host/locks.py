@@ -1,4 +1,4 @@
-"""Who holds a package manager's lock, and waiting for it; gpunode itself never takes one of them."""
+"""Holders of package managers' locks, and waiting for them; gpunode itself takes none."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gpunode.redaction.secrets import redact_text as redact
 _FLOCK = "hhqqi0q"
 # No longer: between two looks a signal is not heeded.
 _POLL_S = 0.2
-_LONGEST_COMMAND = 160
+_MAX_COMMAND = 160
 # In the environment of every package manager that gpunode starts, and so in that of all that they start.
-MARK = ("GPUNODE_STARTED", "1")
+ORIGIN_MARK = ("GPUNODE_STARTED", "1")
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock.
 
     Attributes:
-        pid: 0 when the kernel does not say, as of a process outside this PID namespace.
-        command: its command line on one line, cut, secrets redacted; empty when it ended meanwhile.
-        orphan: a gpunode started it that is no more: whoever asks has the lock of those who change this node.
+        pid: 0 if the kernel does not report it, as for a process outside this PID namespace.
+        command: its shortened command line, secrets redacted; empty if it has exited.
+        orphan: True if it was started by a gpunode that is gone, since this one has gpunode's lock.
     """
 
     path: str
@@ -46,21 +46,26 @@ class Holder:
         return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 
 
-def holder(path: Path, *, proc: Path = Path("/proc")) -> Holder | None:
-    """The holder of the POSIX lock on ``path``; None when it is free or does not exist."""
-    pid = _asked(path)
+def find_holder(path: Path, *, proc: Path = Path("/proc")) -> LockHolder | None:
+    """Return the holder of the POSIX lock on ``path``; None if it is free or does not exist."""
+    pid = _query_kernel(path)
     if pid is None:
-        pid = _listed(path, proc)
-    return None if pid is None else named(str(path), max(pid, 0), proc=proc)
+        pid = _search_proc_locks(path, proc)
+    return None if pid is None else make_holder(str(path), max(pid, 0), proc=proc)
 
 
-def named(path: str, pid: int, *, proc: Path = Path("/proc")) -> Holder:
-    """The process ``pid`` as the holder of ``path``, as far as it can be asked."""
-    return Holder(path, pid, _command(pid, proc), "=".join(MARK).encode() in _told(pid, "environ", proc).split(b"\0"))
+def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolder:
+    """Return the process ``pid`` as the holder of ``path``, as far as /proc describes it."""
+    return LockHolder(
+        path,
+        pid,
+        _read_command_line(pid, proc),
+        "=".join(ORIGIN_MARK).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
+    )
 
 
-def _asked(path: Path) -> int | None:
-    """What F_GETLK says; it needs the file opened, though not for writing, and takes no lock."""
+def _query_kernel(path: Path) -> int | None:
+    """Return the holder's PID by F_GETLK, which needs the file open for reading and takes no lock."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -73,18 +78,18 @@ def _asked(path: Path) -> int | None:
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
-def _listed(path: Path, proc: Path) -> int | None:
-    """What /proc/locks says, for those who may not open the file (its mode is 0640)."""
+def _search_proc_locks(path: Path, proc: Path) -> int | None:
+    """Return the holder's PID by /proc/locks, for users who may not open the file (mode 0640)."""
     try:
         status = path.stat()
         table = (proc / "locks").read_text()
     except OSError:
         return None
-    return locked_by(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+    return find_lock_pid(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
 
 
-def locked_by(table: str, major: int, minor: int, inode: int) -> int | None:
-    """The pid that /proc/locks gives for a file; None when nobody holds it. Source: proc_locks(5)."""
+def find_lock_pid(table: str, major: int, minor: int, inode: int) -> int | None:
+    """Return the PID in /proc/locks for a file; None if it is not locked. Source: proc_locks(5)."""
     wanted = f"{major:02x}:{minor:02x}:{inode}"
     for line in table.splitlines():
         fields = line.split()
@@ -94,23 +99,23 @@ def locked_by(table: str, major: int, minor: int, inode: int) -> int | None:
     return None
 
 
-def _command(pid: int, proc: Path) -> str:
-    words = _told(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
+def _read_command_line(pid: int, proc: Path) -> str:
+    words = _read_process_file(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
     line = redact(" ".join(words))
-    return line if len(line) <= _LONGEST_COMMAND else f"{line[:_LONGEST_COMMAND].rpartition(' ')[0]} …"
+    return line if len(line) <= _MAX_COMMAND else f"{line[:_MAX_COMMAND].rpartition(' ')[0]} …"
 
 
-def _told(pid: int, what: str, proc: Path) -> bytes:
-    """What /proc tells of a process; nothing of one that has ended or that may not be asked."""
+def _read_process_file(pid: int, what: str, proc: Path) -> bytes:
+    """Read a file of a process in /proc; empty if it has exited or may not be read."""
     try:
         return (proc / str(pid) / what).read_bytes() if pid > 0 else b""
     except OSError:
         return b""
 
 
-def first_holder(paths: Sequence[Path]) -> Holder | None:
-    """The holder of the first lock of ``paths`` that is not free."""
-    return next((found for path in paths if (found := holder(path))), None)
+def find_first_holder(paths: Sequence[Path]) -> LockHolder | None:
+    """Return the holder of the first lock of ``paths`` that is held."""
+    return next((found for path in paths if (found := find_holder(path))), None)
 
 
 def wait_until_free(
@@ -124,19 +129,19 @@ def wait_until_free(
     """Wait until none of ``paths`` is locked.
 
     Raises:
-        Busy: a lock is still held at ``deadline``, which is on ``clock``; its holder is named.
+        Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
     """
 
-    def say(found: Holder) -> str:
+    def say(found: LockHolder) -> str:
         return f"{found} holds {found.path}"
 
-    wait_while(lambda: first_holder(paths), say, busy, deadline, on_progress, clock=clock, sleep=sleep)
+    wait_while(lambda: find_first_holder(paths), say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
 
 
 def wait_while(
-    who: Callable[[], Holder | None],
-    say: Callable[[Holder], str],
-    error: Callable[[Holder, float], Busy],
+    who: Callable[[], LockHolder | None],
+    say: Callable[[LockHolder], str],
+    error: Callable[[LockHolder, float], Busy],
     deadline: float,
     on_progress: OnProgress,
     *,
@@ -144,17 +149,17 @@ def wait_while(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until ``who`` returns nobody.
+    """Wait until ``who`` returns None.
 
     Args:
-        who: is asked again and again.
-        say: what the user reads meanwhile.
-        error: what is raised at ``deadline``; it takes how many seconds were waited.
+        who: called repeatedly.
+        say: returns the progress message.
+        error: makes the error raised at ``deadline``, given the seconds waited.
         deadline: on ``clock``.
-        on_progress: hears it.
-        poll_s: how often it is asked.
-        clock: seconds that only go up.
-        sleep: waits for some of them.
+        on_progress: called with the message.
+        poll_s: the polling interval.
+        clock: a monotonic clock.
+        sleep: waits for some seconds.
     """
     started = clock()
     while found := who():
@@ -166,15 +171,15 @@ def wait_while(
         sleep(min(poll_s, deadline - now))
 
 
-def runner_of(script: str, *, proc: Path = Path("/proc")) -> Holder | None:
-    """The process that runs ``script``, by itself or through its interpreter; None when there is none."""
-    return next((named(script, pid, proc=proc) for pid in running(script, proc=proc)), None)
+def find_script_process(script: str, *, proc: Path = Path("/proc")) -> LockHolder | None:
+    """Return the process that runs ``script``, directly or through its interpreter; None if none does."""
+    return next((make_holder(script, pid, proc=proc) for pid in script_pids(script, proc=proc)), None)
 
 
-def running(script: str, *, proc: Path = Path("/proc")) -> Iterator[int]:
-    """The processes that run ``script``, by itself or through its interpreter."""
+def script_pids(script: str, *, proc: Path = Path("/proc")) -> Iterator[int]:
+    """Yield the PIDs that run ``script``, directly or through its interpreter."""
     for folder in proc.glob("[0-9]*"):
-        words = _told(int(folder.name), "cmdline", proc).split(b"\0")
+        words = _read_process_file(int(folder.name), "cmdline", proc).split(b"\0")
         if any(word.rpartition(b"/")[2] == script.encode() for word in words[:2]):
             yield int(folder.name)
 
@@ -187,10 +192,10 @@ def wait_until_ended(
     proc: Path = Path("/proc"),
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Nobody runs ``script``, which knows no lock of its own, or ``limit_s`` seconds have passed."""
+    """Wait up to ``limit_s`` seconds until no process runs ``script``, which has no lock."""
 
     def say() -> str:
-        found = runner_of(script, proc=proc)
+        found = find_script_process(script, proc=proc)
         return f"up to {limit_s:.0f} s: {found} is already running" if found else ""
 
     wait_for(limit_s, say, on_progress, sleep=sleep)
@@ -203,7 +208,7 @@ def wait_for(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """``say`` has no reason to wait any more, or ``seconds`` have passed."""
+    """Wait until ``say`` returns an empty reason, or ``seconds`` have passed."""
     rounds = math.ceil(seconds / _POLL_S)
     for number in range(rounds):
         if not (reason := say()):
@@ -212,8 +217,8 @@ def wait_for(
         sleep(seconds / rounds)
 
 
-def busy(found: Holder, waited_s: float) -> Busy:
-    """The error that names who holds the lock."""
+def busy_error(found: LockHolder, waited_s: float) -> Busy:
+    """Return the error that names the lock's holder."""
     look = f":\n  ps -fp {found.pid}" if found.pid else ""
     return Busy(
         f"{found.path} is locked by {found}",

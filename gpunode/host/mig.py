@@ -1,7 +1,7 @@
-"""Read and set how MIG divides a GPU, through NVML; in a child program, for a driver call may never return.
+"""The child program that reads and sets a GPU's MIG layout through NVML; a driver call may never return.
 
 ``main`` reads one request from standard input, ``{"gpu": UUID, "before": LAYOUT, "after": LAYOUT}``, and prints one
-answer; a layout is ``{"enabled": bool, "instances": [INSTANCE]}``, and INSTANCE what ``instances`` returns.
+answer; a layout is ``{"enabled": bool, "instances": [INSTANCE]}``, and INSTANCE what ``read_instances`` returns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from gpunode.host.child import TYPE_CHECKING, command, tell
+from gpunode.host.child import TYPE_CHECKING, child_command, print_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,28 +20,28 @@ TIMEOUT_S = 240.0
 _NO_SUCH_PROFILE = frozenset({2, 3})  # InvalidArgument, NotSupported: mig-parted passes over both, too
 
 
-def argv() -> tuple[str, ...]:
-    """The command that divides a GPU."""
-    return command("gpunode.host.mig", needs=("pynvml",))
+def child_argv() -> tuple[str, ...]:
+    """Return the command of the child program."""
+    return child_command("gpunode.host.mig", needs=("pynvml",))
 
 
-def instances(nvml: Any, device: Any) -> list[dict[str, object]]:
-    """The GPU instances of a GPU in MIG mode, by their first slice, with the slices of each one's compute instances.
+def read_instances(nvml: Any, device: Any) -> list[dict[str, object]]:
+    """Return a GPU's GPU instances, by first slice, with the slices of their compute instances.
 
     Raises:
-        NVMLError: the driver does not tell.
+        NVMLError: if the driver fails.
     """
     return sorted((row for row, _ in _gpu_instances(nvml, device)), key=lambda row: str(row["start"]))
 
 
 def _gpu_instances(nvml: Any, device: Any) -> Iterator[tuple[dict[str, object], Any]]:
-    for profile in _profiles(nvml, device):
-        handles = _listed(nvml, nvml.c_nvmlGpuInstance_t, profile, nvml.nvmlDeviceGetGpuInstances, device)
+    for profile in _gpu_profiles(nvml, device):
+        handles = _list_instances(nvml, nvml.c_nvmlGpuInstance_t, profile, nvml.nvmlDeviceGetGpuInstances, device)
         for handle in handles:
             place = nvml.nvmlGpuInstanceGetInfo(handle).placement
             compute = sorted(slices for slices, _ in _compute_instances(nvml, handle))
             yield (
-                {"profile": _name(profile), "start": place.start, "size": place.size, "compute": compute},
+                {"profile": _short_profile_name(profile), "start": place.start, "size": place.size, "compute": compute},
                 handle,
             )
 
@@ -49,26 +49,26 @@ def _gpu_instances(nvml: Any, device: Any) -> Iterator[tuple[dict[str, object], 
 def _compute_instances(nvml: Any, instance: Any) -> Iterator[tuple[int, Any]]:
     for profile in _compute_profiles(nvml, instance):
         kind = nvml.c_nvmlComputeInstance_t
-        for handle in _listed(nvml, kind, profile, nvml.nvmlGpuInstanceGetComputeInstances, instance):
+        for handle in _list_instances(nvml, kind, profile, nvml.nvmlGpuInstanceGetComputeInstances, instance):
             yield profile.sliceCount, handle
 
 
-def _profiles(nvml: Any, device: Any) -> Iterator[Any]:
+def _gpu_profiles(nvml: Any, device: Any) -> Iterator[Any]:
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        yield from _known(nvml, lambda: nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number))  # noqa: B023
+        yield from _get_profile(nvml, lambda: nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number))  # noqa: B023
 
 
 def _compute_profiles(nvml: Any, instance: Any) -> Iterator[Any]:
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         for engine in range(nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT):
-            yield from _known(
+            yield from _get_profile(
                 nvml,
                 lambda: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, engine),  # noqa: B023
             )
 
 
-def _known(nvml: Any, call: Any) -> Iterator[Any]:
-    """The profile, if the GPU has it."""
+def _get_profile(nvml: Any, call: Any) -> Iterator[Any]:
+    """Yield the profile, if the GPU has it."""
     try:
         yield call()
     except nvml.NVMLError as error:
@@ -76,7 +76,7 @@ def _known(nvml: Any, call: Any) -> Iterator[Any]:
             raise
 
 
-def _listed(nvml: Any, kind: Any, profile: Any, call: Any, parent: Any) -> list[Any]:
+def _list_instances(nvml: Any, kind: Any, profile: Any, call: Any, parent: Any) -> list[Any]:
     from ctypes import byref
 
     found = (kind * max(profile.instanceCount, 1))()
@@ -85,20 +85,20 @@ def _listed(nvml: Any, kind: Any, profile: Any, call: Any, parent: Any) -> list[
     return list(found[: count.value])
 
 
-def _name(profile: Any) -> str:
-    """``1g.10gb`` of ``MIG 1g.10gb``."""
+def _short_profile_name(profile: Any) -> str:
+    """Return ``1g.10gb`` of ``MIG 1g.10gb``."""
     name = profile.name
     text = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
     return text.removeprefix("MIG ")
 
 
 def main() -> None:
-    """Set the layout of the request and print how that went."""
-    tell(lambda: divide(json.load(sys.stdin)))
+    """Set the requested layout and print the result."""
+    print_answer(lambda: apply_layout(json.load(sys.stdin)))
 
 
-def divide(request: dict[str, Any]) -> dict[str, object]:
-    """The GPU is as ``after`` says; else nothing was touched, or ``doing`` says where the driver stopped.
+def apply_layout(request: dict[str, Any]) -> dict[str, object]:
+    """Set the GPU's layout to ``after``; on a failure, ``doing`` names the step.
 
     Returns:
         ``result``: done; pending, where MIG mode changes with the GPU's next reset; changed, where the GPU was neither
@@ -111,19 +111,19 @@ def divide(request: dict[str, Any]) -> dict[str, object]:
         pynvml.nvmlInit()
         device = pynvml.nvmlDeviceGetHandleByUUID(request["gpu"])
         enabled = bool(pynvml.nvmlDeviceGetMigMode(device)[0])
-        now = {"enabled": enabled, "instances": instances(pynvml, device) if enabled else []}
+        now = {"enabled": enabled, "instances": read_instances(pynvml, device) if enabled else []}
         if now not in (request["before"], request["after"]):
             return {"result": "changed", "now": now}
-        return {"result": _set(pynvml, device, now, request["after"], doing)}
+        return {"result": _set_layout(pynvml, device, now, request["after"], doing)}
     except pynvml.NVMLError as error:
         return {"result": "failed", "doing": doing[-1], "code": error.value, "text": str(error)}
 
 
-def _set(nvml: Any, device: Any, now: dict[str, object], after: dict[str, Any], doing: list[str]) -> str:
+def _set_layout(nvml: Any, device: Any, now: dict[str, object], after: dict[str, Any], doing: list[str]) -> str:
     wanted = int(after["enabled"])
     if now != after and now["enabled"]:
         doing.append("remove its MIG instances")
-        _clear(nvml, device)
+        _destroy_instances(nvml, device)
     modes = nvml.nvmlDeviceGetMigMode(device)
     if modes != [wanted, wanted]:
         doing.append(f"switch MIG {'on' if wanted else 'off'}")
@@ -132,21 +132,25 @@ def _set(nvml: Any, device: Any, now: dict[str, object], after: dict[str, Any], 
     if modes[0] != wanted:
         return "pending"
     if now != after:
-        by_name = {_name(profile): profile for profile in _profiles(nvml, device)} if after["instances"] else {}
+        by_name = (
+            {_short_profile_name(profile): profile for profile in _gpu_profiles(nvml, device)}
+            if after["instances"]
+            else {}
+        )
         for row in after["instances"]:
             doing.append(f"make the instance {row['profile']} at slice {row['start']}")
-            _make(nvml, device, by_name.get(row["profile"]), row)
+            _create_instance(nvml, device, by_name.get(row["profile"]), row)
     return "done"
 
 
-def _clear(nvml: Any, device: Any) -> None:
+def _destroy_instances(nvml: Any, device: Any) -> None:
     for _, instance in list(_gpu_instances(nvml, device)):
         for _, compute in list(_compute_instances(nvml, instance)):
             nvml.nvmlComputeInstanceDestroy(compute)
         nvml.nvmlGpuInstanceDestroy(instance)
 
 
-def _make(nvml: Any, device: Any, profile: Any, row: dict[str, Any]) -> None:
+def _create_instance(nvml: Any, device: Any, profile: Any, row: dict[str, Any]) -> None:
     from ctypes import byref
 
     if profile is None:

@@ -1,4 +1,4 @@
-"""One command of a mounted root, run where it sees that root and nothing else of this machine.
+"""Isolation of one command in a mounted root, so that it sees nothing else of this machine.
 
 chroot(8) holds nobody who is root: mkdir, chroot and a few ``..`` lead out, and so do mknod of the disk, ptrace of a
 host process and a kernel module. So the command gets mount, pid, IPC and UTS namespaces of its own, the root by
@@ -22,9 +22,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
-FAILED: Final = 125
-"""The exit status when the command could not be isolated; standard error then begins with ``PREFIX``."""
-PREFIX: Final = "gpunode cannot isolate the command: "
+EXIT_NOT_ISOLATED: Final = 125
+"""The exit status when the command could not be isolated; standard error then begins with ``ERROR_PREFIX``."""
+ERROR_PREFIX: Final = "gpunode cannot isolate the command: "
 
 # <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>, <linux/capability.h>
 _NAMESPACES: Final = 0x20000 | 0x20000000 | 0x8000000 | 0x4000000  # CLONE_NEWNS, NEWPID, NEWIPC, NEWUTS
@@ -45,7 +45,7 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 # Docker's default set, without what can leave the root or make devices (SYS_CHROOT, MKNOD) and without the network's.
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, AUDIT_WRITE (useradd's PAM), SETFCAP (ping's postinst).
 # DAC_READ_SEARCH is none of them: open_by_handle_at(2) opens any file of the disk with it.
-_KEPT: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
+_KEPT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
 
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
@@ -72,8 +72,8 @@ _POLICY: Final = "#!/bin/sh\nexit 101\n"
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def command(root: str, argv: Sequence[str], *, policy: str = "", resolver: str = "") -> tuple[str, ...]:
-    """The command line that runs ``argv`` in ``root``.
+def isolated_command(root: str, argv: Sequence[str], *, policy: str = "", resolver: str = "") -> tuple[str, ...]:
+    """Return the command line that runs ``argv`` in ``root``.
 
     Args:
         root: an absolute path without symbolic links.
@@ -86,96 +86,96 @@ def command(root: str, argv: Sequence[str], *, policy: str = "", resolver: str =
 
 
 def main(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn:
-    """Ends as the command does; with ``FAILED`` where it cannot be isolated."""
+    """Run the command and exit with its status, or with ``EXIT_NOT_ISOLATED`` if it cannot be isolated."""
     # Whoever ends the command signals the whole process group: the command hears it, and these two await its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        _check(_libc.unshare(_NAMESPACES), "unshare")
+        _check_result(_libc.unshare(_NAMESPACES), "unshare")
         first = os.fork()  # alone in the new pid namespace
         if not first:
-            _init(root, policy, resolver, argv)
-        status = _status(os.waitpid(first, 0)[1])
+            _run_init(root, policy, resolver, argv)
+        status = _shell_status(os.waitpid(first, 0)[1])
     except OSError as error:
-        status = _complain(error)
+        status = _report_error(error)
     os._exit(status)
 
 
-def _init(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn:
-    """Process 1 of the namespace: it starts the command, reaps, and ends everything by its own end."""
+def _run_init(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn:
+    """Run as process 1 of the namespace: start the command, reap, and end everything by exiting."""
     try:
         # Its /proc/1/exe is this machine's Python, which the image's root could open to write without this.
-        _check(_libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        _check_result(_libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
         sys.meta_path.clear()
-        _furnish(root, policy, resolver)
-        _enter()
+        _mount_root(root, policy, resolver)
+        _enter_root()
         child = os.fork()
         if not child:
-            _become(argv)
+            _exec_command(argv)
         pid, status = os.wait()
         while pid != child:
             pid, status = os.wait()
-        os._exit(_status(status))
+        os._exit(_shell_status(status))
     except Exception as error:
-        os._exit(_complain(error))
+        os._exit(_report_error(error))
 
 
-def _status(waited: int) -> int:
-    """As a shell says it: 128 + N for a signal N."""
+def _shell_status(waited: int) -> int:
+    """Return the exit status as a shell does: 128 + N for a signal N."""
     code = os.waitstatus_to_exitcode(waited)
     return code if code >= 0 else 128 - code
 
 
-def _complain(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
-    os.write(2, f"{PREFIX}{what}\n".encode("utf-8", "surrogateescape"))
-    return FAILED
+    os.write(2, f"{ERROR_PREFIX}{what}\n".encode("utf-8", "surrogateescape"))
+    return EXIT_NOT_ISOLATED
 
 
-def _check(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
 
 
-def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+def _mount_filesystem(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     words = [os.fsencode(word) for word in (source, target, kind, data)]
-    _check(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), target)
+    _check_result(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), target)
 
 
-def _bind(source: str, target: str, flags: int = 0) -> None:
-    """``source`` is at ``target`` too, with ``flags``, which the kernel takes of a bind mount only afterwards."""
-    _mount(source, target, "", _BIND)
+def _bind_mount(source: str, target: str, flags: int = 0) -> None:
+    """Bind-mount ``source`` at ``target``, then remount with ``flags``, which the kernel ignores at first."""
+    _mount_filesystem(source, target, "", _BIND)
     if flags:
-        _mount("", target, "", _BIND | _REMOUNT | flags)
+        _mount_filesystem("", target, "", _BIND | _REMOUNT | flags)
 
 
-def _furnish(root: str, policy: str, resolver: str) -> None:
-    """The working folder is ``root``, a mount of its own with all that belongs in it."""
+def _mount_root(root: str, policy: str, resolver: str) -> None:
+    """Mount ``root`` and everything it needs, and make it the working directory."""
     # Otherwise what is mounted here would be mounted for everybody.
-    _mount("", "/", "", _REC | _PRIVATE)
-    _mount(root, root, "", _BIND | _REC)
+    _mount_filesystem("", "/", "", _REC | _PRIVATE)
+    _mount_filesystem(root, root, "", _BIND | _REC)
     for place, flags in _mounts_below(root):
-        _close_devices(place, flags)
+        _disable_devices(place, flags)
     os.chdir(root)
     if _is_folder("proc"):
-        _mount("proc", "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
-        _close_proc()
+        _mount_filesystem("proc", "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+        _restrict_proc()
     # mkosi's scripts see none.
     if _is_folder("sys") and os.path.isdir("/sys"):
-        _bind("/sys", "sys", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
+        _bind_mount("/sys", "sys", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
     if _is_folder("dev"):
         _make_devices()
     if policy:
         _forbid_services(policy.lstrip("/"))
     if resolver:
-        _bind(os.path.realpath("/etc/resolv.conf"), resolver.lstrip("/"), _RDONLY | _NOSUID | _NODEV)
+        _bind_mount(os.path.realpath("/etc/resolv.conf"), resolver.lstrip("/"), _RDONLY | _NOSUID | _NODEV)
 
 
-def _close_devices(place: str, flags: int) -> None:
-    """A device that somebody put into the image opens no disk of this machine."""
+def _disable_devices(place: str, flags: int) -> None:
+    """Disable device nodes in the image, which could open this machine's disks."""
     try:
-        _mount("", place, "", _BIND | _REMOUNT | flags | _NODEV)
+        _mount_filesystem("", place, "", _BIND | _REMOUNT | flags | _NODEV)
     except OSError as error:
         # Another mount hides this one, from the command too.
         if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EINVAL}:
@@ -183,7 +183,7 @@ def _close_devices(place: str, flags: int) -> None:
 
 
 def _mounts_below(root: str) -> Iterator[tuple[str, int]]:
-    """Every mount point in ``root`` and its flags, as they are now."""
+    """Yield every mount point in ``root`` and its current flags."""
     with open("/proc/self/mountinfo", "rb") as file:
         rows = [line.split(b" ") for line in file.read().splitlines()]
     for row in rows:
@@ -195,7 +195,7 @@ def _mounts_below(root: str) -> Iterator[tuple[str, int]]:
 
 
 def _is_folder(path: str) -> bool:
-    """Whether there is a folder; a link could lead anywhere."""
+    """Return True for a folder, but not a link, which could lead anywhere."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -205,53 +205,53 @@ def _is_folder(path: str) -> bool:
     return True
 
 
-def _close_proc() -> None:
+def _restrict_proc() -> None:
     for name in _READ_ONLY:
         if os.path.lexists(f"proc/{name}"):
-            _bind(f"proc/{name}", f"proc/{name}", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
+            _bind_mount(f"proc/{name}", f"proc/{name}", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
     for name in _HIDDEN:
         path = f"proc/{name}"
         if os.path.isdir(path):
-            _mount("tmpfs", path, "tmpfs", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
+            _mount_filesystem("tmpfs", path, "tmpfs", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
         elif os.path.lexists(path):
-            _bind("/dev/null", path, _RDONLY | _NOSUID | _NOEXEC)
+            _bind_mount("/dev/null", path, _RDONLY | _NOSUID | _NOEXEC)
 
 
 def _make_devices() -> None:
-    _mount("tmpfs", "dev", "tmpfs", _NOSUID | _NODEV, "mode=0755")
+    _mount_filesystem("tmpfs", "dev", "tmpfs", _NOSUID | _NODEV, "mode=0755")
     for name in _DEVICES:
         if os.path.exists(f"/dev/{name}"):
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             # Read-only: not the device, but the mode and the owner of this machine's own node.
-            _bind(f"/dev/{name}", f"dev/{name}", _RDONLY | _NOSUID | _NOEXEC)
+            _bind_mount(f"/dev/{name}", f"dev/{name}", _RDONLY | _NOSUID | _NOEXEC)
     for name, target in _LINKS.items():
         os.symlink(target, f"dev/{name}")
     os.mkdir("dev/pts", 0o755)
-    _mount("devpts", "dev/pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
+    _mount_filesystem("devpts", "dev/pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
     os.mkdir("dev/shm", 0o755)
-    _mount("shm", "dev/shm", "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=1777")
+    _mount_filesystem("shm", "dev/shm", "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=1777")
 
 
 def _forbid_services(place: str) -> None:
-    """The policy is a file of our /dev, whose file system may be executed from; its name there goes at once."""
+    """Mount the policy from a file in our executable /dev, and unlink its name there at once."""
     fd = os.open("dev/policy-rc.d", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755)
     os.write(fd, _POLICY.encode())
     os.fchmod(fd, 0o755)
     os.close(fd)
-    _bind("dev/policy-rc.d", place)
+    _bind_mount("dev/policy-rc.d", place)
     os.unlink("dev/policy-rc.d")
 
 
-def _enter() -> None:
-    """The working folder is the root, and of the former one nothing can be reached."""
-    _check(_libc.pivot_root(b".", b"."), "pivot_root")
-    _check(_libc.umount2(b".", _DETACH), "umount")
+def _enter_root() -> None:
+    """Make the working directory the root, and detach the old one."""
+    _check_result(_libc.pivot_root(b".", b"."), "pivot_root")
+    _check_result(_libc.umount2(b".", _DETACH), "umount")
     os.chdir("/")
 
 
-def _become(argv: Sequence[str]) -> NoReturn:
-    """The command runs in place of this process, with few capabilities."""
-    _forbid_calls()  # afterwards it may not
+def _exec_command(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by the command, with few capabilities."""
+    _install_filter()  # afterwards it may not
     _drop_capabilities()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -268,16 +268,16 @@ def _become(argv: Sequence[str]) -> NoReturn:
     os._exit(status)
 
 
-def _forbid_calls() -> None:
-    """Where the processor is none of the table, nothing is forbidden."""
-    rows = list(_filter())
+def _install_filter() -> None:
+    """Install the system call filter, unless the processor is unknown."""
+    rows = list(_filter_instructions())
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
     whole = struct.pack("@HP", len(rows), ctypes.addressof(program))
-    _check(_libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0), "seccomp")
+    _check_result(_libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0), "seccomp")
 
 
-def _filter() -> Iterator[tuple[int, int, int, int]]:
-    """The filter: each instruction with how many to pass over where its test holds, and where it does not."""
+def _filter_instructions() -> Iterator[tuple[int, int, int, int]]:
+    """Yield the filter's instructions, each with its jumps if true and if false."""
     for architecture, keys, makers in _SYSTEM_CALLS:
         block = [
             (_LOAD, 0, 0, 0),
@@ -302,16 +302,16 @@ def _filter() -> Iterator[tuple[int, int, int, int]]:
 
 def _drop_capabilities() -> None:
     number = 0
-    while number in _KEPT or _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0) == 0:
+    while number in _KEPT_CAPABILITIES or _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1
-    if number <= max(_KEPT):  # the first that the kernel does not know comes after all of these
-        _check(-1, "prctl")
+    if number <= max(_KEPT_CAPABILITIES):  # the first that the kernel does not know comes after all of these
+        _check_result(-1, "prctl")
     _libc.prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    kept = sum(1 << one for one in _KEPT)
+    kept = sum(1 << one for one in _KEPT_CAPABILITIES)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     # Effective, permitted, inheritable: the lower 32 of each, then the upper ones.
     data = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
-    _check(_libc.capset(header, data), "capset")
+    _check_result(_libc.capset(header, data), "capset")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ means is in ``gpunode.facts.nvml``. With ``gpunode.host.mig``, the only user of 
 
 from __future__ import annotations
 
-from gpunode.host.child import TYPE_CHECKING, command, tell
+from gpunode.host.child import TYPE_CHECKING, child_command, print_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,26 +18,26 @@ TIMEOUT_S = 30.0
 _MIB = 1 << 20
 
 
-def argv() -> tuple[str, ...]:
-    """The command that asks NVML."""
-    return command("gpunode.host.nvml", needs=("pynvml",))
+def child_argv() -> tuple[str, ...]:
+    """Return the command of the child program."""
+    return child_command("gpunode.host.nvml", needs=("pynvml",))
 
 
-def probe(timeout_s: float = TIMEOUT_S) -> Probe:
-    """The same command as a probe: killed after ``timeout_s``, and in a capture for as long as that is kept."""
+def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
+    """Return the command as a probe, killed after ``timeout_s``."""
     from gpunode.facts.evidence import Probe
     from gpunode.facts.nvml import KEY
 
-    return Probe(KEY, argv=argv(), timeout_s=timeout_s, holds="table")
+    return Probe(KEY, argv=child_argv(), timeout_s=timeout_s, holds="table")
 
 
 def main() -> None:
     """Print NVML's answer as one JSON object."""
-    tell(ask)
+    print_answer(query_nvml)
 
 
-def ask() -> dict[str, object]:
-    """NVML's values, or the reason for having none, in the shape that ``facts.nvml.parse`` reads."""
+def query_nvml() -> dict[str, object]:
+    """Query NVML's values, or the reason for having none, in the form that ``facts.nvml.parse_answer`` reads."""
     import pynvml
 
     # No nvmlShutdown: the end of the process does the same, and it is one more call that could block.
@@ -45,104 +45,108 @@ def ask() -> dict[str, object]:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        failure = {**_unread(pynvml, error), "text": str(error)}
+        failure = {**_encode_error(pynvml, error), "text": str(error)}
         return {
-            **_system(pynvml),
+            **_query_system(pynvml),
             "error": {"code": failure["code"], "name": failure["error"], "text": failure["text"]},
         }
-    return {**_system(pynvml), "gpus": [_gpu(pynvml, index) for index in range(count)]}
+    return {**_query_system(pynvml), "gpus": [_query_gpu(pynvml, index) for index in range(count)]}
 
 
-def _system(nvml: Any) -> dict[str, object]:
+def _query_system(nvml: Any) -> dict[str, object]:
     return {
         "schema": 1,
-        "driver": _reading(nvml, nvml.nvmlSystemGetDriverVersion),
-        "cuda": _reading(nvml, lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100))),
-        "nvml": _reading(nvml, nvml.nvmlSystemGetNVMLVersion),
-        "library": _library(),
-        "libcuda_error": _libcuda_error(),
+        "driver": _query_value(nvml, nvml.nvmlSystemGetDriverVersion),
+        "cuda": _query_value(
+            nvml, lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion_v2() // 10, 100))
+        ),
+        "nvml": _query_value(nvml, nvml.nvmlSystemGetNVMLVersion),
+        "library": _find_library(),
+        "libcuda_error": _find_libcuda_error(),
     }
 
 
-def _gpu(nvml: Any, index: int) -> dict[str, object]:
-    """One GPU's row; whatever is wrong with it stays in this row."""
+def _query_gpu(nvml: Any, index: int) -> dict[str, object]:
+    """Query one GPU; return its row, with any error in it."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return {"index": index, **_unread(nvml, error)}
-    ecc, ecc_pending = _switch(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
-    mig, mig_pending = _switch(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
-    divided = {"instances": _reading(nvml, lambda: _instances(nvml, handle))} if mig is True else {}
+        return {"index": index, **_encode_error(nvml, error)}
+    ecc, ecc_pending = _query_mode(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
+    mig, mig_pending = _query_mode(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    divided = {"instances": _query_value(nvml, lambda: _query_instances(nvml, handle))} if mig is True else {}
     return {
         "index": index,
-        "name": _reading(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
-        "uuid": _reading(nvml, lambda: nvml.nvmlDeviceGetUUID(handle)),
-        "pci": _reading(nvml, lambda: _address(nvml.nvmlDeviceGetPciInfo(handle))),
-        "memory_mib": _reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB),
-        "persistence": _reading(nvml, lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle))),
+        "name": _query_value(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
+        "uuid": _query_value(nvml, lambda: nvml.nvmlDeviceGetUUID(handle)),
+        "pci": _query_value(nvml, lambda: _format_address(nvml.nvmlDeviceGetPciInfo(handle))),
+        "memory_mib": _query_value(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB),
+        "persistence": _query_value(nvml, lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle))),
         "ecc": ecc,
         "ecc_pending": ecc_pending,
-        "compute_capability": _reading(nvml, lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))),
+        "compute_capability": _query_value(
+            nvml, lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        ),
         "mig": mig,
         "mig_pending": mig_pending,
-        "clients": _clients(nvml, handle),
+        "clients": _query_clients(nvml, handle),
         **divided,
     }
 
 
-def _instances(nvml: Any, handle: Any) -> list[dict[str, object]]:
+def _query_instances(nvml: Any, handle: Any) -> list[dict[str, object]]:
     from gpunode.host import mig
 
-    return mig.instances(nvml, handle)
+    return mig.read_instances(nvml, handle)
 
 
-def _clients(nvml: Any, handle: Any) -> list[int]:
-    """The processes on the GPU and on its MIG instances; those of a kind that the driver cannot list are left out."""
+def _query_clients(nvml: Any, handle: Any) -> list[int]:
+    """Return the processes on the GPU and its MIG instances, without kinds that the driver cannot list."""
     calls = (
         nvml.nvmlDeviceGetComputeRunningProcesses_v3,
         nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
         nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
     )
-    lists = [_reading(nvml, lambda call=call: call(handle)) for call in calls]  # type: ignore[misc]
+    lists = [_query_value(nvml, lambda call=call: call(handle)) for call in calls]  # type: ignore[misc]
     return sorted({one.pid for found in lists if isinstance(found, list) for one in found})
 
 
-def _switch(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:
-    """A mode as it is now and as it will be after the next reset."""
-    modes = _reading(nvml, call)
+def _query_mode(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:
+    """Return a mode as it is now and after the next reset."""
+    modes = _query_value(nvml, call)
     return (bool(modes[0]), bool(modes[1])) if isinstance(modes, list) else (modes, modes)
 
 
-def _reading(nvml: Any, call: Callable[[], object]) -> object:
+def _query_value(nvml: Any, call: Callable[[], object]) -> object:
     try:
         return call()
     except nvml.NVMLError as error:
-        return _unread(nvml, error)
+        return _encode_error(nvml, error)
     except UnicodeDecodeError:
         # A dying GPU's name: bytes that are no text.
         return {"error": "Unknown", "code": nvml.NVML_ERROR_UNKNOWN}
 
 
-def _unread(nvml: Any, error: Any) -> dict[str, object]:
-    """The error by its code and by pynvml's name for it, which is nvml.h's."""
+def _encode_error(nvml: Any, error: Any) -> dict[str, object]:
+    """Encode an error by its code and its name in nvml.h."""
     known = type(error) is not nvml.NVMLError
     name = type(error).__name__.removeprefix("NVMLError_") if known else f"Error{error.value}"
     return {"error": name, "code": error.value}
 
 
-def _address(pci: Any) -> str:
-    """As sysfs writes it; NVML has eight digits of domain and capitals."""
+def _format_address(pci: Any) -> str:
+    """Return the PCI address as sysfs writes it; NVML uses eight domain digits and capitals."""
     return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
 
-def _library() -> str:
-    """The file that the dynamic loader took for libnvidia-ml.so.1; empty when it found none."""
+def _find_library() -> str:
+    """Return the file that the dynamic loader chose for libnvidia-ml.so.1; empty if none."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - as child has it
         rows = [line.rstrip("\n").split(None, 5) for line in maps]
     return next((row[5] for row in rows if len(row) == 6 and "/libnvidia-ml.so" in row[5]), "")
 
 
-def _libcuda_error() -> str:
+def _find_libcuda_error() -> str:
     """Return why the dynamic loader cannot load libcuda.so.1, as every program that uses CUDA does; empty if it can."""
     import ctypes
 

@@ -19,36 +19,36 @@ from gpunode.host import places
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Larger than any file that gpunode writes: one that somebody else puts there must not fill the memory.
-_MOST_BYTES = 64 << 20
-Write: TypeAlias = Callable[[IO[bytes]], object]
+_MAX_BYTES = 64 << 20
+ContentWriter: TypeAlias = Callable[[IO[bytes]], object]
 
 
-def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """The file at ``path`` is ``content``, with ``mode``; before that it is the old one, whole.
+def write_output(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write ``content`` to ``path`` with ``mode``, atomically.
 
-    It needs the right to write in its folder, and no other. A link at ``path`` is replaced, never followed. The draft
-    beside it is hidden and keeps no suffix of ``path``, so that nobody takes it for the file.
-
-    Raises:
-        OSError: it could not be written; the old one is as it was.
-    """
-    replace_by(path, lambda file: file.write(content), mode)
-
-
-def replace_by(path: Path, write: Write, mode: int = 0o600) -> None:
-    """As ``replace``, with what ``write`` writes.
+    This needs only write access to the folder. A link at ``path`` is replaced, never followed. The temporary file
+    beside it is hidden and has no suffix of ``path``, so that nothing mistakes it for the file.
 
     Raises:
-        OSError: it could not be written; the old one is as it was.
+        OSError: if it could not be written; the old file stays.
     """
-    with _above(path) as folder:
+    write_output_with(path, lambda file: file.write(content), mode)
+
+
+def write_output_with(path: Path, write: ContentWriter, mode: int = 0o600) -> None:
+    """Write ``path`` as ``write_output`` does, with the content that ``write`` produces.
+
+    Raises:
+        OSError: if it could not be written; the old file stays.
+    """
+    with _open_parent(path) as folder:
         _replace_in(folder, path.name, write, mode)
 
 
-def _replace_in(folder: int, name: str, write: Write, mode: int) -> None:
-    draft = _draft(name)
+def _replace_in(folder: int, name: str, write: ContentWriter, mode: int) -> None:
+    draft = _draft_name(name)
     try:
-        _create(draft, folder, write, mode)
+        _create_draft(draft, folder, write, mode)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):
@@ -58,10 +58,9 @@ def _replace_in(folder: int, name: str, write: Write, mode: int) -> None:
 
 
 class OutputFolder:
-    """A folder of files, one folder deep, in which each folder is opened once and never through a link.
+    """A folder of files, one level deep, in which each folder is opened once and never through a link.
 
-    Whoever owns the folder may move and replace things meanwhile: what is read, written and removed is in the folders
-    that were opened.
+    Its owner may move and replace things meanwhile: files are read, written and removed in the opened folders only.
     """
 
     def __init__(self, folder: int) -> None:
@@ -74,14 +73,14 @@ class OutputFolder:
                 os.close(fd)
 
     def enter(self, name: str, *, make: bool = False) -> bool:
-        """Open the inner folder ``name``, which is made if it may be; return False if there is none.
+        """Open the inner folder ``name``, made if ``make``; return False if there is none.
 
         Raises:
-            NotADirectoryError: something else is there, such as a link.
+            NotADirectoryError: if something else is there, such as a link.
         """
         if name not in self._folders:
             try:
-                self._folders[name] = _entered(name, self._folders[""], make=make)
+                self._folders[name] = _open_inner_folder(name, self._folders[""], make=make)
             except FileNotFoundError:
                 return False
         return True
@@ -96,19 +95,19 @@ class OutputFolder:
 
     def names(self, name: str) -> list[str]:
         """Return the names in the inner folder ``name``, sorted; none if it is not there."""
-        return places.names(self._folders[name]) if self.enter(name) else []
+        return places.list_names(self._folders[name]) if self.enter(name) else []
 
     def is_there(self, path: str) -> bool:
         """Return whether there is anything at ``path``."""
         return path.rpartition("/")[2] in self.names(path.rpartition("/")[0])
 
     def read(self, path: str) -> bytes | None:
-        """Return what the file at ``path`` holds; None if no plain file is there: a link is none."""
+        """Return the content of ``path``; None unless it is a plain file, and no link."""
         within, _, name = path.rpartition("/")
         if not self.enter(within):
             return None
-        with _plain_file(name, self._folders[within]) as file:
-            return file.read(_MOST_BYTES) if file else None
+        with _open_plain_file(name, self._folders[within]) as file:
+            return file.read(_MAX_BYTES) if file else None
 
     def replace(self, path: str, content: bytes, mode: int) -> None:
         """Write ``content`` at ``path``, complete or not at all; its folder is made. A link there is replaced."""
@@ -117,11 +116,11 @@ class OutputFolder:
         _replace_in(self._folders[within], name, lambda file: file.write(content), mode)
 
     def remove(self, path: str, is_ours: Callable[[bytes], bool]) -> bool:
-        """Remove the plain file at ``path`` if it ``is_ours`` by what it holds now; return whether it was."""
+        """Remove the plain file at ``path`` if ``is_ours`` accepts its content; return whether it did."""
         within, _, name = path.rpartition("/")
         folder = self._folders[within]
-        with _plain_file(name, folder) as file:
-            if file is None or not is_ours(file.read(_MOST_BYTES)):
+        with _open_plain_file(name, folder) as file:
+            if file is None or not is_ours(file.read(_MAX_BYTES)):
                 return False
             if not os.path.samestat(os.lstat(name, dir_fd=folder), os.fstat(file.fileno())):
                 return False
@@ -130,32 +129,32 @@ class OutputFolder:
 
 
 @contextmanager
-def tree(path: Path) -> Iterator[OutputFolder]:
-    """Open the folder at ``path``; it is made, with those above it.
+def open_output_folder(path: Path) -> Iterator[OutputFolder]:
+    """Open the folder at ``path``, made if needed with those above it.
 
     Raises:
-        NotADirectoryError: something else is there.
-        OSError: it cannot be entered, or not be made.
+        NotADirectoryError: if something else is there.
+        OSError: if it cannot be entered or made.
     """
     whole = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow every link
     with ExitStack() as stack:
         missing = places.missing_folders(f"{whole}/.")
         above = missing[0].rpartition("/")[0] if missing else whole
-        fd = stack.enter_context(places.folder(above))
+        fd = stack.enter_context(places.open_folder(above))
         for one in missing:
-            fd = _entered(one.rpartition("/")[2], fd, make=True)
+            fd = _open_inner_folder(one.rpartition("/")[2], fd, make=True)
             stack.callback(os.close, fd)
         found = OutputFolder(fd)
         stack.callback(found.close)
         yield found
 
 
-def _entered(name: str, folder: int, *, make: bool) -> int:
+def _open_inner_folder(name: str, folder: int, *, make: bool) -> int:
     """Return the open folder ``name``, which is no link.
 
     Raises:
-        FileNotFoundError: it is not there, and not to be made.
-        NotADirectoryError: something else is there.
+        FileNotFoundError: if it does not exist and ``make`` is False.
+        NotADirectoryError: if something else is there.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if make:
@@ -170,7 +169,7 @@ def _entered(name: str, folder: int, *, make: bool) -> int:
 
 
 @contextmanager
-def _plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
+def _open_plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
     """Yield the open file; None if it is none, such as a link, a folder or a pipe, or may not be read."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -191,53 +190,53 @@ def _plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
         yield file
 
 
-def make_folder(path: Path, members: Mapping[str, bytes]) -> None:
-    """The folder at ``path`` is new and holds ``members``, all of it for its owner alone.
+def write_folder(path: Path, members: Mapping[str, bytes]) -> None:
+    """Write ``members`` to a new private folder at ``path``.
 
     Args:
-        path: where nothing is, or an empty folder.
+        path: of nothing yet, or of an empty folder.
         members: by name, at most one folder deep.
 
     Raises:
-        OSError: it could not be written, or somebody put another folder in its place; nothing of ours is left.
+        OSError: if it could not be written, or another folder was put in its place; nothing is left behind.
     """
-    with _above(path) as above:
+    with _open_parent(path) as above:
         _refuse_occupied(path, above)
-        draft = _draft(path.name)
+        draft = _draft_name(path.name)
         os.mkdir(draft, 0o700, dir_fd=above)
-        with _own_folder(draft, above) as folder:
+        with _claim_folder(draft, above) as folder:
             try:
-                _fill(folder, members)
+                _write_members(folder, members)
                 os.rename(draft, path.name, src_dir_fd=above, dst_dir_fd=above)
-                _refuse_another(path.name, above, folder)
+                _refuse_swapped(path.name, above, folder)
             except BaseException:
-                _empty(folder, members)
+                _remove_members(folder, members)
                 with suppress(OSError):
                     os.rmdir(draft, dir_fd=above)
                 raise
         places.sync_folder(above)
 
 
-def create(path: Path, content: bytes) -> None:
-    """A new file with ``content``, readable by its owner only; complete, or not at all.
+def create_output(path: Path, content: bytes) -> None:
+    """Create a private file with ``content``, complete or not at all.
 
     Raises:
-        FileExistsError: something is there already, be it a link to nothing; it is as it was.
-        OSError: it could not be written.
+        FileExistsError: if something exists, even a dangling link; it is left alone.
+        OSError: if it could not be written.
     """
-    with _above(path) as folder:
-        draft = _draft(path.name)
+    with _open_parent(path) as folder:
+        draft = _draft_name(path.name)
         try:
-            _create(draft, folder, lambda file: file.write(content), 0o600)
-            _name(draft, path.name, folder)
+            _create_draft(draft, folder, lambda file: file.write(content), 0o600)
+            _link_draft(draft, path.name, folder)
         finally:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=folder)
         places.sync_folder(folder)
 
 
-def _name(draft: str, name: str, folder: int) -> None:
-    """``draft`` is called ``name``, too, which was free."""
+def _link_draft(draft: str, name: str, folder: int) -> None:
+    """Link ``draft`` as ``name``, which must be free."""
     try:
         # Not a rename, which would replace what has come there meanwhile.
         os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -245,22 +244,22 @@ def _name(draft: str, name: str, folder: int) -> None:
         # FAT and some network file systems have no second names.
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
             raise
-        if name in places.names(folder):
+        if name in places.list_names(folder):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager
-def _above(path: Path) -> Iterator[int]:
-    with places.folder(os.path.abspath(path.parent)) as fd:  # noqa: PTH100 - resolve() would follow every link
+def _open_parent(path: Path) -> Iterator[int]:
+    with places.open_folder(os.path.abspath(path.parent)) as fd:  # noqa: PTH100 - resolve() would follow every link
         yield fd
 
 
-def _draft(name: str) -> str:
+def _draft_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(4)}"
 
 
-def _create(name: str, folder: int, write: Write, mode: int) -> None:
+def _create_draft(name: str, folder: int, write: ContentWriter, mode: int) -> None:
     with os.fdopen(os.open(name, _NEW, 0o600, dir_fd=folder), "wb") as file:
         write(file)
         file.flush()
@@ -272,14 +271,14 @@ def _refuse_occupied(path: Path, above: int) -> None:
     with suppress(FileNotFoundError):
         is_folder = stat.S_ISDIR(os.lstat(path.name, dir_fd=above).st_mode)
         if is_folder:
-            with _opened(path.name, above) as folder:
-                is_folder = not places.names(folder)
+            with _open_new_folder(path.name, above) as folder:
+                is_folder = not places.list_names(folder)
         if not is_folder:
             raise FileExistsError(errno.EEXIST, "it is there and is not an empty folder", str(path))
 
 
 @contextmanager
-def _opened(name: str, above: int) -> Iterator[int]:
+def _open_new_folder(name: str, above: int) -> Iterator[int]:
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         yield fd
@@ -288,42 +287,42 @@ def _opened(name: str, above: int) -> Iterator[int]:
 
 
 @contextmanager
-def _own_folder(name: str, above: int) -> Iterator[int]:
-    """The new folder ``name``, which is ours, closed to others and empty; not what came there in its place."""
-    with _opened(name, above) as folder:
+def _claim_folder(name: str, above: int) -> Iterator[int]:
+    """Open the new folder ``name``, checked to be ours, private and empty, and not a replacement."""
+    with _open_new_folder(name, above) as folder:
         status = os.fstat(folder)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.names(folder):
-            raise _swapped()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.list_names(folder):
+            raise _swapped_error()
         yield folder
 
 
-def _refuse_another(name: str, above: int, folder: int) -> None:
+def _refuse_swapped(name: str, above: int, folder: int) -> None:
     if not os.path.samestat(os.lstat(name, dir_fd=above), os.fstat(folder)):
-        raise _swapped()
+        raise _swapped_error()
 
 
-def _swapped() -> OSError:
+def _swapped_error() -> OSError:
     return OSError(errno.EPERM, "somebody with write access to its folder replaced it meanwhile")
 
 
-def _fill(folder: int, members: Mapping[str, bytes]) -> None:
-    for name in _folders(members):
+def _write_members(folder: int, members: Mapping[str, bytes]) -> None:
+    for name in _member_folders(members):
         os.mkdir(name, 0o700, dir_fd=folder)
     for name, data in members.items():
         within, _, base = name.rpartition("/")
-        with _opened(within or ".", folder) as where:
-            _create(base, where, lambda file, data=data: file.write(data), 0o600)  # type: ignore[misc]
+        with _open_new_folder(within or ".", folder) as where:
+            _create_draft(base, where, lambda file, data=data: file.write(data), 0o600)  # type: ignore[misc]
 
 
-def _folders(members: Mapping[str, bytes]) -> list[str]:
+def _member_folders(members: Mapping[str, bytes]) -> list[str]:
     return [name for name in dict.fromkeys(name.rpartition("/")[0] for name in members) if name]
 
 
-def _empty(folder: int, members: Mapping[str, bytes]) -> None:
-    """Nothing of ours is in the folder, wherever it is by now."""
+def _remove_members(folder: int, members: Mapping[str, bytes]) -> None:
+    """Remove our files from the folder, wherever it is by now."""
     for name in members:
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
-    for name in _folders(members):
+    for name in _member_folders(members):
         with suppress(OSError):
             os.rmdir(name, dir_fd=folder)

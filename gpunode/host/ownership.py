@@ -1,4 +1,4 @@
-"""Folders and files that are gpunode's own: what another user could put there, root would later read and obey."""
+"""Trust checks of gpunode's own folders and files: root would obey what another user could put there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ACL_HEADER, _ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_WRITE = 4, 0x02, 0x04, 0x08, 0x02
 
 
-def why_foreign(folder: Path) -> str:
-    """Why what stands in ``folder`` may be another user's work; empty when it cannot, also when nothing is there.
+def explain_foreign(folder: Path) -> str:
+    """Explain why another user may have written in ``folder``; empty if none can, or if it does not exist.
 
     Raises:
-        PermissionError: this user may not look; root, who would obey what stands there, may.
+        PermissionError: if this user may not read it; root may.
     """
     ours = {0, os.geteuid()}
     try:
@@ -43,11 +43,11 @@ def why_foreign(folder: Path) -> str:
 
 
 def refuse_foreign(folder: Path, root: Path) -> None:
-    """``folder`` is nobody else's and inside ``root``, or is not there yet.
+    """Refuse if another user can write in ``folder``, or it is outside ``root``.
 
     Raises:
-        Refused: it is not; nothing was read from it and nothing made in it.
-        PermissionError: as ``why_foreign``.
+        Refused: if so; nothing was read or written.
+        PermissionError: as ``explain_foreign``.
     """
     leads = Path(os.path.realpath(folder))
     if not leads.is_relative_to(os.path.realpath(root)):
@@ -56,7 +56,7 @@ def refuse_foreign(folder: Path, root: Path) -> None:
             why=f"it leads to {leads}, so what belongs to this image would land on another system",
             hint="replace the link by a folder",
         )
-    if why := why_foreign(folder):
+    if why := explain_foreign(folder):
         raise Refused(
             f"{folder} is not used: it may hold another user's work",
             why=f"{why}; root would later put back what is recorded there",
@@ -67,33 +67,33 @@ def refuse_foreign(folder: Path, root: Path) -> None:
         )
 
 
-def why_others_write(path: Path, *, trusted: frozenset[int] = frozenset({0})) -> str:
-    """Why a user outside ``trusted`` can change what root reads at ``path``; empty when none can.
+def explain_writable_by_others(path: Path, *, trusted: frozenset[int] = frozenset({0})) -> str:
+    """Explain how a user outside ``trusted`` can change what root reads at ``path``; empty if none can.
 
     The file, what its links lead to and every folder above them count, as for sshd's StrictModes, and so do their
-    POSIX ACLs. In a sticky folder such as /tmp nobody can replace another user's file. What cannot be looked at can be
-    changed by nobody else either.
+    POSIX ACLs. In a sticky folder such as /tmp nobody can replace another user's file. What this user
+    cannot read counts as safe.
     """
-    for place in _ways_to(path):
+    for place in _relevant_paths(path):
         try:
             status = place.lstat()
         except OSError:
             continue
         if status.st_uid not in trusted:
-            return f"{place} belongs to {_user(status.st_uid)}"
-        if not stat.S_ISLNK(status.st_mode) and (who := _writers(place, status, trusted)):
+            return f"{place} belongs to {_describe_user(status.st_uid)}"
+        if not stat.S_ISLNK(status.st_mode) and (who := _describe_writers(place, status, trusted)):
             return f"{who} can write to {place}"
     return ""
 
 
-def _ways_to(path: Path) -> Iterator[Path]:
-    """Everything that decides what ``path`` leads to: itself, its real place, and the folders above both."""
+def _relevant_paths(path: Path) -> Iterator[Path]:
+    """Yield the paths that decide where ``path`` leads: itself, its real path, and the folders above both."""
     named, real = path.absolute(), Path(os.path.realpath(path))
     yield from dict.fromkeys((named, *named.parents, real, *real.parents))
 
 
-def _writers(place: Path, status: os.stat_result, trusted: frozenset[int]) -> str:
-    """Who but its owner and ``trusted`` users can write there, in words; empty for nobody."""
+def _describe_writers(place: Path, status: os.stat_result, trusted: frozenset[int]) -> str:
+    """Describe who but its owner and ``trusted`` users can write there; empty if nobody."""
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return ""
     if status.st_mode & stat.S_IWOTH:
@@ -102,14 +102,14 @@ def _writers(place: Path, status: os.stat_result, trusted: frozenset[int]) -> st
         return ""  # with an ACL these bits are its mask (acl(5)), so that lets nobody else write either
     for tag, number in _group_writers(place, status.st_gid):
         if tag == _ACL_USER and number not in trusted:
-            return _user(number)
+            return _describe_user(number)
         if tag != _ACL_USER and _has_members(number):
             return f"the group {number}"
     return ""
 
 
 def _group_writers(place: Path, gid: int) -> Iterator[tuple[int, int]]:
-    """To whom the group bits let write: the file's group, or the users and groups of its ACL, each with its id."""
+    """Yield who can write by the group bits: the file's group, or the users and groups of its ACL."""
     try:
         acl = os.getxattr(place, "system.posix_acl_access")
     except OSError:  # it has none, or its file system knows none
@@ -121,7 +121,7 @@ def _group_writers(place: Path, gid: int) -> Iterator[tuple[int, int]]:
 
 
 def _has_members(gid: int) -> bool:
-    """Whether anybody but root is in the group; Debian's /usr/local belongs to ``staff``, which has no member."""
+    """Return whether the group has members but root; Debian's ``staff``, of /usr/local, has none."""
     import grp
     import pwd
 
@@ -132,7 +132,7 @@ def _has_members(gid: int) -> bool:
     return any(name != "root" for name in named) or any(one.pw_gid == gid and one.pw_uid for one in pwd.getpwall())
 
 
-def _user(uid: int) -> str:
+def _describe_user(uid: int) -> str:
     import pwd
 
     try:
@@ -141,12 +141,12 @@ def _user(uid: int) -> str:
         return f"the user with the id {uid}"
 
 
-def read(path: Path, limit: int, *, private: bool = False) -> bytes:
-    """The content of a file of gpunode's own; never waits.
+def read_own_file(path: Path, limit: int, *, private: bool = False) -> bytes:
+    """Read one of gpunode's own files, without blocking.
 
     Raises:
-        OSError: it, or its folder, is a link; it is no regular file, or longer than ``limit`` bytes; or it should be
-            ``private``, and is another user's or open to others.
+        OSError: if it or its folder is a link; it is not a regular file, or longer than ``limit`` bytes; or it should
+            be ``private``, and is another user's or open to others.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

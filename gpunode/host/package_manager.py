@@ -1,4 +1,4 @@
-"""The package manager of a node: the one adapter that its package system has."""
+"""The adapter for a node's package manager."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ UNATTENDED: Final[Mapping[str, str]] = apt.UNATTENDED
 """The environment in which nothing that changes packages asks anybody anything, or restarts services."""
 
 
-def package_manager(runner: Runner, on_progress: OnProgress, lock_timeout_s: float) -> PackageManager:
-    """The package manager of the system that ``runner`` runs programs of."""
+def make_package_manager(runner: Runner, on_progress: OnProgress, lock_timeout_s: float) -> PackageManager:
+    """Return the package manager of the runner's system."""
     return apt.Apt(runner, on_progress, lock_timeout_s)
 
 
-def simulate_in(root: str, changes: Sequence[PackageChange]) -> Simulation:
-    """What this machine's package manager would do with the state of the image at ``root``; no program of it is run."""
-    return image_apt.simulate(root, changes)
+def simulate_in_root(root: str, changes: Sequence[PackageChange]) -> Simulation:
+    """Simulate ``changes`` with this machine's package manager on the image's state, running none of its programs."""
+    return image_apt.simulate_image(root, changes)
 
 
-def sweep(root: Path) -> None:
+def remove_temporary_folders(root: Path) -> None:
     """Remove the temporary folders that a killed run left."""
-    apt.sweep(root)
+    apt.remove_temporary_folders(root)

@@ -1,4 +1,4 @@
-"""Where a path leads inside a node's root: walked one component at a time on open folders.
+"""Path resolution inside a node's root, one component at a time on open folders.
 
 A symbolic link, absolute or with ``..``, leads to where it leads *inside* the root, and nobody who moves a
 folder meanwhile can change that.
@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 # The kernel's own limit (path_resolution(7)).
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 @dataclass(slots=True)
-class Place:
-    """Where a path leads: an open folder and a name in it; ``folders`` are the open ones above, the root first."""
+class OpenPlace:
+    """A resolved path: an open folder and a name in it; ``folders`` are those above, the root first."""
 
     folders: list[int]
     names: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Place:
 
     @property
     def folder(self) -> int:
-        """The folder in which the name stands."""
+        """The open folder of the name."""
         return self.folders[-1]
 
     @property
@@ -39,7 +39,7 @@ class Place:
         return "/" + "/".join(self.names + ([] if self.name == "." else [self.name]))
 
     def enter(self, name: str, *, make: bool = False) -> None:
-        """Goes into the folder of that name, which is made if it may be."""
+        """Enter the folder ``name``, made if ``make``."""
         try:
             self.folders.append(_open_folder(name, self.folder))
         except FileNotFoundError:
@@ -54,25 +54,25 @@ class Place:
         self.exposed = self.exposed or _exposed_folder("/" + "/".join(self.names), os.fstat(self.folder))
 
     def leave(self) -> None:
-        """Goes up, though not beyond the root."""
+        """Go up one folder, but not above the root."""
         if self.names:
             os.close(self.folders.pop())
             self.names.pop()
 
     def to_root(self) -> None:
-        """Goes to the root."""
+        """Go to the root."""
         while self.names:
             self.leave()
 
     def status(self) -> os.stat_result | None:
-        """What stands there; None for nothing."""
+        """Return the status of the name; None if it does not exist."""
         try:
             return os.lstat(self.name, dir_fd=self.folder)
         except FileNotFoundError:
             return None
 
     def close(self) -> None:
-        """The folders are closed."""
+        """Close the folders."""
         for fd in self.folders:
             os.close(fd)
 
@@ -83,7 +83,7 @@ def _open_folder(name: str, folder: int | None = None) -> int:
 
 
 def _exposed_folder(path: str, status: os.stat_result) -> str:
-    """By what right somebody else than root could replace what stands in the folder; empty when nobody could."""
+    """Return how users other than root could replace files in the folder; empty if none could."""
     if status.st_uid not in {0, os.geteuid()}:
         return f"{path} belongs to the user with the id {status.st_uid}"
     mode = stat.S_IMODE(status.st_mode)
@@ -93,7 +93,7 @@ def _exposed_folder(path: str, status: os.stat_result) -> str:
 
 
 def _make_folder(name: str, folder: int) -> None:
-    """A folder as a package would make it: 0755 and root's own, whatever the umask and a set-group-id bit above."""
+    """Make a folder as a package would: 0755 and root's, regardless of umask and set-group-id bits."""
     # Made with its mode: after a power cut the folder may be there and what was changed of it afterwards not.
     os.mkdir(name, 0o755, dir_fd=folder)
     try:
@@ -107,8 +107,8 @@ def _make_folder(name: str, folder: int) -> None:
 
 
 @contextmanager
-def _readable(folder: int) -> Iterator[int]:
-    """The folder, opened to be listed and synced, which a descriptor to walk by cannot."""
+def _open_readable(folder: int) -> Iterator[int]:
+    """Open the folder for listing and syncing, which a path descriptor does not allow."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         yield fd
@@ -118,18 +118,18 @@ def _readable(folder: int) -> Iterator[int]:
 
 def sync_folder(folder: int) -> None:
     """Sync the open folder, so that new and renamed files are on the disk."""
-    with _readable(folder) as fd:
+    with _open_readable(folder) as fd:
         os.fsync(fd)
 
 
-def names(folder: int) -> list[str]:
-    """The names in the open folder, sorted."""
-    with _readable(folder) as fd, os.scandir(fd) as entries:
+def list_names(folder: int) -> list[str]:
+    """Return the names in the open folder, sorted."""
+    with _open_readable(folder) as fd, os.scandir(fd) as entries:
         return sorted(entry.name for entry in entries)
 
 
-def link_target(name: str, folder: int) -> str | None:
-    """The target of a symbolic link; None for anything else, also for nothing."""
+def read_link_target(name: str, folder: int) -> str | None:
+    """Return the target of a symbolic link; None if it is none or does not exist."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:
@@ -138,20 +138,20 @@ def link_target(name: str, folder: int) -> str | None:
         raise
 
 
-def parts(path: str) -> list[str]:
-    """The components of a path, the last first."""
+def split_path(path: str) -> list[str]:
+    """Return the components of a path, the last first."""
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
 
 @contextmanager
-def at(path: str, root: str, *, make: bool = False) -> Iterator[Place]:
-    """Where ``path`` leads inside ``root``; the last component may be missing, with ``make`` its folders too.
+def open_place(path: str, root: str, *, make: bool = False) -> Iterator[OpenPlace]:
+    """Resolve ``path`` inside ``root``; the last component may be missing, and with ``make`` its folders.
 
-    Whatever then fails, the folders that were made are gone again, unless something stands in them.
+    On an error, folders that were made are removed again if they are empty.
     """
-    place = Place([_open_folder(root)])
+    place = OpenPlace([_open_folder(root)])
     try:
-        _walk(place, path, make=make)
+        _walk_path(place, path, make=make)
         yield place
     except BaseException:
         remove_folders(place.made, root=root)
@@ -161,7 +161,7 @@ def at(path: str, root: str, *, make: bool = False) -> Iterator[Place]:
 
 
 class ForeignLinkError(OSError):
-    """A symbolic link of another user has a target that is not his."""
+    """A symbolic link of a user other than root leads to a target of another user."""
 
     def __init__(self, link: str, owner: int) -> None:
         why = f"{link} is a symbolic link of uid {owner}, and its target belongs to another user"
@@ -169,52 +169,52 @@ class ForeignLinkError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Owned:
-    """Stands in a walk after the target of ``link``, where it must have come to something that is ``owner``'s."""
+class _OwnerCheck:
+    """A marker after the target of ``link``, which must belong to ``owner``."""
 
     link: str
     owner: int
 
-    def check(self, place: Place) -> None:
-        """Nothing, unless it is somebody else's, or nothing is there yet that could be his."""
+    def check(self, place: OpenPlace) -> None:
+        """Raise unless the target exists and belongs to the owner."""
         status = os.fstat(place.folder) if place.name == "." else place.status()
         if status is None or status.st_uid != self.owner:
             raise ForeignLinkError(self.link, self.owner)
 
 
-def _walk(place: Place, path: str, *, make: bool) -> None:
-    todo: list[str | _Owned] = [*parts(path)]
+def _walk_path(place: OpenPlace, path: str, *, make: bool) -> None:
+    todo: list[str | _OwnerCheck] = [*split_path(path)]
     links = 0
     while todo:
         part = todo.pop()
-        if isinstance(part, _Owned):
+        if isinstance(part, _OwnerCheck):
             part.check(place)
             continue
         if part == "..":
             place.leave()
             continue
-        target = link_target(part, place.folder)
+        target = read_link_target(part, place.folder)
         if target is not None:
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target, owner = _link_and_owner(part, place.folder)
+            target, owner = _read_link_and_owner(part, place.folder)
             # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
             # links, root's, and those that lead a user to what is his.
             if owner not in {0, os.geteuid()}:
                 place.exposed = place.exposed or f"it goes through a link made by the user with the id {owner}"
-                todo.append(_Owned("/".join(("", *place.names, part)), owner))
+                todo.append(_OwnerCheck("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
                 place.to_root()
-            todo += parts(target)
+            todo += split_path(target)
         elif any(isinstance(one, str) for one in todo):
             place.enter(part, make=make)
         else:
             place.name = part
 
 
-def _link_and_owner(name: str, folder: int) -> tuple[str, int]:
-    """Both of one link, whatever is put in its place meanwhile."""
+def _read_link_and_owner(name: str, folder: int) -> tuple[str, int]:
+    """Read target and owner of the same link, even if it is replaced meanwhile."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         return os.readlink("", dir_fd=fd), os.fstat(fd).st_uid
@@ -223,25 +223,25 @@ def _link_and_owner(name: str, folder: int) -> tuple[str, int]:
 
 
 @contextmanager
-def folder(path: str, *, root: str = "/") -> Iterator[int]:
-    """The open folder at ``path``, every symbolic link followed that may be.
+def open_folder(path: str, *, root: str = "/") -> Iterator[int]:
+    """Open the folder at ``path``, following permitted symbolic links.
 
     Raises:
-        OSError: it is none, or not to be entered.
+        OSError: if it is not a folder, or cannot be entered.
     """
-    with at(f"{path}/.", root) as place:
+    with open_place(f"{path}/.", root) as place:
         if place.name != ".":
             place.enter(place.name)
         yield place.folder
 
 
-def resolve(path: str, *, root: str = "/") -> str:
-    """Where ``path`` leads inside ``root``, as a path in it, every symbolic link followed.
+def resolve_path(path: str, *, root: str = "/") -> str:
+    """Resolve every symbolic link of ``path`` inside ``root``, and return the path in it.
 
     Raises:
-        OSError: a folder on the way is missing, or links lead in a circle.
+        OSError: if a folder is missing, or links form a loop.
     """
-    with at(path, root) as place:
+    with open_place(path, root) as place:
         return place.path
 
 
@@ -249,13 +249,13 @@ def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
     """The missing folders above ``path``, outermost first.
 
     Raises:
-        OSError: something on the way is no folder, or cannot be entered.
+        OSError: if a component is not a folder, or cannot be entered.
     """
     missing: list[str] = []
     above = path.rpartition("/")[0]
     while above:
         try:
-            with folder(above, root=root):
+            with open_folder(above, root=root):
                 break
         except FileNotFoundError:
             missing.append(above)
@@ -266,5 +266,5 @@ def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
 def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
     """Remove the folders that were created for a file, unless they contain something else."""
     for path in reversed(made):
-        with suppress(OSError), at(path, root) as place:
+        with suppress(OSError), open_place(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)

@@ -15,7 +15,7 @@ from gpunode.packages.simulation import Simulation
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress that a long command reports.
+    """Progress reported by a long command.
 
     Attributes:
         percent: of this phase, 0 to 100.
@@ -35,13 +35,13 @@ def ignore_progress(_: Progress) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A trigger has been carried out.
+class TriggerResult:
+    """The result of a trigger.
 
     Attributes:
-        seconds: how long it took; for a restart, how long the unit was down.
-        skipped: why there was nothing to do; empty when it was done.
-        had_failed: whether the unit had failed before and was started, whatever was owed.
+        seconds: its duration; for a restart, the unit's downtime.
+        skipped: why there was nothing to do; empty if it was done.
+        had_failed: whether the unit had failed before, and so was started instead.
     """
 
     trigger: Trigger
@@ -52,7 +52,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Workloads:
-    """What would be disturbed.
+    """Running workloads that a change could disturb.
 
     Attributes:
         gpu: processes that have a GPU's device open, as ``pid (command)``.
@@ -67,7 +67,7 @@ class HostView(Protocol):
     """A read-only node, as plan, doctor and capture use it."""
 
     def look(self, probe: Probe, /) -> Capture:
-        """What ``probe`` returns; never raises for what the node says or lacks."""
+        """Run ``probe``; never raise because of the node's state."""
         ...
 
     def distribution(self) -> Distro | None:
@@ -75,7 +75,7 @@ class HostView(Protocol):
         ...
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        """What the package manager would do, changing nothing; None where there is no package manager to ask."""
+        """Simulate the package manager; return None without one."""
         ...
 
 
@@ -83,118 +83,118 @@ class Host(HostView, Protocol):
     """A node that can be changed."""
 
     def vet(self, changes: Sequence[Change], /) -> None:
-        """Nothing, if every file among ``changes`` can be replaced or removed and nothing else is lost by it.
+        """Refuse if a file among ``changes`` cannot be replaced or removed without loss.
 
         Raises:
-            Refused: one has other names, is sealed, is a mount point, or stands where nothing can be written.
+            Refused: if one has other names, is sealed, is a mount point, or is on a read-only file system.
         """
         ...
 
     def realize(self, change: Change, /) -> Change:
-        """``change`` with every unsettled state replaced by what it is: a key is fetched and compared.
+        """Replace unsettled states in ``change`` by their values: a key is fetched and verified.
 
         Raises:
-            Refused: a key is not the one that was meant.
-            ChangeFailed: it could not be fetched.
+            Refused: if a key is not the expected one.
+            ChangeFailed: if it could not be fetched.
         """
         ...
 
     def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Has the runtime's own parser read its files as ``changes`` would leave them, and compares the result.
+        """Let the runtime's own parser read its files as ``changes`` would leave them, and compare the result.
 
         Returns:
-            What was checked, for the screen; it says so where no parser is there to ask.
+            A description of the check for the screen, also if there is no parser.
 
         Raises:
-            Refused: the parser does not take it, or reads something else than was meant.
+            Refused: if the parser rejects them, or reads something unexpected.
         """
         ...
 
     def read_back(self, expectation: RuntimeExpectation, /) -> None:
-        """The runtime's own parser reads in the files, now that they are written, what was meant; or is not there.
+        """Check with the runtime's own parser, if any, that the written files mean what was intended.
 
         Raises:
-            ChangeFailed: it reads something else.
+            ChangeFailed: if they do not.
         """
         ...
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
-        """The running daemon, having read its configuration, says that it has what was meant; or cannot be asked.
+        """Check that the running daemon, if it can be queried, has the intended configuration.
 
         Raises:
-            ChangeFailed: it says otherwise; its own last lines are in ``why``.
+            ChangeFailed: if it has not; its last log lines are in ``why``.
         """
         ...
 
     def apply(self, changes: Sequence[Change], /) -> None:
-        """Makes ``changes``, all of one kind; package changes are one transaction.
+        """Apply ``changes``, all of one kind; package changes are one transaction.
 
         Raises:
-            Conflict: a file is neither as ``before`` nor as ``after`` says.
-            ChangeFailed: it could not be done; what was put back is said.
-            Busy: a lock is held.
+            Conflict: if a file matches neither ``before`` nor ``after``.
+            ChangeFailed: if one failed; the message says what was restored.
+            Busy: if a lock is held.
         """
         ...
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """The versions of each package that its archives have now."""
+        """Return the versions of each package that its archives have now."""
         ...
 
     def workloads(self) -> Workloads:
-        """What uses the GPUs, and the containers that run."""
+        """Return the running GPU processes and containers."""
         ...
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
-        """Carries out ``triggers``, all of one kind, and waits until they are done.
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+        """Run ``triggers``, all of one kind, and wait for them.
 
         Raises:
-            ChangeFailed: one of them failed; its target is the ``subject`` in ``why``.
+            ChangeFailed: if one failed; its target is the ``subject`` in ``why``.
         """
         ...
 
 
 class PackageManager(Protocol):
-    """What installs and removes packages; every call waits for its locks."""
+    """A package manager; every call waits for its locks."""
 
     def refresh(self, lists: Sequence[str], /) -> None:
-        """The package index of the repositories in the files ``lists`` is as their servers have it; of all for none.
+        """Update the package index of the repositories in the files ``lists``, or of all if empty.
 
         Raises:
-            ChangeFailed: some index could not be had; those of before are in place.
-            Busy: a lock is held.
+            ChangeFailed: if an index could not be fetched; the previous ones stay.
+            Busy: if a lock is held.
         """
         ...
 
     def fetch(self, url: str, limit_bytes: int, /) -> bytes:
-        """The content at ``url``, with the proxy, CA and credentials that packages are fetched with.
+        """Fetch ``url`` with the proxy, CA and credentials of package downloads.
 
         Raises:
-            ChangeFailed: it could not be fetched, or is larger than ``limit_bytes``.
+            ChangeFailed: if it could not be fetched, or is larger than ``limit_bytes``.
         """
         ...
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        """What ``transact`` would do, changing nothing and locking nothing; None without the package manager."""
+        """Simulate ``transact`` without any lock; return None without the package manager."""
         ...
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """The versions of each package that its archives have now."""
+        """Return the versions of each package that its archives have now."""
         ...
 
     def download(self, changes: Sequence[PackageChange], /) -> None:
-        """What ``transact`` would install is in the package manager's own cache; nothing else is changed.
+        """Download what ``transact`` would install into the package manager's cache; change nothing else.
 
         Raises:
-            ChangeFailed: it could not be had.
-            Busy: a lock is held.
+            ChangeFailed: if it failed.
+            Busy: if a lock is held.
         """
         ...
 
     def transact(self, changes: Sequence[PackageChange], /) -> None:
-        """``changes`` are made, in one transaction; packages are marked as their states say.
+        """Apply ``changes`` in one transaction, and mark packages as their states say.
 
         Raises:
-            ChangeFailed: it could not be done, or a refreshed index makes it do something else than was planned.
-            Busy: a lock is held.
+            ChangeFailed: if it failed, or a refreshed index makes it deviate from the plan.
+            Busy: if a lock is held.
         """
         ...

@@ -1,4 +1,4 @@
-"""Run commands until they end, whatever they do; the only user of ``sh``.
+"""Running commands to their end, however they behave; the only user of ``sh``.
 
 ``sh`` starts and reaps what may change a system. What only reads is spawned: a run that finds nothing to do need not
 import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). Streams, time limits and process
@@ -29,14 +29,14 @@ _KILL_PATIENCE_S = 5.0
 # One that only reads has nothing to put in order before its end, and nobody waits for what it leaves.
 _READER_PATIENCE_S = 0.5
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
-_LINGER_S = 1.0
-_LONGEST_LINE = 1 << 16
+_PIPE_PATIENCE_S = 1.0
+_MAX_LINE = 1 << 16
 
 OnLine: TypeAlias = Callable[[str], None]
 
 
-class Stream:
-    """One stream of a command, read as it comes; the first ``limit`` bytes are kept."""
+class OutputStream:
+    """An output stream of a command, of which the first ``limit`` bytes are kept."""
 
     def __init__(self, fd: int, limit: int, on_line: OnLine | None) -> None:
         self.fd = fd
@@ -47,11 +47,7 @@ class Stream:
         self._line = bytearray()
 
     def read(self) -> bool:
-        """What has come is taken.
-
-        Returns:
-            Whether more may come.
-        """
+        """Read what has arrived; return whether more may come."""
         try:
             chunk = os.read(self.fd, 1 << 16)
         except BlockingIOError:
@@ -65,7 +61,7 @@ class Stream:
 
     def _tell(self, chunk: bytes, on_line: OnLine) -> None:
         *lines, rest = (self._line + chunk).split(b"\n")
-        if not chunk or len(rest) > _LONGEST_LINE:
+        if not chunk or len(rest) > _MAX_LINE:
             lines, rest = ([*lines, rest] if rest else lines), bytearray()
         self._line = rest
         for line in lines:
@@ -73,10 +69,10 @@ class Stream:
 
 
 @final
-class Pump:
-    """Reads the streams of a running command until it has ended, and ends it when its time is up."""
+class OutputPump:
+    """Reader of a running command's streams, which ends the command at its timeout."""
 
-    def __init__(self, process: Any, streams: Sequence[Stream], *, hurried: bool = False) -> None:
+    def __init__(self, process: Any, streams: Sequence[OutputStream], *, hurried: bool = False) -> None:
         self._process = process
         self._patience_s = (_READER_PATIENCE_S,) * 2 if hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
         self._bounded = tuple(streams) if hurried else ()
@@ -84,11 +80,11 @@ class Pump:
         self._selector = selectors.DefaultSelector()
         for stream in streams:
             self._selector.register(stream.fd, selectors.EVENT_READ, stream)
-        self._exit_fd = _exit_descriptor(process.pid)
+        self._exit_fd = _open_exit_descriptor(process.pid)
         if self._exit_fd is not None:
             self._selector.register(self._exit_fd, selectors.EVENT_READ, None)
 
-    def __enter__(self) -> Pump:
+    def __enter__(self) -> OutputPump:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -99,30 +95,26 @@ class Pump:
             os.close(self._exit_fd)
 
     def run(self, deadline: float) -> bool:
-        """The command has ended.
-
-        Returns:
-            Whether it did so before ``deadline``, by itself or because it had said more than it may.
-        """
-        if self._until(deadline, _LINGER_S):
+        """Read until the command has ended; return False if it was ended at ``deadline``."""
+        if self._until(deadline, _PIPE_PATIENCE_S):
             return True
         has_said_enough = self._has_said_enough()
         self._end_group()
         return has_said_enough
 
     def exit_status(self) -> int:
-        """The status of the ended command, as a shell says it."""
+        """Return the exit status of the ended command, as a shell reports it."""
         code = int(self._process.wait())
         return code if code >= 0 else 128 - code
 
     def _end_group(self) -> None:
-        """Nothing of the process group runs on: asked to stop first, then killed."""
+        """End the whole process group: by SIGTERM, then by SIGKILL."""
         to_end, to_die = self._patience_s
         self._signal_group(signal.SIGTERM)
         self._until(time.monotonic() + to_end, to_end)
         self._signal_group(signal.SIGKILL)
         # A process in uninterruptible sleep, as a stuck driver call makes it, outlives even that and is left behind.
-        if self._until(time.monotonic() + to_die, _LINGER_S):
+        if self._until(time.monotonic() + to_die, _PIPE_PATIENCE_S):
             self._process.wait()
 
     def _signal_group(self, number: signal.Signals) -> None:
@@ -130,10 +122,10 @@ class Pump:
             os.killpg(self._process.pid, number)
 
     def _until(self, deadline: float, linger: float) -> bool:
-        """Reads until the command has ended and its pipes have too, or ``linger`` seconds have passed since its end.
+        """Read until the command has ended and its pipes are closed, or ``linger`` seconds have passed since its end.
 
         Returns:
-            Whether it has ended; it has not when ``deadline`` came first, or when it has said more than it may.
+            True if it has ended; False at ``deadline``, or if it exceeded its output limit.
         """
         was_enough = self._has_said_enough()
         while True:
@@ -154,7 +146,7 @@ class Pump:
         return any(stream.dropped for stream in self._bounded)
 
     def _has_exited(self) -> bool:
-        """Kernels before 5.3 have no descriptor that tells, so ``sh`` is asked."""
+        """Return whether the command has exited; kernels before 5.3 have no pidfd, so ask ``sh``."""
         if self._exit_fd is None:
             return not self._process.is_alive()[0]
         return self._exit_fd not in self._selector.get_map()
@@ -165,8 +157,8 @@ class Pump:
                 self._selector.unregister(key.fd)
 
 
-def _exit_descriptor(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where the kernel has none."""
+def _open_exit_descriptor(pid: int) -> int | None:
+    """Open a descriptor that becomes readable when the process exits; None if the kernel has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -181,13 +173,13 @@ _EMPTY_ENV: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A command that has ended, or was never there.
+class FinishedCommand:
+    """A command that has ended, or does not exist.
 
     Attributes:
-        exit_status: the command's own; 124 past its time, 126 when it is there and cannot be executed, 127 when it is
-            missing, 128 + N when signal N ended it, as a shell says it.
-        dropped_bytes: how much output, of both streams together, was past the limit and is lost.
+        exit_status: the command's; 124 after a timeout, 126 if it cannot be executed, 127 if it is missing, 128 + N if
+            signal N ended it, as in a shell.
+        dropped_bytes: the output of both streams lost past the limit.
     """
 
     argv: tuple[str, ...]
@@ -200,23 +192,23 @@ class Finished:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended well and in time."""
+        """True if it exited with 0 and in time."""
         return self.exit_status == 0 and not self.timed_out
 
     @property
     def missing(self) -> bool:
-        """Whether there is no such program."""
+        """True if there is no such program."""
         return self.exit_status == 127
 
     def last_lines(self, count: int = 20) -> str:
-        """The last lines of its output, standard error first, secrets redacted."""
+        """Return the last lines of its output, standard error first, secrets redacted."""
         said = self.stderr.strip() or self.stdout.strip()
         return redact("\n".join(said.decode("utf-8", "replace").splitlines()[-count:]))
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The files of a mounted root over which a policy-rc.d and this machine's resolv.conf are mounted; empty: none."""
+class RootMountPoints:
+    """Files of a mounted root over which a policy-rc.d and this machine's resolv.conf are mounted, if not empty."""
 
     policy: str = ""
     resolver: str = ""
@@ -226,18 +218,18 @@ Consent: TypeAlias = Callable[[], None]
 
 
 class Runner:
-    """Runs commands on this system, or with a mounted root in namespaces of their own.
+    """Runner of commands on this system, or isolated in a mounted root.
 
     Attributes:
-        consent: is called before a program of a mounted root is run, and raises where the user says no; without it
-            none is run, and each counts as missing.
+        consent: called before a program of a mounted root is run; raises if the user declines. Without it none is run,
+            and each counts as missing.
     """
 
     def __init__(self, root: str = "/", log: CommandLog | None = None, consent: Consent | None = None) -> None:
         self.root = root
         self.log = log
         self.consent = consent
-        self.places = Places()
+        self.places = RootMountPoints()
 
     def run(
         self,
@@ -251,34 +243,35 @@ class Runner:
         status: OnLine | None = None,
         outlives: bool = False,
         only_reads: bool = False,
-    ) -> Finished:
-        """The command has ended, by itself or, past ``timeout_s``, with its whole process group.
+    ) -> FinishedCommand:
+        """Run a command to its end or, after ``timeout_s``, end its whole process group.
 
-        It runs in a session of its own, so a Ctrl-C does not reach it. A signal that comes to gpunode meanwhile is
-        handled when the command has ended. A daemon that it leaves behind lives on.
+        It runs in its own session, so Ctrl-C does not reach it. Signals to gpunode are handled after its end. Daemons
+        that it starts live on.
 
         Args:
             argv: the program by name or absolute path; ``{status_fd}`` in it becomes the number of the status pipe.
-            timeout_s: after so long it is asked to stop, and killed 5 s later.
+            timeout_s: after which it gets SIGTERM, and SIGKILL 5 s later.
             stdin: its whole standard input.
             env: added to the environment, which is otherwise fixed but for the proxies.
             limit_bytes: how much of each output stream is kept.
-            on_line: is called with each line of standard output and standard error as it comes.
-            status: is called with each line that comes through the status pipe.
-            outlives: should gpunode be killed, it goes on to its end undisturbed; any other one dies of its next
-                line, as nobody reads it.
-            only_reads: past its time it is given half a second to end by itself, and not five; and it is ended when it
-                has said more than ``limit_bytes``, since what follows is not kept.
+            on_line: called with each line of standard output and standard error as it comes.
+            status: called with each line of the status pipe.
+            outlives: if gpunode is killed, it continues undisturbed; others die of SIGPIPE at their next line.
+            only_reads: after its timeout it gets half a second to end instead of five, and it is ended once it has
+                printed more than ``limit_bytes``.
         """
         if not self._agreed():
-            return Finished(tuple(argv), 127, b"", f"no program of {self.root} is run".encode(), 0.0, False)
-        with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
-            finished = self._ended(argv, fd, _environment(env), timeout_s, limit_bytes, on_line, status, only_reads)
+            return FinishedCommand(tuple(argv), 127, b"", f"no program of {self.root} is run".encode(), 0.0, False)
+        with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
+            finished = self._ended(
+                argv, fd, _make_environment(env), timeout_s, limit_bytes, on_line, status, only_reads
+            )
         self._note(finished)
         return finished
 
     def _agreed(self) -> bool:
-        """Whether programs of the root are run; whoever was asked and said no has raised."""
+        """Return whether programs of the root may be run; ``consent`` raises if the user declines."""
         if self.root != "/" and self.consent is not None:
             self.consent()
         return self.root == "/" or self.consent is not None
@@ -293,31 +286,31 @@ class Runner:
         on_line: OnLine | None,
         status: OnLine | None,
         only_reads: bool,
-    ) -> Finished:
-        """As ``run``, between the descriptors ``fd``."""
+    ) -> FinishedCommand:
+        """Run the command on the descriptors ``fd``."""
         started, timed_out = time.monotonic(), False
         words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
         whole = words if self.root == "/" else self._isolated(words)
         spawn = only_reads and status is None
-        child = _launch(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status, spawn=spawn)
+        child = _start_process(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status, spawn=spawn)
         fd.close_childs()
-        out, err = Stream(fd.out, limit_bytes, on_line), Stream(fd.err, limit_bytes, on_line)
-        if isinstance(child, _NotStarted):
+        out, err = OutputStream(fd.out, limit_bytes, on_line), OutputStream(fd.err, limit_bytes, on_line)
+        if isinstance(child, _StartFailure):
             code, said = child.exit_status, child.why.encode("utf-8", "replace")
         else:
-            streams = [out, err] if status is None else [out, err, Stream(fd.status, 0, status)]
-            with Pump(child, streams, hurried=only_reads) as pump:
+            streams = [out, err] if status is None else [out, err, OutputStream(fd.status, 0, status)]
+            with OutputPump(child, streams, hurried=only_reads) as pump:
                 timed_out = not pump.run(started + timeout_s)
                 code = 124 if timed_out else pump.exit_status()
             said = bytes(err.kept)
         took, dropped = time.monotonic() - started, out.dropped + err.dropped
-        return Finished(words, code, bytes(out.kept), said, took, timed_out, dropped)
+        return FinishedCommand(words, code, bytes(out.kept), said, took, timed_out, dropped)
 
-    def _note(self, finished: Finished) -> None:
-        """The command is in the log, and was isolated where it had to be.
+    def _note(self, finished: FinishedCommand) -> None:
+        """Log the command.
 
         Raises:
-            ChangeFailed: it was not run, as it could not be.
+            ChangeFailed: if it was not run because it could not be isolated.
         """
         if self.log is not None:
             self.log.append(finished)
@@ -327,40 +320,40 @@ class Runner:
     def _isolated(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         from gpunode.host import namespaces
 
-        return namespaces.command(self.root, argv, policy=self.places.policy, resolver=self.places.resolver)
+        return namespaces.isolated_command(self.root, argv, policy=self.places.policy, resolver=self.places.resolver)
 
-    def _refuse_unisolated(self, finished: Finished) -> None:
+    def _refuse_unisolated(self, finished: FinishedCommand) -> None:
         from gpunode.host import namespaces
 
         said = finished.stderr.decode("utf-8", "replace").strip()
-        if finished.exit_status == namespaces.FAILED and said.startswith(namespaces.PREFIX):
+        if finished.exit_status == namespaces.EXIT_NOT_ISOLATED and said.startswith(namespaces.ERROR_PREFIX):
             raise ChangeFailed(
                 f"{finished.argv[0]} was not run in {self.root}: it cannot be isolated from this machine",
-                why=said.removeprefix(namespaces.PREFIX),
+                why=said.removeprefix(namespaces.ERROR_PREFIX),
                 hint="run gpunode as root on the host itself, or in a container that may mount (CAP_SYS_ADMIN)",
             )
 
 
 @dataclass(frozen=True, slots=True)
-class _NotStarted:
+class _StartFailure:
     exit_status: int
     why: str
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The same for every caller: what a tool prints must not depend on who typed the command."""
+def _make_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that is the same for every caller, so that output does not depend on the user."""
     home = "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/")
     fixed = {"PATH": PATH, "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TERM": "dumb", "HOME": home}
-    return {**fixed, **proxies(), **extra}
+    return {**fixed, **proxy_variables(), **extra}
 
 
-def proxies() -> dict[str, str]:
-    """The caller's proxy variables, which commands get; a value may hold a password."""
+def proxy_variables() -> dict[str, str]:
+    """Return the caller's proxy variables, for commands; a value may contain a password."""
     return {name: os.environ[name] for lower in _PROXIES for name in (lower, lower.upper()) if name in os.environ}
 
 
-def _find(program: str) -> str | None:
-    """The program's absolute path, by our PATH and not by the caller's."""
+def _find_program(program: str) -> str | None:
+    """Return the program's absolute path in our PATH, not the caller's."""
     candidates = [program] if "/" in program else [f"{folder}/{program}" for folder in PATH.split(":")]
     # os.path says no where a folder on the way may not be entered; Path raises.
     return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), None)  # noqa: PTH113
@@ -368,7 +361,7 @@ def _find(program: str) -> str | None:
 
 @final
 class _Descriptors:
-    """The descriptors of one command: ``out``, ``err`` and ``status`` are ours to read, the ``child_`` ones are its."""
+    """Descriptors of a command: we read ``out``, ``err`` and ``status``; the ``child_`` ones are the child's."""
 
     def __init__(self, stdin: bytes, *, with_status: bool, relayed: bool) -> None:
         self._open: set[int] = set()
@@ -382,7 +375,7 @@ class _Descriptors:
             os.set_inheritable(self.child_status, True)
 
     def _input(self, data: bytes) -> int:
-        """A file in memory rather than a pipe: nobody has to feed it, so nothing can deadlock."""
+        """Make standard input a file in memory: unlike a pipe it needs no writer, so nothing can deadlock."""
         fd = os.memfd_create("stdin") if data else os.open(os.devnull, os.O_RDONLY)
         self._open.add(fd)
         view = memoryview(data)
@@ -399,18 +392,18 @@ class _Descriptors:
         return ours, childs
 
     def _relayed(self) -> tuple[int, int]:
-        """As ``_pipe``, with a process in between that goes on reading when nobody takes what it passes on."""
+        """Make a pipe with a relay process that keeps reading after our end is gone."""
         (ours, theirs), (relays, childs) = self._pipe(), os.pipe()
         self._open |= {relays, childs}
-        started = _launch(("/bin/sh", "-c", _RELAY), relays, theirs, theirs, _environment({}))
-        if isinstance(started, _NotStarted):
+        started = _start_process(("/bin/sh", "-c", _RELAY), relays, theirs, theirs, _make_environment({}))
+        if isinstance(started, _StartFailure):
             raise ChangeFailed("no command can be started", why=started.why, hint="look at `ulimit -u` and `free -m`")
         self._relays.append(started)
         self._close({relays, theirs})
         return ours, childs
 
     def close_childs(self) -> None:
-        """Now the child alone holds its ends, so its end of file reaches us."""
+        """Close our copies of the child's ends, so that its end of file reaches us."""
         self._close({self.stdin, self.child_out, self.child_err, self.child_status} & self._open)
 
     def _close(self, fds: set[int]) -> None:
@@ -428,7 +421,7 @@ class _Descriptors:
             relay.is_alive()  # reaps it; one that a daemon keeps busy stays with that daemon
 
 
-def _launch(
+def _start_process(
     argv: tuple[str, ...],
     stdin: int,
     out: int,
@@ -442,17 +435,17 @@ def _launch(
 
     With ``spawn`` it is started in the C library: no copy of this process is made, and ``sh`` is not needed.
     """
-    program = _find(argv[0])
+    program = _find_program(argv[0])
     if program is None:
-        return _NotStarted(127, f"{argv[0]}: command not found")
+        return _StartFailure(127, f"{argv[0]}: command not found")
     if spawn:
         streams = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in enumerate((stdin, out, err))]
         heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
         try:
             pid = os.posix_spawn(program, argv, dict(env), file_actions=streams, setsid=True, setsigdef=heeded)
-            return _Spawned(pid)
+            return _SpawnedProcess(pid)
         except OSError as error:
-            return _NotStarted(126, f"{argv[0]}: {error.strerror}")
+            return _StartFailure(126, f"{argv[0]}: {error.strerror}")
     import sh
 
     # All three streams are descriptors of ours, so sh reads nothing and starts no thread that would. bg is 1 and
@@ -471,24 +464,24 @@ def _launch(
     try:
         return sh.Command(program)(*argv[1:], **options).process
     except sh.ForkException as error:
-        return _NotStarted(126, f"{argv[0]}: {str(error).strip().splitlines()[-1].strip()}")
+        return _StartFailure(126, f"{argv[0]}: {str(error).strip().splitlines()[-1].strip()}")
 
 
-class _Spawned:
-    """A process that ``posix_spawn`` started, as ``Pump`` asks of it."""
+class _SpawnedProcess:
+    """A process started by ``posix_spawn``, with the interface that ``OutputPump`` needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
 
     def wait(self) -> int:
-        """The exit status, once it has ended; that of a signal is its number, negative."""
+        """Wait for its end; return the exit status, or the negative signal number."""
         if self._code is None:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._code
 
     def is_alive(self) -> tuple[bool, int | None]:
-        """Whether it has not ended yet, and the exit status if it has."""
+        """Return whether it still runs, and the exit status if not."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
@@ -496,10 +489,10 @@ class _Spawned:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM that come meanwhile are handled afterwards.
+def hold_signals() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM until afterwards.
 
-    Only the main thread handles signals; in another one nothing has to be held.
+    Only the main thread handles signals, so other threads defer nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

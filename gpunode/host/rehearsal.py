@@ -1,4 +1,4 @@
-"""A node in memory: a capture that can be changed, to rehearse setup and rollback on it."""
+"""A node in memory: a changeable capture, to rehearse setup and rollback."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gpunode.change import (
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
 from gpunode.facts.model import Distro
-from gpunode.host.port import Settled, Workloads
+from gpunode.host.port import TriggerResult, Workloads
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import DesiredConfig, runtime
 
 
 class RehearsalHost:
-    """Files are a dictionary; packages, modules and services are left to projection."""
+    """A node whose files are a dictionary; packages, modules and services are left to projection."""
 
     def __init__(self, evidence: Evidence, files: Mapping[str, FileState | None]) -> None:
         self._evidence = evidence
         self.files = dict(files)
 
     def look(self, probe: Probe, /) -> Capture:
-        """What the capture holds, or what the rehearsal has written since."""
+        """Return the file that the rehearsal has written, else the capture's answer."""
         if probe.path in self.files:
             return _as_capture(probe.path, self.files[probe.path])
         return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
@@ -41,21 +41,21 @@ class RehearsalHost:
         return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        """None: a capture has no package manager."""
+        """Return None: a capture has no package manager."""
         del changes
         return None
 
     def vet(self, changes: Sequence[Change], /) -> None:
-        """A file in a dictionary has no more to it than a change says."""
+        """Accept everything: files in a dictionary have no links, flags or mounts."""
 
     def realize(self, change: Change, /) -> Change:
-        """A key is named, not fetched: a rehearsal reaches no network."""
+        """Name a key without fetching it: a rehearsal uses no network."""
         if isinstance(change, FileChange) and isinstance(change.after, SigningKey):
             return replace(change, after=FileState(f"({change.after.what})\n".encode(), change.after.mode))
         return change
 
     def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Reads the candidates with gpunode's own parser; the runtime's is not here."""
+        """Check the candidates with gpunode's own parser, since there is no runtime."""
         files = {path: state.content for path, state in self.files.items() if state is not None}
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
         row = runtime(expectation.runtime)
@@ -64,18 +64,18 @@ class RehearsalHost:
         return f"not run: a rehearsal does not run {expectation.runtime}'s own parser"
 
     def read_back(self, expectation: RuntimeExpectation, /) -> None:
-        """Nothing: the parser is not here, and the candidates are what the dictionary holds."""
+        """Do nothing: there is no parser, and the candidates were checked."""
         del expectation
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
-        """Nothing: there is no daemon to ask."""
+        """Do nothing: there is no daemon."""
         del expectation
 
     def apply(self, changes: Sequence[Change], /) -> None:
-        """Files change in the dictionary; packages, modules and services only in the projected facts.
+        """Change files in the dictionary; packages, modules and services change only in the projected facts.
 
         Raises:
-            Conflict: a file is not as ``before`` says.
+            Conflict: if a file does not match ``before``.
         """
         for change in changes:
             if isinstance(change, FileChange) and not change.is_generated:
@@ -87,17 +87,17 @@ class RehearsalHost:
         self.files[change.path] = change.after if isinstance(change.after, FileState) else None
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """Nothing: a capture has no archives."""
+        """Return nothing: a capture has no archives."""
         del packages
         return {}
 
     def workloads(self) -> Workloads:
-        """None: nothing runs on a captured node."""
+        """Return no workloads: nothing runs on a captured node."""
         return Workloads()
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
-        """Says that none was run."""
-        return tuple(Settled(trigger, 0.0, "not run: a rehearsal") for trigger in triggers)
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+        """Report every trigger as skipped."""
+        return tuple(TriggerResult(trigger, 0.0, "not run: a rehearsal") for trigger in triggers)
 
 
 def _as_capture(path: str, state: FileState | None) -> Capture:

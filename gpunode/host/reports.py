@@ -19,72 +19,72 @@ from typing import Final
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import bug_report, pasted
-from gpunode.facts.evidence import CUT, Capture, Evidence
-from gpunode.host.capture import INDEX, Readable, load, load_stream, unreadable_format
+from gpunode.facts.evidence import CUT_KEY, Capture, Evidence
+from gpunode.host.capture import INDEX, Readable, load_capture, load_capture_stream, unreadable_format
 
 MAX_TEXT: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
 _SUFFIXES: Final = (".tar.gz", ".tgz", ".log.gz", ".gz", ".json", ".txt", ".log")
-_DEPTH: Final = 6
-_ENTRIES: Final = 200_000
+_MAX_DEPTH: Final = 6
+_MAX_ENTRIES: Final = 200_000
 _HINT: Final = (
     "a report is a capture (`gpunode capture FILE`), an nvidia-bug-report.log.gz, a JSON list of "
     '{"source", "text"}, or the text of a terminal; - reads it from standard input'
 )
 
 
-_MINE: Final = "run it as a user who may read the file, for example with sudo, or make your own copy of it"
+_PERMISSION_HINT: Final = "run it as a user who may read the file, for example with sudo, or make your own copy of it"
 
 
-def read(name: str) -> Evidence:
-    """The evidence of the report ``name``, whose form is detected by its content; ``-`` is standard input.
+def read_report(name: str) -> Evidence:
+    """Read the report ``name``, whose format is detected by its content; ``-`` is standard input.
 
     Raises:
-        UsageError: it is not there, cannot be read, or is no report.
-        Refused: it is damaged or was made to do harm.
+        UsageError: if it does not exist, cannot be read, or is no report.
+        Refused: if it is damaged or malicious.
     """
     path = Path(name)
     if name != "-" and is_folder(path):
-        return load(path)
+        return load_capture(path)
     try:
         if name == "-":
-            return _of_stream(sys.stdin.buffer, "standard input")
-        if (descriptor := _descriptor(path)) is not None:
+            return _read_stream(sys.stdin.buffer, "standard input")
+        if (descriptor := _find_open_descriptor(path)) is not None:
             with open(descriptor, "rb", closefd=False) as stream:
-                return _of_stream(stream, name)
+                return _read_stream(stream, name)
         if not _is_file(path):
             raise UsageError(f"{name} is not a report", why="it is neither a file nor a folder", hint=_HINT)
         with path.open("rb") as file:
             is_capture = _is_packed_capture(file.read(_HEAD))
         if is_capture:
-            return load(path)
+            return load_capture(path)
         with path.open("rb") as file:
-            return _of_bytes(file.read(MAX_TEXT + 1), name)
+            return _parse_bytes(file.read(MAX_TEXT + 1), name)
     except OSError as error:
-        hint = _MINE if error.errno in {errno.EACCES, errno.EPERM} else _HINT
+        hint = _PERMISSION_HINT if error.errno in {errno.EACCES, errno.EPERM} else _HINT
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
 
 
 # What a shell writes for <(COMMAND), and others for a pipe that is open already; on a named pipe nobody may be writing.
-_OPEN: Final = re.compile(r"/(?:dev|proc/self)/fd/(?P<number>\d{1,9})|/dev/stdin")
+_DESCRIPTOR_PATH: Final = re.compile(r"/(?:dev|proc/self)/fd/(?P<number>\d{1,9})|/dev/stdin")
 
 
-def _descriptor(path: Path) -> int | None:
-    """The number of the open pipe, or the like, that ``path`` stands for; None where it is a file or is not open."""
-    match = _OPEN.fullmatch(str(path))
+def _find_open_descriptor(path: Path) -> int | None:
+    """Return the number of the open pipe that ``path`` names; None if it is a file or not open."""
+    match = _DESCRIPTOR_PATH.fullmatch(str(path))
     return int(match["number"] or 0) if match and path.exists() and not path.is_file() else None
 
 
-def _of_stream(stream: Readable, place: str) -> Evidence:
-    """The report that comes out of ``stream``, which is read once: a capture is unpacked as it comes."""
-    head = _filled(stream, _HEAD)
+def _read_stream(stream: Readable, place: str) -> Evidence:
+    """Read a report from ``stream``; a capture is unpacked as it arrives."""
+    head = _read_fully(stream, _HEAD)
     if _is_packed_capture(head):
-        return load_stream(_Begun(head, stream), place)
-    return _of_bytes(head + _filled(stream, MAX_TEXT + 1 - len(head)), place)
+        return load_capture_stream(_PrefixedStream(head, stream), place)
+    return _parse_bytes(head + _read_fully(stream, MAX_TEXT + 1 - len(head)), place)
 
 
-def _filled(stream: Readable, size: int) -> bytes:
-    """The next ``size`` bytes, fewer at the end alone: a pipe gives what it has just then."""
+def _read_fully(stream: Readable, size: int) -> bytes:
+    """Read ``size`` bytes, fewer only at the end: a pipe returns what it has."""
     found = bytearray()
     while len(found) < size and (chunk := stream.read(min(size - len(found), 1 << 20))):
         found += chunk
@@ -92,8 +92,8 @@ def _filled(stream: Readable, size: int) -> bytes:
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A stream whose first bytes were read already."""
+class _PrefixedStream:
+    """A stream whose first bytes were already read."""
 
     head: bytes
     rest: Readable
@@ -106,13 +106,13 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A report of a fleet.
+class FleetReport:
+    """A report in a fleet.
 
     Attributes:
-        name: for the table: what was typed, or the path below the folder that was.
-        path: where it is.
-        problem: why it is not read; empty where it is.
+        name: for the table: as typed, or the path below the typed folder.
+        path: of the report.
+        problem: why it cannot be read; empty if it can.
     """
 
     name: str
@@ -120,70 +120,70 @@ class Found:
     problem: str = ""
 
 
-def fleet(names: Sequence[str]) -> tuple[Found, ...]:
-    """Every report that ``names`` name, each once: themselves, and those in the folders among them.
+def find_fleet_reports(names: Sequence[str]) -> tuple[FleetReport, ...]:
+    """Find the reports ``names`` and those in the folders among them, each once.
 
     Raises:
-        UsageError: a folder cannot be read, or none has a report in it.
-        Refused: a folder holds more than anybody keeps of reports.
+        UsageError: if a folder cannot be read, or none contains a report.
+        Refused: if a folder is too large to be one of reports.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, FleetReport] = {}
     for name in names:
-        for one in _in_folder(Path(name)) if is_fleet(name) else (Found(name, name),):
+        for one in _reports_in_folder(Path(name)) if is_fleet(name) else (FleetReport(name, name),):
             found.setdefault(str(Path(one.path).absolute()), one)
     if not found:
         raise UsageError(f"{', '.join(names)} contains no report", hint=_HINT)
     return tuple(found.values())
 
 
-def _in_folder(top: Path) -> Iterator[Found]:
-    """The reports below ``top`` by name; hidden files and those that are none are passed over, no link is followed."""
-    left = _ENTRIES
+def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
+    """Yield the reports below ``top`` by name, without hidden or other files; no link is followed."""
+    left = _MAX_ENTRIES
     folders = [(top, 0)]
     while folders:
         folder, depth = folders.pop()
         try:
-            entries = _entries(folder)
+            entries = _list_entries(folder)
         except OSError as error:
             why = error.strerror or str(error)
             if folder == top:
                 raise UsageError(f"{top} cannot be read", why=why, hint=_HINT) from error
-            yield Found(str(folder.relative_to(top)), str(folder), f"it cannot be read: {why}")
+            yield FleetReport(str(folder.relative_to(top)), str(folder), f"it cannot be read: {why}")
             continue
         if (left := left - len(entries)) < 0:
             raise Refused(
-                f"{top} is not read", why=f"it contains more than {_ENTRIES} files", hint="name a folder below it"
+                f"{top} is not read", why=f"it contains more than {_MAX_ENTRIES} files", hint="name a folder below it"
             )
-        inner = [Path(entry.path) for entry in entries if _is_inner(entry)]
+        inner = [Path(entry.path) for entry in entries if _is_subfolder(entry)]
         deeper = [(one, depth + 1) for one in inner]
-        yield from (found for entry in entries if not _is_inner(entry) and (found := _in_entry(entry, top)))
-        if depth < _DEPTH:
+        yield from (found for entry in entries if not _is_subfolder(entry) and (found := _report_of_entry(entry, top)))
+        if depth < _MAX_DEPTH:
             folders += reversed(deeper)
         else:
-            yield from (Found(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
+            yield from (FleetReport(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
 
 
-def _is_inner(entry: os.DirEntry[str]) -> bool:
+def _is_subfolder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) and not _is_capture(Path(entry.path))
 
 
-def _in_entry(entry: os.DirEntry[str], top: Path) -> Found | None:
+def _report_of_entry(entry: os.DirEntry[str], top: Path) -> FleetReport | None:
     name = str(Path(entry.path).relative_to(top))
     if entry.is_symlink():
-        return Found(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
-    if entry.is_dir() or _looks_like_one(entry):
-        return Found(name, entry.path)
+        return FleetReport(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
+    if entry.is_dir() or _looks_like_report(entry):
+        return FleetReport(name, entry.path)
     is_pipe = not entry.is_file() and entry.name.endswith(_SUFFIXES)
-    return Found(name, entry.path, "it is neither a file nor a folder") if is_pipe else None
+    return FleetReport(name, entry.path, "it is neither a file nor a folder") if is_pipe else None
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
-        seen = [entry for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
+        seen = [entry for entry, _ in zip(entries, range(_MAX_ENTRIES + 1), strict=False)]
     return sorted((entry for entry in seen if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
-def _looks_like_one(entry: os.DirEntry[str]) -> bool:
+def _looks_like_report(entry: os.DirEntry[str]) -> bool:
     if not entry.is_file():
         return False
     if entry.name.endswith(_SUFFIXES):
@@ -196,12 +196,12 @@ def _looks_like_one(entry: os.DirEntry[str]) -> bool:
 
 
 def is_fleet(name: str) -> bool:
-    """Whether ``name`` is a folder of reports and not itself one."""
+    """Return whether ``name`` is a folder of reports and not itself one."""
     return name != "-" and is_folder(Path(name)) and not _is_capture(Path(name))
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder, as far as we may see: one in a folder that is closed to us is none."""
+    """Return whether there is a folder; False if it cannot be accessed."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (OSError, ValueError):
@@ -209,10 +209,10 @@ def is_folder(path: Path) -> bool:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is a file; Path.is_file says no from Python 3.14 on where it may not look.
+    """Return whether there is a file; from Python 3.14 on Path.is_file returns False without permission.
 
     Raises:
-        OSError: nobody can tell, for want of rights.
+        OSError: if permission is missing.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -233,7 +233,7 @@ def _is_capture(folder: Path) -> bool:
 
 
 def _is_packed_capture(head: bytes) -> bool:
-    """Whether it begins with a tar archive, packed, as captures are."""
+    """Return whether it begins like a packed tar archive, as captures do."""
     if not head.startswith(_GZIP):
         return False
     try:
@@ -248,37 +248,37 @@ _BLOCK: Final = 512
 _HEAD: Final = 64 << 10
 
 
-def _of_bytes(data: bytes, place: str) -> Evidence:
+def _parse_bytes(data: bytes, place: str) -> Evidence:
     cut = ""
     if data.startswith(_GZIP):
-        data, cut = _unpacked(data, place)
+        data, cut = _unpack(data, place)
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
     if (kind := unreadable_format(data)) is not None:
         raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
-    text = _text(data)
+    text = _decode_text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", why=cut, hint=_HINT)
-    found = _of_text(text, place)
-    return {**found, CUT: Capture("gzip -t", "failed", error=cut)} if cut else found
+    found = _parse_text(text, place)
+    return {**found, CUT_KEY: Capture("gzip -t", "failed", error=cut)} if cut else found
 
 
-def _of_text(text: str, place: str) -> Evidence:
+def _parse_text(text: str, place: str) -> Evidence:
     if bug_report.is_bug_report(text):
-        return bug_report.evidence(text)
-    if _is_list(text):
-        return pasted.from_json(text, place)
-    return pasted.from_text(text, place)
+        return bug_report.parse_bug_report(text)
+    if _is_json_list(text):
+        return pasted.parse_json_report(text, place)
+    return pasted.parse_text_report(text, place)
 
 
-def _text(data: bytes) -> str:
-    """``data`` as text; editors and shells of Windows put a mark before it, or write UTF-16."""
+def _decode_text(data: bytes) -> str:
+    """Decode ``data``; Windows editors and shells write a byte order mark or UTF-16."""
     marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if marked else "utf-8-sig", "replace")
 
 
-def _is_list(text: str) -> bool:
-    """Whether it means to be a JSON list; terminal text may begin with a bracket too (``[root@host ~]# …``)."""
+def _is_json_list(text: str) -> bool:
+    """Return whether it looks like a JSON list; a shell prompt may begin with a bracket, too (``[root@host ~]# …``)."""
     start = text.lstrip()
     if not start.startswith(("{", "[", '"', "null")):
         return False
@@ -297,8 +297,8 @@ _DAMAGED_LIST: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
 _DAMAGED_OBJECT: Final = re.compile(r'"evidence"\s*:\s*\[')
 
 
-def _unpacked(data: bytes, place: str) -> tuple[bytes, str]:
-    """What is packed in ``data`` as far as it can be unpacked, and what is wrong with the rest; empty where nothing is.
+def _unpack(data: bytes, place: str) -> tuple[bytes, str]:
+    """Unpack ``data`` as far as possible; return the content and the error, empty if none.
 
     Of several members, as nvidia-bug-report.sh writes them: one for each of its sections.
     """

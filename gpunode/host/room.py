@@ -1,4 +1,4 @@
-"""Room on disk for what a run owes, looked at before anything is changed."""
+"""Disk space for a run's triggers, checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return what root can still write there, its reserve included."""
+    """Return the bytes that root can still write there, including its reserve."""
     status = os.statvfs(folder)
     return status.f_bfree * status.f_frsize
 
@@ -23,7 +23,7 @@ def _free_bytes(folder: Path) -> int:
 def refuse_full_boot(
     changes: Sequence[Change], root: str = "/", free_bytes: Callable[[Path], int] = _free_bytes
 ) -> None:
-    """Refuse changes that owe a new initramfs where /boot has no room for one.
+    """Refuse changes that trigger a new initramfs if /boot has no room for one.
 
     A new image is written beside the old one and renamed, so the largest one must fit once more (initramfs-tools
     0.142, generate_initramfs).
@@ -34,7 +34,7 @@ def refuse_full_boot(
         free_bytes: what can still be written to a folder.
 
     Raises:
-        Refused: it would not fit.
+        Refused: if it would not fit.
     """
     if not any(trigger.kind == "initramfs" for trigger in triggers(changes)):
         return

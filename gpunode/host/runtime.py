@@ -1,4 +1,4 @@
-"""What a container runtime's own parser reads in a configuration, and what the runtime has."""
+"""Checks of configurations with a container runtime's own parser, and of the running configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, runtime
 from gpunode.runtimes.found import by_looking, contents
 from gpunode.runtimes.model import CRIO_CONFIG
@@ -28,13 +28,13 @@ _BUILT_IN_DEFAULT = "runc"
 _NO_VALIDATE = b"unknown flag: --validate"
 
 
-def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    """What was checked of the candidates in ``changes``, for the screen; they are as ``expectation`` says.
+def check_candidates(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    """Check the candidates in ``changes`` against ``expectation``; return a description of the check.
 
-    Each candidate is a file of its own beside the real one meanwhile, readable for root alone.
+    Each candidate is a temporary root-only file beside the real one.
 
     Raises:
-        Refused: the runtime's parser does not take it, or reads something else than was meant.
+        Refused: if the runtime's parser rejects it, or reads something unexpected.
     """
     if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
         return f"not checked: {expectation.path} will not be there"
@@ -47,50 +47,52 @@ def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[Fil
         case "crio config":
             return _check_crio(runner, expectation, changes)
         case "none":
-            return _check_files(runner, expectation, changes)
+            return _check_own_files(runner, expectation, changes)
 
 
 def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     from gpunode.runtimes import containerd, containerd_editing
 
-    look = partial(_look, runner)
+    look = partial(_run_probe, runner)
     desired = DesiredConfig(config=expectation.path)
     present = contents(by_looking(look, runtime("containerd"), desired))
-    after = _after(present, changes)
+    after = _apply_to_files(present, changes)
     new = {change.path for change in changes if change.before is None}
     with ExitStack() as stack:
         imported = containerd_editing.staged_imports(after, desired, [change.path for change in changes])
         staged = {
             # A new file's folder may be yet to be made, and a kill would leave it there.
             path: stack.enter_context(
-                files.candidate(expectation.path if path in new else path, content, root=runner.root)
+                files.candidate_file(expectation.path if path in new else path, content, root=runner.root)
             )
             for path, content in imported.items()
         }
         root = containerd_editing.staged_root(after, desired, staged)
-        dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
+        dumped, path = _run_on_candidate(
+            runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump"
+        )
     if dumped.missing:
-        return f"not checked: {_lacking(runner, 'containerd')}"
+        return f"not checked: {_explain_missing_program(runner, 'containerd')}"
     named = changes[0].path
     if not dumped.ok:
-        said = _said(dumped, path, expectation.path)
+        said = _quote_last_line(dumped, path, expectation.path)
         for real, candidate in staged.items():
             said = said.replace(candidate, real)
-        raise _not_taken("containerd", named, said)
+        raise _rejected_error("containerd", named, said)
     found = containerd.dump(dumped.stdout)
     if found.cri_disabled:
         return "checked: containerd accepts it, but does not check the CRI plugin, which is disabled"
-    _compare(expectation, found, named)
+    _refuse_differences(expectation, found, named)
     return "checked: `containerd config dump` reads it as intended"
 
 
-def _look(runner: Runner, probe: Probe) -> Capture:
+def _run_probe(runner: Runner, probe: Probe) -> Capture:
     if probe.glob:
-        return globs.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
-    return files.read(probe.path, probe.limit_bytes, root=runner.root)
+        return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
+    return files.read_file(probe.path, probe.limit_bytes, root=runner.root)
 
 
-def _after(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
+def _apply_to_files(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
     after = dict(present)
     for change in changes:
         if isinstance(change.after, FileState):
@@ -106,51 +108,53 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     change = next(change for change in changes if change.path == expectation.path)
     content = change.after.content if isinstance(change.after, FileState) else b""
     desired = DesiredConfig(config=expectation.path)
-    present = contents(by_looking(partial(_look, runner), runtime("docker"), desired))
-    _compare(expectation, docker.inspect(_after(present, changes), desired), change.path)
+    present = contents(by_looking(partial(_run_probe, runner), runtime("docker"), desired))
+    _refuse_differences(expectation, docker.inspect(_apply_to_files(present, changes), desired), change.path)
     # With its own flags, for it starts with no directive that stands in both places.
-    validate = partial(_asked, runner, change.path)
+    validate = partial(_run_on_candidate, runner, change.path)
     words = ("dockerd", *docker.flags(present, desired), "--validate", "--config-file", "{}")
     validated, path = validate(content, *words)
     if validated.missing:
-        return f"not checked: {_lacking(runner, 'dockerd')}"
+        return f"not checked: {_explain_missing_program(runner, 'dockerd')}"
     if _NO_VALIDATE in validated.stderr:
         if docker.is_marked(content):
             raise docker.no_mark(change.path)
         return "checked: it has the intended settings (this dockerd has no --validate)"
     if validated.ok:
         return "checked: `dockerd --validate` accepts it"
-    said = _said(validated, path, change.path)
+    said = _quote_last_line(validated, path, change.path)
     former = change.before.content if change.before else b"{}"
     former_validated, former_path = validate(former, *words)
     # It names what it does not know in any order.
-    same = sorted(_words(_said(former_validated, former_path, change.path))) == sorted(_words(said))
+    same = sorted(_split_tokens(_quote_last_line(former_validated, former_path, change.path))) == sorted(
+        _split_tokens(said)
+    )
     if not former_validated.ok and same:
         # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
         return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {said})"
-    raise _not_taken("dockerd", change.path, said)
+    raise _rejected_error("dockerd", change.path, said)
 
 
-def _words(said: str) -> list[str]:
+def _split_tokens(said: str) -> list[str]:
     return said.replace(",", " ").split()
 
 
-def _asked(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[Finished, str]:
-    """What the command said of ``content``, whose path stands for ``{}``, and that path."""
-    with files.candidate(path, content, root=runner.root) as there:
+def _run_on_candidate(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[FinishedCommand, str]:
+    """Run the command on a candidate file of ``content``, whose path replaces ``{}``; return that path, too."""
+    with files.candidate_file(path, content, root=runner.root) as there:
         words = tuple(there if word == "{}" else word for word in argv)
         return runner.run(words, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True), there
 
 
-def _said(finished: Finished, candidate: str, path: str) -> str:
-    """The command's last words, about the file that the user knows."""
+def _quote_last_line(finished: FinishedCommand, candidate: str, path: str) -> str:
+    """Return the command's last line, with the real path instead of the candidate's."""
     if finished.timed_out:
         return f"{finished.argv[0]} did not answer within {_TIMEOUT_S:.0f} s"
     return finished.last_lines(6).replace(candidate, path) if candidate else finished.last_lines(6)
 
 
-def _lacking(runner: Runner, program: str) -> str:
-    """Why there was no program to ask."""
+def _explain_missing_program(runner: Runner, program: str) -> str:
+    """Explain why there was no program to ask."""
     if runner.root == "/":
         return f"{program} is not installed"
     return (
@@ -160,8 +164,8 @@ def _lacking(runner: Runner, program: str) -> str:
     )
 
 
-def _compare(expectation: RuntimeExpectation, configured: ObservedConfig, path: str) -> None:
-    if wrong := differences(expectation, configured):
+def _refuse_differences(expectation: RuntimeExpectation, configured: ObservedConfig, path: str) -> None:
+    if wrong := list_differences(expectation, configured):
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as intended",
             why="\n".join(wrong) + "\nnothing was changed",
@@ -169,8 +173,8 @@ def _compare(expectation: RuntimeExpectation, configured: ObservedConfig, path: 
         )
 
 
-def differences(expectation: RuntimeExpectation, configured: ObservedConfig) -> list[str]:
-    """The differences between a runtime's configuration and the intended one, a line each."""
+def list_differences(expectation: RuntimeExpectation, configured: ObservedConfig) -> list[str]:
+    """Return the differences between a runtime's configuration and the intended one, a line each."""
     wrong = [
         f"handler {name}: expected {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -182,7 +186,7 @@ def differences(expectation: RuntimeExpectation, configured: ObservedConfig) -> 
     return wrong
 
 
-def _not_taken(program: str, path: str, said: str) -> Refused:
+def _rejected_error(program: str, path: str, said: str) -> Refused:
     return Refused(
         f"{program} rejects {path}",
         why=f"{said}\nnothing was changed",
@@ -192,33 +196,33 @@ def _not_taken(program: str, path: str, said: str) -> Refused:
 
 def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     row, desired = runtime("crio"), DesiredConfig(config=expectation.path)
-    present = contents(by_looking(partial(_look, runner), row, desired))
-    after = _after(present, changes)
+    present = contents(by_looking(partial(_run_probe, runner), row, desired))
+    after = _apply_to_files(present, changes)
     named = changes[0].path
-    _compare(expectation, row.inspect(after, desired), named)
+    _refuse_differences(expectation, row.inspect(after, desired), named)
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
     if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S, only_reads=True).missing:
-        return f"checked: it has the intended settings ({_lacking(runner, 'crio')})"
-    read, said = _crio_reads(runner, after, desired)
+        return f"checked: it has the intended settings ({_explain_missing_program(runner, 'crio')})"
+    read, said = _read_crio_candidates(runner, after, desired)
     if read.ok:
-        _compare(expectation, row.inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()), named)
+        _refuse_differences(expectation, row.inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()), named)
         return "checked: `crio config` reads it as intended"
-    if _crio_reads(runner, present, desired)[1] != said:
-        raise _not_taken("crio", named, said)
+    if _read_crio_candidates(runner, present, desired)[1] != said:
+        raise _rejected_error("crio", named, said)
     return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
 
 
-def _crio_reads(runner: Runner, present: Files, desired: DesiredConfig) -> tuple[Finished, str]:
-    """What ``crio config`` makes of the files, and its last words about them.
+def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig) -> tuple[FinishedCommand, str]:
+    """Run ``crio config`` on the candidates; return it and its last line.
 
-    They lie in a folder of their own meanwhile: in CRI-O's own it would read them as well as the present ones.
+    They are in a temporary folder: in CRI-O's own folder it would read the current ones, too.
     """
     from gpunode.runtimes import crio
 
     place = Path(tempfile.gettempdir())
     if runner.root != "/":
         # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
-        place = Path(runner.root + files.prepare("/run/gpunode/crio", root=runner.root)[0]).parent
+        place = Path(runner.root + files.make_parents("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
         staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, desired))}
         staged[desired.config] = f"{folder}/crio.conf"
@@ -228,41 +232,41 @@ def _crio_reads(runner: Runner, present: Files, desired: DesiredConfig) -> tuple
         inside = "/" + str(Path(folder).relative_to(runner.root))
         argv = ("crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config")
         read = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
-        said = _said(read, "", "")
+        said = _quote_last_line(read, "", "")
         for path, name in staged.items():
             # The root file's name begins its folder's, too.
             said = path.join(re.split(rf"{re.escape(name.replace(folder, inside))}(?!\.d)", said))
     return read, said
 
 
-def _check_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+def _check_own_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
     row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
-    present = contents(by_looking(partial(_look, runner), row, desired))
-    _compare(expectation, row.inspect(_after(present, changes), desired), changes[0].path)
+    present = contents(by_looking(partial(_run_probe, runner), row, desired))
+    _refuse_differences(expectation, row.inspect(_apply_to_files(present, changes), desired), changes[0].path)
     return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
 
-def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
-    """Nothing, if the runtime's parser reads in its files, as they stand now, what was meant; or is not there to ask.
+def check_written(runner: Runner, expectation: RuntimeExpectation) -> None:
+    """Check with the runtime's parser, if any, that its written files mean what was intended.
 
-    containerd's candidates were read with the imports that gpunode takes them to have; now it follows its own.
+    containerd's candidates were read with the imports that gpunode assumed; now it follows its own.
 
     Raises:
-        ChangeFailed: it reads something else.
+        ChangeFailed: if they do not.
     """
     from gpunode.runtimes import containerd
 
-    is_there = files.read(expectation.path, root=runner.root).outcome != "absent"
+    is_there = files.read_file(expectation.path, root=runner.root).outcome != "absent"
     if runtime(expectation.runtime).parser != "containerd config dump" or not is_there:
         return
     argv = ("containerd", "--config", expectation.path, "config", "dump")
     dumped = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
     if dumped.missing:
         return
-    said = "" if dumped.ok else _said(dumped, "", "")
+    said = "" if dumped.ok else _quote_last_line(dumped, "", "")
     found = containerd.dump(dumped.stdout) if dumped.ok else None
     if found is not None and not found.cri_disabled:
-        said = "\n".join(differences(expectation, found))
+        said = "\n".join(list_differences(expectation, found))
     if said:
         raise ChangeFailed(
             f"containerd does not read its new configuration ({expectation.path}) as intended",
@@ -272,10 +276,10 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
         )
 
 
-def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
-    """How the running daemon still differs from the intended configuration after ``patience_s``; empty if not.
+def find_contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
+    """Return how the running daemon still differs from the intended configuration after ``patience_s``; empty if not.
 
-    A daemon that cannot be asked contradicts nothing. dockerd keeps its former configuration when it cannot use the
+    A daemon that cannot be queried contradicts nothing. dockerd keeps its former configuration when it cannot use the
     file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose
     binary it does not find. containerd cannot be asked: its parser was, before the file was written.
     """
@@ -284,26 +288,26 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            found = effective(runner, expectation.runtime)
+            found = read_effective(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
-        wrong = differences(expectation, found) if found else []
+        wrong = list_differences(expectation, found) if found else []
         if not wrong or time.monotonic() >= deadline:
             return "\n".join(wrong)
         time.sleep(0.2)
 
 
-def effective(runner: Runner, name: str) -> ObservedConfig | None:
-    """What the runtime has: docker and CRI-O as the daemon says, containerd as its parser reads all of its files.
+def read_effective(runner: Runner, name: str) -> ObservedConfig | None:
+    """Return the runtime's configuration: docker's and CRI-O's by the daemon, containerd's by its parser.
 
     podman has none of NVIDIA's; what it has is the runtime by which it starts containers.
 
     Returns:
-        None where the runtime is not installed.
+        None if the runtime is not installed.
 
     Raises:
-        ChangeFailed: it does not answer.
-        Undetermined: it answers root alone.
+        ChangeFailed: if it does not answer.
+        Undetermined: if it answers only root.
     """
     row = runtime(name)
     match row.source:
@@ -316,7 +320,7 @@ def effective(runner: Runner, name: str) -> ObservedConfig | None:
         case "podman info":
             return _effective_podman(runner)
         case "files":
-            return row.inspect(contents(by_looking(partial(_look, runner), row, DesiredConfig())), DesiredConfig())
+            return row.inspect(contents(by_looking(partial(_run_probe, runner), row, DesiredConfig())), DesiredConfig())
 
 
 def _effective_containerd(runner: Runner) -> ObservedConfig | None:
@@ -324,9 +328,11 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
 
     usual = runtime("containerd")
     unit = replace(usual, reads=lambda found, _: containerd_unit.reads(found))
-    row = usual.located(usual, contents(by_looking(partial(_look, runner), unit, DesiredConfig())), DesiredConfig())
+    row = usual.located(
+        usual, contents(by_looking(partial(_run_probe, runner), unit, DesiredConfig())), DesiredConfig()
+    )
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
-    verb = "dump" if files.read(row.config, root=runner.root).outcome != "absent" else "default"
+    verb = "dump" if files.read_file(row.config, root=runner.root).outcome != "absent" else "default"
     told = ("--config", row.config) if row is not usual else ()
     dumped = runner.run(
         ("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True
@@ -334,7 +340,7 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
     if dumped.missing:
         return None
     if not dumped.ok:
-        raise _no_answer("containerd", dumped)
+        raise _no_answer_error("containerd", dumped)
     return containerd.dump(dumped.stdout)
 
 
@@ -350,7 +356,7 @@ def _effective_docker(runner: Runner) -> ObservedConfig | None:
         handlers = {}
     if not told.ok or not handlers:
         # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
-        raise _no_answer("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S, only_reads=True))
+        raise _no_answer_error("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S, only_reads=True))
     return ObservedConfig(handlers, str(answer["default"]) or None)
 
 
@@ -362,7 +368,7 @@ def _effective_crio(runner: Runner) -> ObservedConfig | None:
     if told.missing:
         return None
     if not told.ok:
-        raise _no_answer("crio", told)
+        raise _no_answer_error("crio", told)
     return runtime("crio").inspect({CRIO_CONFIG: told.stdout}, DesiredConfig())
 
 
@@ -375,11 +381,11 @@ def _effective_podman(runner: Runner) -> ObservedConfig | None:
         answer = json.loads(told.stdout) if told.ok else {}
         name, path = str(answer["name"]), str(answer["path"])
     except (ValueError, KeyError, TypeError):
-        raise _no_answer("podman", told) from None
+        raise _no_answer_error("podman", told) from None
     return ObservedConfig({name: path}, name, cdi=True)
 
 
-def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:
+def _no_answer_error(name: str, told: FinishedCommand) -> ChangeFailed | Undetermined:
     said = told.last_lines(6)
     if "permission denied" in said.lower():
         return Undetermined(

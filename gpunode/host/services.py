@@ -9,32 +9,31 @@ from pathlib import Path
 from gpunode.change import ServiceChange, Trigger
 from gpunode.errors import ChangeFailed
 from gpunode.facts.probes import CDI_KIND, CDI_SPEC
-from gpunode.facts.systemd import has_failed
-from gpunode.host.port import Settled
-from gpunode.host.process import Finished, Runner
+from gpunode.facts.systemd import has_unit_failed
+from gpunode.host.port import TriggerResult
+from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import RUNTIMES, dockerd
 from gpunode.runtimes.installations import socket_of
 
 # sd_booted(3).
-_BOOTED = Path("/run/systemd/system")
+_SYSTEMD_FOLDER = Path("/run/systemd/system")
 _CDI_UNIT = "nvidia-cdi-refresh.service"
 # docker.service has TimeoutStartSec=0: systemd itself would wait for ever.
 _START_TIMEOUT_S = 180.0
 _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
 # How long dockerd may take from saying that it reads its file again to what came of it.
-_REJECTION_S = 10.0
+_REJECTION_WAIT_S = 10.0
 _PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload,ConditionResult"
-_MOVING = frozenset({"activating", "deactivating", "reloading"})
+_TRANSITIONAL = frozenset({"activating", "deactivating", "reloading"})
 _NOT_RUNNING = "systemd is not running here"
 
 
 class Services:
-    """The units of the runner's system.
+    """Control of the units of the runner's system.
 
     Attributes:
-        settle_s: how long a unit is watched after its start; a daemon that cannot use its configuration may take a few
-            seconds to give up.
+        settle_s: how long a unit is watched after its start; one with a bad configuration may take seconds to fail.
     """
 
     def __init__(self, runner: Runner, *, settle_s: float = 5.0) -> None:
@@ -43,14 +42,14 @@ class Services:
 
     @property
     def running(self) -> bool:
-        """Whether systemd runs here; it does not in an image, a chroot and most containers."""
-        return self._runner.root == "/" and _BOOTED.is_dir()
+        """True if systemd runs here, unlike in an image, a chroot and most containers."""
+        return self._runner.root == "/" and _SYSTEMD_FOLDER.is_dir()
 
     def apply(self, change: ServiceChange) -> None:
-        """The unit is as ``change.after`` says; where systemd does not run, at its next boot.
+        """Set the unit to ``change.after``; without a running systemd, from the next boot on.
 
         Raises:
-            ChangeFailed: systemctl refused, or the unit did not start.
+            ChangeFailed: if systemctl refused, or the unit did not start.
         """
         if change.after.enabled != change.before.enabled:
             verb = "enable" if change.after.enabled else "disable"
@@ -67,21 +66,21 @@ class Services:
                 self._forget_failures(change.unit)
             done = self._systemctl(verb, change.unit, timeout_s=_START_TIMEOUT_S)
             if not done.ok:
-                raise self._failed(change.unit, f"did not {verb}", _reason(done), since)
+                raise self._failed(change.unit, f"did not {verb}", _explain_failure(done), since)
 
-    def settle(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
-        """Carries out each trigger; where systemd does not run, no unit is there to be told.
+    def settle(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
+        """Run each trigger; without a running systemd, skip it.
 
         Raises:
-            ChangeFailed: a unit did not take it, or is not up afterwards; its own last lines are in ``why``.
+            ChangeFailed: if a unit rejected it, or is not up afterwards; its last log lines are in ``why``.
         """
         yield from (self._settled(trigger) for trigger in triggers)
 
-    def _settled(self, trigger: Trigger) -> Settled:
+    def _settled(self, trigger: Trigger) -> TriggerResult:
         if trigger.kind == "cdi":
             return self._refresh_cdi_if_needed(trigger)
         if not self.running:
-            return Settled(trigger, 0.0, _NOT_RUNNING)
+            return TriggerResult(trigger, 0.0, _NOT_RUNNING)
         match trigger.kind:
             case "restart":
                 return self._restart(trigger)
@@ -92,29 +91,29 @@ class Services:
             case "index-refresh" | "initramfs":
                 raise AssertionError(f"{trigger} is not for systemd")
 
-    def _restart(self, trigger: Trigger) -> Settled:
+    def _restart(self, trigger: Trigger) -> TriggerResult:
         unit, before = trigger.target, self._show(trigger.target)
-        if why := _why_not(unit, before):
-            return Settled(trigger, 0.0, why)
+        if why := _explain_not_running(unit, before):
+            return TriggerResult(trigger, 0.0, why)
         self._forget_failures(unit)
         since, started = time.time(), time.monotonic()
         done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
-            raise self._failed(unit, "did not come up again", _reason(done), since)
+            raise self._failed(unit, "did not come up again", _explain_failure(done), since)
         self._await_socket(unit, since)
         down = time.monotonic() - started
         self._watch(unit, since, self.settle_s)
-        return Settled(trigger, down, had_failed=has_failed(before))
+        return TriggerResult(trigger, down, had_failed=has_unit_failed(before))
 
     def _forget_failures(self, unit: str) -> None:
-        """The starts of a daemon that could not use its former configuration do not count against the next one."""
+        """Reset the unit's failure count, so that failed starts with the old configuration do not block this one."""
         self._systemctl("reset-failed", unit)
 
-    def _reload(self, trigger: Trigger) -> Settled:
+    def _reload(self, trigger: Trigger) -> TriggerResult:
         unit, before = trigger.target, self._at_rest(trigger.target)
-        if why := _why_not(unit, before):
-            return Settled(trigger, 0.0, why)
-        if has_failed(before):
+        if why := _explain_not_running(unit, before):
+            return TriggerResult(trigger, 0.0, why)
+        if has_unit_failed(before):
             return self._restart(trigger)  # there is no process that could read its configuration again
         since, started = time.time(), time.monotonic()
         if before.get("CanReload") == "yes":
@@ -122,7 +121,7 @@ class Services:
         else:
             done = self._systemctl("kill", "--kill-who=main", "--signal=HUP", unit)
         if not done.ok:
-            raise self._failed(unit, "did not reload its configuration", _reason(done), since)
+            raise self._failed(unit, "did not reload its configuration", _explain_failure(done), since)
         self._watch(unit, since, min(1.0, self.settle_s))
         if line := self._rejection(unit, since):
             raise ChangeFailed(
@@ -130,14 +129,14 @@ class Services:
                 why=f"{unit} keeps running with the former one and would not start with this one; its log:\n{line}",
                 hint=f"correct what it names, then run the same command again\njournalctl -u {unit} -n 50",
             )
-        return Settled(trigger, time.monotonic() - started)
+        return TriggerResult(trigger, time.monotonic() - started)
 
     def _rejection(self, unit: str, since: float) -> str:
-        """The line in which dockerd rejects its file after a reload; empty where it says nothing of the kind.
+        """Return the log line in which dockerd rejects its file after a reload; empty if there is none.
 
-        Only its log tells: the signal is delivered whatever it makes of the file. No other daemon is reloaded.
+        Only its log shows this: the signal always succeeds. No other daemon is reloaded.
         """
-        deadline = time.monotonic() + _REJECTION_S
+        deadline = time.monotonic() + _REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
             told = dockerd.reload(log.stdout.decode("utf-8", "replace") if log.ok else "")
@@ -145,35 +144,35 @@ class Services:
                 return told.rejection
             time.sleep(0.2)
 
-    def _refresh_cdi_if_needed(self, trigger: Trigger) -> Settled:
+    def _refresh_cdi_if_needed(self, trigger: Trigger) -> TriggerResult:
         try:
             return self._refresh_cdi(trigger)
         except ChangeFailed as failure:
             if trigger.target != "if-possible":
                 raise
-            return Settled(trigger, 0.0, f"{failure.what}; nothing required it")
+            return TriggerResult(trigger, 0.0, f"{failure.what}; nothing required it")
 
-    def _refresh_cdi(self, trigger: Trigger) -> Settled:
-        """A specification offers devices, written by the toolkit's unit or, where that does not run, by nvidia-ctk."""
+    def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
+        """Write the CDI specification by the toolkit's unit or, if that does not run, by nvidia-ctk."""
         if self._runner.root != "/":
-            return Settled(trigger, 0.0, "it is written when the image has booted")
+            return TriggerResult(trigger, 0.0, "it is written when the image has booted")
         started = time.monotonic()
         if not self._cdi_unit_runs():
             done = self._runner.run(
                 ("nvidia-ctk", "cdi", "generate", f"--output={CDI_SPEC}"), timeout_s=_START_TIMEOUT_S
             )
             if done.missing:
-                return Settled(trigger, 0.0, "nvidia-ctk is not installed")
+                return TriggerResult(trigger, 0.0, "nvidia-ctk is not installed")
             if not done.ok:
-                raise _no_specification(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
+                raise _missing_specification_error(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
         listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SHORT_TIMEOUT_S)
         # It succeeds with no device, too, and says so on standard error alone.
         if not any(line.startswith(f"{CDI_KIND}=") for line in listed.stdout.decode("utf-8", "replace").splitlines()):
-            raise _no_specification(listed.last_lines(6))
-        return Settled(trigger, time.monotonic() - started)
+            raise _missing_specification_error(listed.last_lines(6))
+        return TriggerResult(trigger, time.monotonic() - started)
 
     def _cdi_unit_runs(self) -> bool:
-        """Whether the toolkit's unit is there and has run now; it may find that its conditions are not met.
+        """Start the toolkit's unit; return whether it exists and ran, since its conditions may not be met.
 
         That of toolkit 1.18.0 looks for nvidia.ko in modules.dep, which Debian calls nvidia-current.ko.
         """
@@ -184,31 +183,31 @@ class Services:
         self._systemctl("reset-failed", _CDI_UNIT)
         done = self._systemctl("restart", _CDI_UNIT, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
-            raise self._failed(_CDI_UNIT, "could not write the CDI specification", _reason(done), since)
+            raise self._failed(_CDI_UNIT, "could not write the CDI specification", _explain_failure(done), since)
         now = self._show(_CDI_UNIT)
         return now.get("Result", "success") == "success" and now.get("ConditionResult", "yes") == "yes"
 
-    def _reload_systemd(self, trigger: Trigger) -> Settled:
+    def _reload_systemd(self, trigger: Trigger) -> TriggerResult:
         done = self._systemctl("daemon-reload")
         if not done.ok:
             raise ChangeFailed(
                 "systemd did not reload its units",
-                why=f"daemon-reload: {done.last_lines(6) or _reason(done)}",
+                why=f"daemon-reload: {done.last_lines(6) or _explain_failure(done)}",
                 hint="systemctl daemon-reload",
             )
-        return Settled(trigger, done.seconds)
+        return TriggerResult(trigger, done.seconds)
 
     def _at_rest(self, unit: str) -> Mapping[str, str]:
-        """The unit once it neither starts nor stops: systemd reloads none that does; as it is where that takes long."""
+        """Wait until the unit is at rest, as a reload needs; return its properties, even after a timeout."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         shown = self._show(unit)
-        while shown.get("ActiveState") in _MOVING and not has_failed(shown) and time.monotonic() < deadline:
+        while shown.get("ActiveState") in _TRANSITIONAL and not has_unit_failed(shown) and time.monotonic() < deadline:
             time.sleep(0.2)
             shown = self._show(unit)
         return shown
 
     def _watch(self, unit: str, since: float, seconds: float) -> None:
-        """The unit is active with the same process for ``seconds``."""
+        """Check that the unit stays active with the same process for ``seconds``."""
         first, deadline = self._show(unit), time.monotonic() + seconds
         now = first
         while True:
@@ -223,10 +222,10 @@ class Services:
             now = self._show(unit)
 
     def _await_socket(self, unit: str, since: float) -> None:
-        """Its socket answers, if it is where the runtime's default puts it; another place is the user's own."""
+        """Wait until the unit's socket answers, if it is at the runtime's default path."""
         path = {row.unit: row.socket for row in RUNTIMES}.get(unit) or socket_of(unit)
         deadline = time.monotonic() + _SOCKET_TIMEOUT_S
-        while Path(path).is_socket() and not _answers(path):
+        while Path(path).is_socket() and not _is_socket_answering(path):
             if time.monotonic() >= deadline:
                 reason = f"{path} does not answer after {_SOCKET_TIMEOUT_S:.0f} s"
                 raise self._failed(unit, "did not come up again", reason, since)
@@ -246,26 +245,26 @@ class Services:
         )
 
     def last_words(self, unit: str, since: float) -> str:
-        """What the unit wrote since then, or what systemctl knows of it where there is no journal."""
+        """Return what the unit logged since then, or its systemctl status without a journal."""
         # Beside --since, -n takes the first lines, not the last; newest first it takes the last (systemd 252).
         told = self._log_since(unit, since, "-r", "-n", "20")
         if told.ok and told.stdout.strip():
             return "\n".join(reversed(told.last_lines().splitlines()))
         return self._systemctl("status", "--no-pager", "--full", "--lines=20", unit).last_lines()
 
-    def _log_since(self, unit: str, since: float, *options: str) -> Finished:
-        """What the unit wrote since then, in the order that ``options`` ask for."""
+    def _log_since(self, unit: str, since: float, *options: str) -> FinishedCommand:
+        """Return the unit's log since then, in the order given by ``options``."""
         # What a daemon wrote just before its end may still be on its way to the journal.
         self._runner.run(("journalctl", "--sync"), timeout_s=_SHORT_TIMEOUT_S)
         asked = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
         return self._runner.run(asked, timeout_s=_SHORT_TIMEOUT_S)
 
-    def _systemctl(self, *words: str, timeout_s: float = _SHORT_TIMEOUT_S) -> Finished:
+    def _systemctl(self, *words: str, timeout_s: float = _SHORT_TIMEOUT_S) -> FinishedCommand:
         return self._runner.run(("systemctl", *words), timeout_s=timeout_s)
 
 
-def _why_not(unit: str, shown: Mapping[str, str]) -> str:
-    """Why the unit has nothing to be told; empty when it has."""
+def _explain_not_running(unit: str, shown: Mapping[str, str]) -> str:
+    """Explain why the unit cannot take a trigger; empty if it can."""
     if shown.get("LoadState") != "loaded":
         return f"{unit} is {shown.get('LoadState') or 'unknown'} here"
     if shown.get("ActiveState") == "inactive":
@@ -273,7 +272,7 @@ def _why_not(unit: str, shown: Mapping[str, str]) -> str:
     return ""
 
 
-def _no_specification(said: str) -> ChangeFailed:
+def _missing_specification_error(said: str) -> ChangeFailed:
     return ChangeFailed(
         "nvidia-ctk wrote no CDI specification that offers a GPU",
         why=f"`nvidia-ctk cdi list` names no {CDI_KIND}=…; its output:\n{said or 'nothing'}",
@@ -281,13 +280,13 @@ def _no_specification(said: str) -> ChangeFailed:
     )
 
 
-def _reason(done: Finished) -> str:
+def _explain_failure(done: FinishedCommand) -> str:
     if done.timed_out:
         return f"no answer within {done.seconds:.0f} s"
     return f"systemctl exited with {done.exit_status}"
 
 
-def _answers(path: str) -> bool:
+def _is_socket_answering(path: str) -> bool:
     import socket
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

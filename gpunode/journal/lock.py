@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpunode.errors import Busy, ChangeFailed
-from gpunode.host.locks import Holder, named, wait_while
+from gpunode.host.locks import LockHolder, make_holder, wait_while
 from gpunode.host.port import OnProgress, ignore_progress
 
 _POLL_S = 0.2
@@ -39,7 +39,7 @@ def hold_lock(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = igno
         os.close(descriptor)
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """Return the living process that holds the lock at ``path``, without locking; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -74,13 +74,13 @@ def _open(path: Path) -> int:
 
 
 def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
-    def who() -> Holder | None:
-        return None if _try_lock(descriptor, path) else _parse_holder(descriptor, path) or Holder(str(path), 0, "")
+    def who() -> LockHolder | None:
+        return None if _try_lock(descriptor, path) else _parse_holder(descriptor, path) or LockHolder(str(path), 0, "")
 
     wait_while(who, _describe_wait, _busy_error, deadline, on_progress, poll_s=_POLL_S)
 
 
-def _describe_wait(found: Holder) -> str:
+def _describe_wait(found: LockHolder) -> str:
     """Return who holds the lock; one that has just taken it may not have written its pid yet."""
     return "another gpunode is changing this node" + (f": {found}" if found.pid else "")
 
@@ -109,12 +109,12 @@ def _write_holder(descriptor: int, text: str) -> None:
         os.pwrite(descriptor, text.encode("utf-8", "replace"), 0)
 
 
-def _parse_holder(descriptor: int, path: Path) -> Holder | None:
+def _parse_holder(descriptor: int, path: Path) -> LockHolder | None:
     """Return the process that the lock file names, if it still is that one: its pid may be another's by now."""
     with contextlib.suppress(OSError):
         pid, _, started = os.pread(descriptor, 4096, 0).partition(b"\n")[0].decode("ascii", "replace").partition(" ")
         if pid.isdecimal() and started and started == _process_start(pid):
-            return named(str(path), int(pid))
+            return make_holder(str(path), int(pid))
     return None
 
 
@@ -128,7 +128,7 @@ def _process_start(pid: str) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _busy_error(found: Holder, waited_s: float) -> Busy:
+def _busy_error(found: LockHolder, waited_s: float) -> Busy:
     return Busy(
         _describe_wait(found),
         why=f"it holds {found.path}; gpunode waited {waited_s:.0f} s for it",

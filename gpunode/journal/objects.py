@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpunode.change import digest
 from gpunode.errors import JournalDamaged
-from gpunode.host.ownership import read
+from gpunode.host.ownership import read_own_file
 from gpunode.journal.disk import make_folder, sync_folder, write_file
 
 # As much as is ever read of a file that is to be replaced.
@@ -55,7 +55,7 @@ class Objects:
         """
         path = self.path(name)
         try:
-            content = read(path, LARGEST)
+            content = read_own_file(path, LARGEST)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -89,6 +89,6 @@ def damaged_object(path: Path, run: str, how: str) -> JournalDamaged:
 def _holds(path: Path, content: bytes) -> bool:
     """Return whether the object is there and whole; one that cannot be read is replaced."""
     try:
-        return read(path, LARGEST) == content
+        return read_own_file(path, LARGEST) == content
     except OSError:
         return False

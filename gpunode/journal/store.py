@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
-from gpunode.host.locks import Holder
-from gpunode.host.ownership import read, refuse_foreign
+from gpunode.host.locks import LockHolder
+from gpunode.host.ownership import read_own_file, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal import footprint, history, record, retention
 from gpunode.journal.disk import make_folder, unwritable, write_all
@@ -178,7 +178,7 @@ class Store:
         self._bytes(run)
         path = self._path(run).with_name(REQUEST)
         try:
-            return read(path, LARGEST, private=True)
+            return read_own_file(path, LARGEST, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",
@@ -326,7 +326,7 @@ class Store:
         refuse_foreign(self._lock.parent, self.root)
         return hold_lock(self._lock, timeout_s, on_progress)
 
-    def at_work(self) -> Holder | None:
+    def at_work(self) -> LockHolder | None:
         """Return the gpunode that is changing this node, if the lock names it; takes no lock."""
         return read_holder(self._lock)
 
@@ -341,7 +341,7 @@ class Store:
 
     def _journal(self, run: str) -> bytes:
         try:
-            return read(self._path(run), _LONGEST_JOURNAL)
+            return read_own_file(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
         except PermissionError as error:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
 from gpunode.kubernetes.owned import owned_fields
 from gpunode.kubernetes.reconcile import MANAGER, Key, find_installed, object_key
@@ -136,7 +136,7 @@ def refuse_second_advertiser(
     rendered: Rendered,
     objects: Sequence[Body],
     nodes: Sequence[Body],
-    releases: Sequence[Released],
+    releases: Sequence[HelmRelease],
     kubectl: CommandBuilder,
     helm: CommandBuilder,
 ) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def refuse_second_advertiser(
 
 
 def _foreign_advertisers(
-    rendered: Rendered, objects: Sequence[Body], releases: Sequence[Released]
+    rendered: Rendered, objects: Sequence[Body], releases: Sequence[HelmRelease]
 ) -> list[AdvertiserObject]:
     """Return the advertisers that are neither rendered nor a release that gets the rendered values."""
     releases_kept = [find_installed(one, releases) or one for one in rendered.releases]

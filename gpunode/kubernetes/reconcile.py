@@ -13,7 +13,7 @@ from gpunode import yaml
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, ChartRelease, NodeEdit, Rendered, RenderedObject
 from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, other_managers, owned_fields
 from gpunode.kubernetes.pods import PodProblem
@@ -81,7 +81,7 @@ class LiveState:
     projected: Sequence[Body] = ()
     nodes: Sequence[Body] = ()
     labelled: Sequence[Body] = ()
-    releases: Sequence[Released] = ()
+    releases: Sequence[HelmRelease] = ()
 
 
 def object_key(body: Body) -> Key:
@@ -294,12 +294,12 @@ def without_taints(fields: str) -> Body:
     return {name: value for name, value in body.items() if name != "spec"}
 
 
-def find_installed(desired: ChartRelease, releases: Sequence[Released]) -> Released | None:
+def find_installed(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
     """Return the installed release of the same chart, under any name: a second one would offer the same GPUs."""
     return next((one for one in releases if one.chart == desired.chart), None)
 
 
-def _plan_release(desired: ChartRelease, releases: Sequence[Released], cluster: str) -> PlanItem:
+def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
     """Return the item of a release; one that is installed under any name gets our values."""
     live = find_installed(desired, releases)
     namespace, name = (live.namespace, live.name) if live else (desired.namespace, desired.name)
@@ -322,7 +322,7 @@ def _plan_release(desired: ChartRelease, releases: Sequence[Released], cluster: 
     )
 
 
-def _refuse_downgrade(desired: ChartRelease, live: Released) -> None:
+def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:
     """Refuse to downgrade an installed chart.
 
     Raises:

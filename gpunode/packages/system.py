@@ -10,7 +10,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, PackageState, SigningKey
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
-from gpunode.facts.reader import Reader
+from gpunode.facts.reader import EvidenceReader
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
 
@@ -172,7 +172,7 @@ class PackageSystem:
     table_folders: tuple[str, ...]
     pin_file: str
 
-    read: Callable[[Reader], PackageFacts]
+    read: Callable[[EvidenceReader], PackageFacts]
     database: Callable[[str], Database]
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]

@@ -33,12 +33,12 @@ class Named:
 
 def reads(files: Files) -> tuple[str, ...]:
     """The paths and patterns of all that says how containerd is started, as far as ``files`` tells."""
-    return units.reads(files, UNIT)
+    return units.unit_file_patterns(files, UNIT)
 
 
 def named(files: Files) -> Named | None:
     """The configuration that the unit names; None where it leaves containerd its usual one."""
-    command = units.command(files, UNIT)
+    command = units.find_start_command(files, UNIT)
     path = config_of(command.argv) if command else ""
     return Named(path, command.sources[0]) if command and path else None
 
@@ -59,6 +59,6 @@ def config_of(argv: Sequence[str]) -> str:
 
 def _own_words(argv: Sequence[str]) -> Sequence[str]:
     """The words behind containerd's name; none where it is not named."""
-    words = [word for one in argv for word in (units.split(one) if "containerd " in one else (one,))]
+    words = [word for one in argv for word in (units.split_words(one) if "containerd " in one else (one,))]
     names = [index for index, word in enumerate(words) if posixpath.basename(word) == "containerd" and "=" not in word]
     return words[names[0] + 1 :] if names else ()

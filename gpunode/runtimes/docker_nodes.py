@@ -71,9 +71,9 @@ class Node:
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """All that says how docker is installed, how it is started, and what its file holds."""
     node = node_of(files, desired)
-    unit_files = units.reads(files, ENGINE.unit)
+    unit_files = units.unit_file_patterns(files, ENGINE.unit)
     if home := _home(desired.config):
-        unit_files = (*units.reads(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
+        unit_files = (*units.unit_file_patterns(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
     marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 
@@ -91,10 +91,10 @@ def node_of(files: Files, desired: DesiredConfig) -> Node:
     if home := _home(desired.config):
         folders = _user_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
-        flags = started(units.command(files, ENGINE.unit, folders))
+        flags = started(units.find_start_command(files, ENGINE.unit, folders))
         return Node(ROOTLESS, desired.config, flags, files, like if like in files else "")
     kind = _installed(files, desired)
-    flags = started(units.command(files, kind.unit)) if kind is ENGINE else Flags()
+    flags = started(units.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
     own = flags.config or kind.config
     if desired.config and desired.config != own:
         return Node(kind, desired.config, Flags(), files)
@@ -178,7 +178,7 @@ def _installed(files: Files, desired: DesiredConfig) -> Kind:
 
 def _has_engine(files: Files) -> bool:
     """Whether systemd would start one; it does not start what is masked."""
-    return units.command(files, ENGINE.unit) is not None
+    return units.find_start_command(files, ENGINE.unit) is not None
 
 
 def _home(config: str) -> str:

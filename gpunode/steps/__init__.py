@@ -1,1 +1,1 @@
-"""What a recipe asks of a node, one file per step; ``table`` has their order. Pure."""
+"""The steps of a recipe, one file each, in the order of ``table``. Pure."""

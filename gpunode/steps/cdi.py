@@ -1,4 +1,4 @@
-"""The CDI specification: there, and of the driver and the GPUs that there are."""
+"""The CDI specification: that it exists and fits the driver and the GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
-from gpunode.facts.layout import Layout
+from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.probes import CDI_FOLDERS, CDI_SPEC
 from gpunode.facts.project import PLAN
@@ -24,7 +24,7 @@ from gpunode.steps.kernel import is_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
 if TYPE_CHECKING:
-    from gpunode.facts.cdi import Offer, Spec
+    from gpunode.facts.cdi import CdiDevices, CdiSpec
     from gpunode.runtimes import podman
 
 UNIT = "nvidia-cdi-refresh.service"
@@ -37,63 +37,63 @@ _TOOLKIT = PackageId("nvidia-container-toolkit-base")
 _WITH_UNITS = (1, 18)
 _OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
 _ALL = "all"
-KEPT = "; the toolkit's units keep it fresh"
+KEPT_FRESH = "; the toolkit's units keep it fresh"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What the specifications of a node are worth.
+class CdiVerdict:
+    """The verdict on a node's specifications.
 
     Attributes:
-        spec: the one that ``nvidia.com/gpu=all`` is taken from; None where there is none.
-        fault: why it has to be written anew, a clause; empty when it has not.
-        notes: what writing it anew does not put right, a sentence each.
+        spec: the one that defines ``nvidia.com/gpu=all``; None if there is none.
+        fault: why it must be written again, a clause; empty if it need not.
+        notes: problems that writing it again does not fix, a sentence each.
     """
 
-    spec: Spec | None
+    spec: CdiSpec | None
     fault: str
     notes: tuple[str, ...] = ()
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """A specification offers the GPUs of the loaded driver; nvidia-ctk writes it at the end of the run."""
+    """Plan a specification for the loaded driver's GPUs, which nvidia-ctk writes at the end of the run."""
     if facts.is_image:
         return Planned((), "an image's specification is written after its first boot", later=True)
-    if not is_wanted(recipe, facts):
+    if not needs_specification(recipe, facts):
         reason = "CDI is not requested, and the toolkit has no unit that would write a specification"
-        return Planned((), reason, tuple(_stale(recipe, facts)))
-    loaded = _loaded(facts)
+        return Planned((), reason, tuple(_stale_notes(recipe, facts)))
+    loaded = _expected_driver(facts)
     if loaded is None:
         return Planned((), "written once the driver is loaded", later=True)
     if _is_about_to_change(recipe, facts, loaded):
         return Planned((), f"written after the reboot, which replaces driver {loaded.version}", later=True)
-    path = output(facts)
+    path = output_path(facts)
     fact = facts.file(path)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return Planned((), "nvidia-ctk writes it in this run", later=True)
-    if isinstance(fact, Unknown) and not is_asked(recipe):
+    if isinstance(fact, Unknown) and not requests_cdi(recipe):
         return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
     before = need(fact, f"what {path} holds")
-    judged = judge(recipe, facts, loaded)
-    if not is_asked(recipe) and judged.spec is None and not _has_failed(facts):
+    judged = judge_specifications(recipe, facts, loaded)
+    if not requests_cdi(recipe) and judged.spec is None and not _has_failed(facts):
         reason = f"CDI is not requested; {UNIT} writes a specification when it next runs"
         return Planned((), reason, judged.notes, later=True)
-    units = tuple(_enabled(facts)) if is_asked(recipe) else ()
+    units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
     if not judged.fault:
-        return Planned(units, f"{described(judged)}{KEPT if units else ''}", judged.notes)
+        return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH if units else ''}", judged.notes)
     promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk has asked it")
-    trigger = Trigger("cdi", "" if is_asked(recipe) else "if-possible")
+    trigger = Trigger("cdi", "" if requests_cdi(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
-    reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT if units else ''}"
+    reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT_FRESH if units else ''}"
     return Planned((change, *units), reason, judged.notes)
 
 
-def _stale(recipe: Recipe, facts: Facts) -> Iterator[str]:
+def _stale_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield what is wrong with specifications that nobody asks for and nothing rewrites; engines read them as well."""
-    loaded = _loaded(facts)
+    loaded = _expected_driver(facts)
     if loaded is None or not loaded.version:
         return
-    judged = judge(recipe, facts, loaded)
+    judged = judge_specifications(recipe, facts, loaded)
     if judged.spec is None:
         return  # none, or one that only an engine needs to understand
     yield from judged.notes
@@ -101,8 +101,8 @@ def _stale(recipe: Recipe, facts: Facts) -> Iterator[str]:
         yield f"{judged.fault}, and nothing on this node writes it again: remove it unless containers use CDI devices"
 
 
-def _enabled(facts: Facts) -> Iterator[ServiceChange]:
-    """The toolkit's units, so that they write it again at boot and when the driver changes; what is masked stays so."""
+def _enable_units(facts: Facts) -> Iterator[ServiceChange]:
+    """Enable the toolkit's units, which write it at boot and when the driver changes, unless they are masked."""
     for name, watches in ((UNIT, False), (PATH_UNIT, True)):
         fact = facts.unit(name)
         if isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
@@ -112,19 +112,19 @@ def _enabled(facts: Facts) -> Iterator[ServiceChange]:
                 yield ServiceChange(name, before, wanted)
 
 
-def is_wanted(recipe: Recipe, facts: Facts) -> bool:
-    """Whether somebody needs a specification: the recipe, or the toolkit's own unit, which is there to keep one."""
-    return is_asked(recipe) or _has_unit(facts)
+def needs_specification(recipe: Recipe, facts: Facts) -> bool:
+    """Return True if the recipe, or the toolkit's own unit, needs a specification."""
+    return requests_cdi(recipe) or _has_unit(facts)
 
 
-def is_asked(recipe: Recipe) -> bool:
-    """Whether the recipe itself has containers get GPUs as CDI devices."""
+def requests_cdi(recipe: Recipe) -> bool:
+    """Return True if by the recipe containers get GPUs as CDI devices."""
     row = CONTAINER_RUNTIMES.get(recipe.runtime.name)
     return row is not None and (row.cdi != "switch" or recipe.runtime.cdi is True)
 
 
 def _has_failed(facts: Facts) -> bool:
-    """Whether the unit gave up, as it does when it is started more than once before the driver is ready.
+    """Return True if the unit failed, as it does if started repeatedly before the driver is ready.
 
     Source: nvidia-container-toolkit issues 1517 and 1611.
     """
@@ -145,8 +145,8 @@ def _has_unit(facts: Facts) -> bool:
     return version is None or version >= _WITH_UNITS
 
 
-def _loaded(facts: Facts) -> LoadedDriver | None:
-    """The driver that is loaded now, or will be by the steps before; its version empty where only that is known."""
+def _expected_driver(facts: Facts) -> LoadedDriver | None:
+    """Return the driver loaded now or by earlier steps, its version empty if unknown."""
     fact = facts.loaded_driver
     if isinstance(fact, Unknown):
         return LoadedDriver("", open_module=False) if fact.probe == PLAN else None
@@ -158,16 +158,16 @@ def _is_about_to_change(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> b
     return isinstance(driver, WantedDriver) and loaded.version != "" and not is_loaded(loaded, driver.chosen)
 
 
-def output(facts: Facts) -> str:
-    """Where a specification is written: as the unit's own settings say."""
+def output_path(facts: Facts) -> str:
+    """Return the path at which the unit writes the specification."""
     fact = facts.file(ENVIRONMENT)
     text = fact.value.content.decode("utf-8", "replace") if isinstance(fact, Known) and fact.value else ""
     said = [path for path in _OUTPUT.findall(text) if path.startswith("/")]
     return said[-1] if said else CDI_SPEC
 
 
-def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
-    """Where the runtime looks for specifications; the last one wins."""
+def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
+    """Return the folders in which the runtime looks for specifications; the last one wins."""
     if not takes_only_cdi(recipe.runtime.name):
         return CDI_FOLDERS
     from gpunode.runtimes import podman
@@ -176,33 +176,33 @@ def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 
 
 def podman_version(facts: Facts) -> podman.Version | None:
-    """Of the installed package; None where there is none, or nobody knows yet."""
+    """Return the installed package's version; None if there is none or it is unknown."""
     state = known(facts.packages, {}).get(PackageId("podman"))
     return numbers(state.version) if state else None
 
 
-def judge(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> Judged:
-    """What the specifications are worth to the runtime of ``recipe`` while ``loaded`` drives the GPUs."""
-    places, written = folders(recipe, facts), output(facts)
-    offer = offered(facts, places)
+def judge_specifications(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> CdiVerdict:
+    """Judge the specifications for the recipe's runtime and the driver ``loaded``."""
+    places, written = spec_folders(recipe, facts), output_path(facts)
+    offer = find_devices(facts, places)
     spec = offer.devices.get(_ALL)
-    notes = [*_unsolved(offer, written, places), *_others(offer, spec, loaded)]
-    if spec is not None and (fault := _fault(spec, facts, loaded)):
-        return Judged(spec, fault, tuple(notes))
-    if spec is None and _ALL not in offer.conflicts and _helps(offer, written, places):
-        return Judged(None, "there is no specification yet", tuple(notes))
-    return Judged(spec, "", tuple(notes))
+    notes = [*_unsolved_problems(offer, written, places), *_foreign_specifications(offer, spec, loaded)]
+    if spec is not None and (fault := _find_fault(spec, facts, loaded)):
+        return CdiVerdict(spec, fault, tuple(notes))
+    if spec is None and _ALL not in offer.conflicts and _can_fix(offer, written, places):
+        return CdiVerdict(None, "there is no specification yet", tuple(notes))
+    return CdiVerdict(spec, "", tuple(notes))
 
 
-def offered(facts: Facts, places: Sequence[str] = CDI_FOLDERS) -> Offer:
-    """What the specifications of the node offer to a runtime that looks in ``places``."""
+def find_devices(facts: Facts, places: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
+    """Return the devices that a runtime finds in ``places``."""
     from gpunode.facts import cdi
 
-    return cdi.offer(_files(facts), places)
+    return cdi.resolve_devices(_read_specifications(facts), places)
 
 
-def described(judged: Judged) -> str:
-    """What there is, for the plan and the checks."""
+def describe_verdict(judged: CdiVerdict) -> str:
+    """Describe the verdict for the plan and the checks."""
     spec = judged.spec
     if spec is None:
         return "no usable specification"
@@ -210,28 +210,28 @@ def described(judged: Judged) -> str:
     return f"{spec.path}{of} offers {', '.join(spec.devices)}"
 
 
-def _files(facts: Facts) -> dict[str, bytes]:
+def _read_specifications(facts: Facts) -> dict[str, bytes]:
     folders = tuple(f"{folder}/" for folder in CDI_FOLDERS)
     states = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     return {path: state.content for path, state in states.items() if state is not None and path.startswith(folders)}
 
 
-def _helps(offer: Offer, written: str, places: Sequence[str]) -> bool:
-    """Whether one more file could give what is missing: the runtime reads it, and nothing there contradicts it."""
+def _can_fix(offer: CdiDevices, written: str, places: Sequence[str]) -> bool:
+    """Return True if one more file could add the missing devices: the runtime reads it, and nothing conflicts."""
     folder = written.rpartition("/")[0]
-    rivals = [one.path for one in offer.unread if one.path != written and one.path.rpartition("/")[0] == folder]
+    rivals = [one.path for one in offer.unreadable if one.path != written and one.path.rpartition("/")[0] == folder]
     return folder in places and not rivals
 
 
-def _fault(spec: Spec, facts: Facts, loaded: LoadedDriver) -> str:
-    """Why ``spec`` does not fit the driver and its GPUs, a clause; empty when it does or nobody can tell."""
+def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
+    """Return why ``spec`` does not fit the driver and its GPUs, a clause; empty if it does or that is unknown."""
     if spec.drivers and not any(f"{version}.".startswith(loaded.version) for version in spec.drivers):
         return f"{spec.path} is of driver {', '.join(sorted(spec.drivers))}, and {loaded.version} is loaded"
-    layout: Layout | None = known(facts.layout, None)
+    layout: GpuLayout | None = known(facts.layout, None)
     if layout is None or not spec.gpus:
         return ""
     if layout.minors and spec.gpus != layout.minors:
-        return f"{spec.path} names {_nodes(spec.gpus)}, and the driver has {_nodes(layout.minors)}"
+        return f"{spec.path} names {_describe_nodes(spec.gpus)}, and the driver has {_describe_nodes(layout.minors)}"
     if spec.mig_caps != layout.mig_caps:
         return f"{spec.path} has other MIG instances than the driver"
     named = frozenset(name for name in spec.devices if name.startswith("GPU-"))
@@ -240,14 +240,14 @@ def _fault(spec: Spec, facts: Facts, loaded: LoadedDriver) -> str:
     return ""
 
 
-def _nodes(minors: frozenset[int]) -> str:
+def _describe_nodes(minors: frozenset[int]) -> str:
     return ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors))
 
 
-def _unsolved(offer: Offer, written: str, places: Sequence[str]) -> Iterator[str]:
+def _unsolved_problems(offer: CdiDevices, written: str, places: Sequence[str]) -> Iterator[str]:
     for name, paths in offer.conflicts.items():
         yield f"{' and '.join(paths)} both offer nvidia.com/gpu={name}, so no container gets it: remove one of them"
-    for one in offer.unread:
+    for one in offer.unreadable:
         if one.path != written:
             yield f"{one.path} cannot be parsed ({one.reason}); a container engine may still read it"
     if written.rpartition("/")[0] not in places:
@@ -259,8 +259,8 @@ def _unsolved(offer: Offer, written: str, places: Sequence[str]) -> Iterator[str
         )
 
 
-def _others(offer: Offer, spec: Spec | None, loaded: LoadedDriver) -> Iterator[str]:
-    """The specifications of another driver that the one in use overrules only where it has the same names."""
+def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: LoadedDriver) -> Iterator[str]:
+    """Yield a note for each other specification of another driver: only its shared names are overridden."""
     for other in offer.specs:
         if spec is None or other.path == spec.path:
             continue

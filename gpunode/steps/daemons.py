@@ -9,11 +9,11 @@ from gpunode.change import Change, FileChange, FileState, ServiceChange, Service
 from gpunode.facts.model import Facts, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT
 from gpunode.facts.project import PLAN
-from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import preexisting_driver, wants_driver
 from gpunode.steps.kernel import is_loaded, plan_load
-from gpunode.steps.selection import choice
+from gpunode.steps.selection import choose_driver
 
 PERSISTENCED = "nvidia-persistenced.service"
 
@@ -35,7 +35,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {PERSISTENCED}")
     wanted = ServiceState(enabled=True, active=unit.state.active or _can_run(recipe, facts))
-    if unit.exists and _satisfied(unit.state, wanted):
+    if unit.exists and _has_state(unit.state, wanted):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, later=fact.probe == PLAN)
     return Planned(
@@ -48,7 +48,7 @@ def _can_run(recipe: Recipe, facts: Facts) -> bool:
 
     The daemon cannot talk to a module of another version.
     """
-    chosen = choice(recipe, facts)
+    chosen = choose_driver(recipe, facts)
     return (
         facts.can_start(PERSISTENCED)
         and isinstance(chosen, Choice)
@@ -56,7 +56,7 @@ def _can_run(recipe: Recipe, facts: Facts) -> bool:
     )
 
 
-def _satisfied(state: ServiceState, wanted: ServiceState) -> bool:
+def _has_state(state: ServiceState, wanted: ServiceState) -> bool:
     return state.enabled and (state.active or not wanted.active)
 
 
@@ -111,7 +111,7 @@ def _can_run_mps(recipe: Recipe, facts: Facts) -> bool:
         loaded is not None
         and not facts.is_image
         and facts.can_start(MPS_SERVICE)
-        and not isinstance(plan_load(recipe, facts), Waits)
+        and not isinstance(plan_load(recipe, facts), Blocked)
     )
 
 

@@ -1,4 +1,4 @@
-"""What machine this is and which GPUs it has; changes nothing, refuses what cannot work."""
+"""Detection of the machine and its GPUs; changes nothing, refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
-from gpunode.steps.gpus import GPU_CLASSES, GPU_OPTION, PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
+from gpunode.steps.gpus import (
+    GPU_CLASSES,
+    GPU_OPTION,
+    PASSED_THROUGH,
+    find_gpus,
+    find_nvswitches,
+    find_other_gpus,
+    find_own_gpus,
+)
 from gpunode.steps.installed_driver import family_of, wants_driver
 
 _FABRIC_MANAGER: Final = "nvidia-fabricmanager.service"
@@ -40,7 +48,7 @@ def fabric_notes(devices: tuple[PciDevice, ...], facts: Facts) -> Iterator[str]:
     manager = unit.value if isinstance(unit, Known) and unit.value.exists else None
     if manager is not None and manager.state.active:
         return
-    if switches := nvswitches(devices):
+    if switches := find_nvswitches(devices):
         found = "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches"
         needs = "nvidia-fabricmanager of the driver's exact version"
     elif boards := sorted({model.name for model in map(lookup, _own_ids(devices)) if _is_on_hgx(model.device_id)}):
@@ -58,7 +66,7 @@ def fabric_notes(devices: tuple[PciDevice, ...], facts: Facts) -> Iterator[str]:
 
 
 def _own_ids(devices: tuple[PciDevice, ...]) -> list[str]:
-    return [device.device for device in own_gpus(devices)]
+    return [device.device for device in find_own_gpus(devices)]
 
 
 def _is_on_hgx(device_id: str) -> bool:
@@ -73,45 +81,45 @@ _LOOKED = {"pci-modalias": "/sys/bus/pci/devices"}
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Name the GPUs; refuse what cannot have a driver where one is asked for, and a lock of other systems."""
-    if recipe.lock is not None and (refused := _other_system(recipe.lock, facts)):
+    if recipe.lock is not None and (refused := _refuse_foreign_lock(recipe.lock, facts)):
         return refused
     if known(facts.provider, None):
-        return _of_provider(recipe, facts)
-    return _of_owner(recipe, facts)
+        return _plan_managed_host(recipe, facts)
+    return _plan_own_host(recipe, facts)
 
 
-def _of_provider(recipe: Recipe, facts: Facts) -> Outcome:
+def _plan_managed_host(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan for a node whose host a provider builds."""
-    from gpunode.steps.managed import left_alone, replaced  # loaded on use: few nodes have one
+    from gpunode.steps.managed import refuse_managed_host, replacement_notes  # loaded on use: few nodes have one
 
-    found = left_alone(facts) or _of_owner(recipe, facts)
-    return replace(found, notes=(*found.notes, *replaced(facts))) if isinstance(found, Planned) else found
+    found = refuse_managed_host(facts) or _plan_own_host(recipe, facts)
+    return replace(found, notes=(*found.notes, *replacement_notes(facts))) if isinstance(found, Planned) else found
 
 
-def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
+def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(facts.platform, Known) and not facts.platform.value.owns_kernel:
-        return _guest(recipe, facts.platform.value)
-    if isinstance(found := _system(recipe, facts), Refusal):
+        return _plan_guest(recipe, facts.platform.value)
+    if isinstance(found := _check_family(recipe, facts), Refusal):
         return found
     if not wants_driver(recipe, facts):
         return _without_driver(facts)
     devices = need(facts.devices, "which PCI devices there are")
-    usable = own_gpus(devices)
+    usable = find_own_gpus(devices)
     if not usable:
-        return _no_gpu(recipe, devices, facts)
-    if profile := _vgpu(usable):
-        return _vgpu_guest(profile)
+        return _refuse_without_gpu(recipe, devices, facts)
+    if profile := _find_vgpu(usable):
+        return _refuse_vgpu(profile)
     notes = (
-        *_unmet(recipe.expect, usable),
-        *_notes(devices, facts),
-        *_named_by_mistake(facts),
+        *_unmet_expectations(recipe.expect, usable),
+        *_collect_notes(devices, facts),
+        *_mistaken_gpu_notes(facts),
         *secure_boot_note(facts),
         *note_old_tables(facts),
     )
-    return Planned((), _describe(usable) + _not_ours(devices), notes)
+    return Planned((), _describe_gpus(usable) + _describe_other_gpus(devices), notes)
 
 
-def _unmet(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
+def _unmet_expectations(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
     """Yield what of ``[expect]`` the PCI bus already contradicts; verify compares the rest."""
     names = sorted({lookup(device.device).name for device in usable if lookup(device.device).listed})
     found = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
@@ -123,16 +131,20 @@ def _unmet(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
 
 def _without_driver(facts: Facts) -> Planned:
     """Plan without a GPU: a node may be prepared before its driver or its card is there."""
-    if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
+    if isinstance(facts.devices, Known) and (usable := find_own_gpus(facts.devices.value)):
         devices = facts.devices.value
-        return Planned((), _describe(usable) + _not_ours(devices), (*_notes(devices, facts), *_named_by_mistake(facts)))
+        return Planned(
+            (),
+            _describe_gpus(usable) + _describe_other_gpus(devices),
+            (*_collect_notes(devices, facts), *_mistaken_gpu_notes(facts)),
+        )
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
     return Planned((), f"{seen}; none is needed, because no driver is installed")
 
 
-def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
+def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
     """Return the refusal of a lock whose versions are of another distribution, release or architecture."""
     distro = need(facts.distro, "which distribution this is")
     here = (distro.id, distro.version_id, need(facts.architecture, "the architecture of this system"))
@@ -146,7 +158,7 @@ def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
     )
 
 
-def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
+def _check_family(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
     """Check the distribution's family, which the driver needs; without one any relative of Debian will do."""
     if wants_driver(recipe, facts):
         return family_of(facts)
@@ -161,7 +173,7 @@ def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
     )
 
 
-def _guest(recipe: Recipe, platform: Platform) -> Outcome:
+def _plan_guest(recipe: Recipe, platform: Platform) -> Outcome:
     """Plan for a container, WSL2 or Jetson, whose kernel driver comes from elsewhere."""
     names = {"container": "a container", "wsl2": "WSL2", "jetson": "a Jetson"}
     where = names[platform.kind]
@@ -179,8 +191,8 @@ def _guest(recipe: Recipe, platform: Platform) -> Outcome:
     )
 
 
-def _no_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
-    if passed := gpus(devices):
+def _refuse_without_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
+    if passed := find_gpus(devices):
         held = ", ".join(d.address for d in passed)
         return Refusal(
             what="every NVIDIA GPU is passed through to virtual machines",
@@ -192,12 +204,12 @@ def _no_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Ref
     looked = f"{where} lists {count}, none of vendor 10de with class 0300 or 0302"
     return Refusal(
         what="no NVIDIA GPU found",
-        why=looked + _not_ours(devices),
-        hint="\n".join(_without_gpu(recipe)),
+        why=looked + _describe_other_gpus(devices),
+        hint="\n".join(_missing_gpu_hints(recipe)),
     )
 
 
-def _without_gpu(recipe: Recipe) -> Iterator[str]:
+def _missing_gpu_hints(recipe: Recipe) -> Iterator[str]:
     """Yield what to do about a missing GPU, and what works without one."""
     yield "if this machine has a GPU, check that it is seated and powered, and that the firmware lists it"
     yield "without a GPU, gpunode can still prepare toolkit and runtime: add --driver none to the same command"
@@ -207,20 +219,20 @@ def _without_gpu(recipe: Recipe) -> Iterator[str]:
     yield "for an image that another machine will boot, add --root DIR --gpu IDS, such as --gpu 10de:1b80"
 
 
-def _not_ours(devices: tuple[PciDevice, ...]) -> str:
+def _describe_other_gpus(devices: tuple[PciDevice, ...]) -> str:
     """Return the GPUs of other makers, which are named and left alone."""
-    others = [f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in other_gpus(devices)]
+    others = [f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in find_other_gpus(devices)]
     return f"; not NVIDIA's: {', '.join(others)}" if others else ""
 
 
-def _vgpu(usable: tuple[PciDevice, ...]) -> str:
+def _find_vgpu(usable: tuple[PciDevice, ...]) -> str:
     for device in usable:
         if device.subsystem and (profile := vgpu_profile(device.device, device.subsystem)):
             return f"{profile} at {device.address}"
     return ""
 
 
-def _vgpu_guest(profile: str) -> Refusal:
+def _refuse_vgpu(profile: str) -> Refusal:
     return Refusal(
         what=f"this is a vGPU guest: {profile}",
         why="a vGPU needs NVIDIA's licensed guest driver (GRID) of the host's branch; the data-center driver does not "
@@ -229,7 +241,7 @@ def _vgpu_guest(profile: str) -> Refusal:
     )
 
 
-def _describe(usable: tuple[PciDevice, ...]) -> str:
+def _describe_gpus(usable: tuple[PciDevice, ...]) -> str:
     counts: dict[str, int] = {}
     for device in usable:
         model = lookup(device.device)
@@ -240,14 +252,14 @@ def _describe(usable: tuple[PciDevice, ...]) -> str:
     return f"{listed} at {where}"
 
 
-def _notes(devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
+def _collect_notes(devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
     notes = []
-    if passed := [d.address for d in gpus(devices) if d.driver == PASSED_THROUGH]:
+    if passed := [d.address for d in find_gpus(devices) if d.driver == PASSED_THROUGH]:
         notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
     return (*notes, *fabric_notes(devices, facts))
 
 
-def _named_by_mistake(facts: Facts) -> Iterator[str]:
+def _mistaken_gpu_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each device that ``--gpu`` names and that is no GPU."""
     if facts.devices.probe != GPU_OPTION:
         return

@@ -13,7 +13,7 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.gpus import own_gpus
+from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
     installed_driver_packages,
@@ -48,10 +48,10 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     chosen, package_system = driver.chosen, system(facts)
     pinned = pinned_by_package(known(facts.packages, {}))
-    if pinned and not _agree(pinned, chosen):
+    if pinned and not _are_compatible(pinned, chosen):
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
-            why=f"this node needs {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
+            why=f"this node needs {_describe_hold(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins))
@@ -59,16 +59,16 @@ def plan_pin(recipe: Recipe, facts: Facts) -> Outcome:
     names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *pinned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
     if present == wanted:
-        return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", notes)
-    reason = f"driver {_held(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
+        return Planned((), f"held at {_describe_hold(chosen.branch, chosen.exact)}", notes)
+    reason = f"driver {_describe_hold(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
     return Planned((FileChange(package_system.pin_file, present, wanted),), reason, notes)
 
 
-def _held(branch: int, exact: str) -> str:
+def _describe_hold(branch: int, exact: str) -> str:
     return exact or f"branch {branch}"
 
 
-def _agree(pinned: str, chosen: Choice) -> bool:
+def _are_compatible(pinned: str, chosen: Choice) -> bool:
     """Return whether both leave some version: one is the other, or the branch of it."""
     wanted = chosen.exact or str(chosen.branch)
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
@@ -204,24 +204,26 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     states = ((one, packages.get(one)) for one in wanted)
     as_modules = PackageState(modules_version(facts, driver)) if rebuilt else after
     changes = tuple(
-        PackageChange(one, now, _after(driver, recipe, one, now, as_modules if one in rebuilt else after))
+        PackageChange(one, now, _target_state(driver, recipe, one, now, as_modules if one in rebuilt else after))
         for one, now in states
     )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
-    signed = _signed(driver, facts) if is_new else ()
-    about_changes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
-    reason = _apart(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
+    signed = _signature_warning(driver, facts) if is_new else ()
+    about_changes = (*(_display_warning(recipe, facts) if is_new else ()), *signed, *_reboot_warning(chosen, facts))
+    reason = (
+        _explain_strays(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
+    )
     return Planned((*leaving, *changes, *marked), reason, away, about_changes)
 
 
-def _apart(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
+def _explain_strays(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
     """Return why packages of another version are brought back."""
     first = f"{strays[0]} is {upstream(packages[strays[0]].version)}"
     others = f", and {len(strays) - 1} more are not" if strays[1:] else ""
     return f"{first}{others} of the installed driver, which is {version}: all must have the same version"
 
 
-def _after(
+def _target_state(
     driver: WantedDriver,
     recipe: Recipe,
     package: PackageId,
@@ -234,7 +236,7 @@ def _after(
     return replace(wanted_state(recipe, package, otherwise), auto=auto)
 
 
-def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
+def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
     """Return a warning when the libraries change under a loaded module of another version."""
     loaded = known(facts.loaded_driver, None)
     if loaded is None or is_loaded(loaded, chosen):
@@ -242,7 +244,7 @@ def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
     return (f"driver {loaded.version} stays loaded until the reboot; programs that start in between find no GPU",)
 
 
-def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
+def _signature_warning(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
     """Return a warning when modules that DKMS builds replace those that a distribution has signed."""
     dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
     has_dkms = matches(known(facts.packages, {}).get(dkms_package), "")
@@ -255,12 +257,14 @@ def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
     return (_SIGNATURES.format(when=when),)
 
 
-def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
+def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Return a warning when a display may hang on a card that gets a driver without display libraries."""
     if recipe.driver.scope == "full":
         return ()
     packages = known(facts.packages, {})
-    cards = [d.address for d in own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver in _SHOWS]
+    cards = [
+        d.address for d in find_own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver in _SHOWS
+    ]
     desktop = sorted(name for name in _DESKTOP if matches(packages.get(PackageId(name)), ""))
     if not cards or not desktop:
         return ()

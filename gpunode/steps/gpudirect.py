@@ -10,14 +10,14 @@ from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, Feature
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
-from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages, Waits
+from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import MACHINE, matches, preexisting_driver, set_manual, why_manual
 from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
-from gpunode.steps.selection import WantedDriver, not_locked, wanted_driver
+from gpunode.steps.selection import WantedDriver, refuse_unlocked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
@@ -28,14 +28,14 @@ _OFED: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed
 
 
 def wanted_features(recipe: Recipe) -> tuple[Feature, ...]:
-    """What the recipe asks for, in the order of the table."""
+    """Return the requested features, in the order of the table."""
     asked = recipe.gpudirect
     wants = (asked.rdma == "dma-buf", asked.rdma == "peermem", asked.gds, asked.gdrcopy)
     return tuple(feature for feature, wanted in zip(FEATURES, wants, strict=True) if wanted)
 
 
 def feature_packages(recipe: Recipe) -> tuple[PackageId, ...]:
-    """The packages that the recipe's features need."""
+    """Return the packages that the recipe's features need."""
     return tuple(PackageId(name) for feature in wanted_features(recipe) for name in feature.packages)
 
 
@@ -43,7 +43,7 @@ def feature_packages(recipe: Recipe) -> tuple[PackageId, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Driver:
+class _DriverTraits:
     """The driver that this node has or gets.
 
     Attributes:
@@ -55,13 +55,13 @@ class _Driver:
     built_here: bool
 
 
-def _driver(recipe: Recipe, facts: Facts) -> _Driver | Refusal:
+def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
     driver = wanted_driver(recipe, facts)
     if isinstance(driver, Refusal):
         return driver
     if isinstance(driver, WantedDriver):
         chosen = driver.chosen
-        return _Driver(f"driver {chosen.exact or chosen.branch}", chosen.flavour == "open", built_here=True)
+        return _DriverTraits(f"driver {chosen.exact or chosen.branch}", chosen.flavour == "open", built_here=True)
     preexisting = preexisting_driver(recipe, facts)
     loaded = preexisting.loaded if preexisting else known(facts.loaded_driver, None)
     if loaded is None:
@@ -71,20 +71,20 @@ def _driver(recipe: Recipe, facts: Facts) -> _Driver | Refusal:
             hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
         )
     is_prebuilt = preexisting.prebuilt if preexisting else not any(file.dkms for file in known(facts.module_files, ()))
-    return _Driver(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
+    return _DriverTraits(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
 
 
-def _checked(recipe: Recipe, facts: Facts, features: Sequence[Feature]) -> Refusal | None:
-    """Why this node cannot have one of ``features``; None when it can have them all."""
-    driver = _driver(recipe, facts)
+def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[Feature]) -> Refusal | None:
+    """Refuse if this node cannot have one of ``features``."""
+    driver = _find_driver(recipe, facts)
     if isinstance(driver, Refusal):
         return driver
-    return next((found for feature in features if (found := _obstacle(feature, facts, driver))), None)
+    return next((found for feature in features if (found := _find_obstacle(feature, facts, driver))), None)
 
 
-def _obstacle(feature: Feature, facts: Facts, driver: _Driver) -> Refusal | None:
+def _find_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
     kernels = need(facts.kernels, "which kernels are installed").wanted
-    if old := [kernel for kernel in kernels if _version(kernel) < feature.kernel]:
+    if old := [kernel for kernel in kernels if _parse_kernel_version(kernel) < feature.kernel]:
         oldest = ".".join(map(str, feature.kernel))
         return Refusal(
             what=f"{feature.name} needs Linux {oldest} or newer",
@@ -97,7 +97,7 @@ def _obstacle(feature: Feature, facts: Facts, driver: _Driver) -> Refusal | None
             why=f"this node has or gets {driver.label} with proprietary ones, and the recipe says {feature.asked}",
             hint=f'set driver.flavour = "open" if all GPUs are Turing or newer, or {feature.instead}',
         )
-    if feature.packages and (refusal := _not_buildable(feature, facts, driver)):
+    if feature.packages and (refusal := _find_build_obstacle(feature, facts, driver)):
         return refusal
     if feature.ofed and not _has_peer_memory(feature, facts):
         return Refusal(
@@ -108,8 +108,8 @@ def _obstacle(feature: Feature, facts: Facts, driver: _Driver) -> Refusal | None
     return None
 
 
-def _not_buildable(feature: Feature, facts: Facts, driver: _Driver) -> Refusal | None:
-    """Why DKMS could not build the module of ``feature``; None when it has what it needs."""
+def _find_build_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
+    """Refuse if DKMS could not build the module of ``feature``."""
     if not driver.built_here:
         return Refusal(
             what=f"{feature.name} cannot be built for this driver",
@@ -127,13 +127,13 @@ def _not_buildable(feature: Feature, facts: Facts, driver: _Driver) -> Refusal |
     return None
 
 
-def _version(kernel: str) -> tuple[int, int]:
+def _parse_kernel_version(kernel: str) -> tuple[int, int]:
     match = _KERNEL.match(kernel)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
-    """Whether an RDMA stack with the peer memory interface is there; a module that is loaded has found one."""
+    """Return True if an RDMA stack with peer memory is there; a loaded module proves one."""
     packages = need(facts.packages, "which packages are installed")
     is_installed = any(matches(state, "") and _OFED.fullmatch(one.name) for one, state in packages.items())
     return is_installed or feature.module in known(facts.modules, frozenset())
@@ -142,8 +142,8 @@ def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
 # -- the steps
 
 
-def _nothing_asked(recipe: Recipe, facts: Facts) -> Planned | None:
-    """The answer where GPUDirect is not requested, or its kernel modules are not this system's to load."""
+def _plan_nothing(recipe: Recipe, facts: Facts) -> Planned | None:
+    """Plan nothing if GPUDirect is not requested, or another system loads its kernel modules."""
     if not wanted_features(recipe):
         return Planned((), "not requested", asked=False)
     if not need(facts.platform, MACHINE).owns_kernel:
@@ -152,15 +152,15 @@ def _nothing_asked(recipe: Recipe, facts: Facts) -> Planned | None:
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """The node can have what the recipe asks for, and its packages are installed; an installed one stays."""
-    if (nothing := _nothing_asked(recipe, facts)) is not None:
+    """Plan the packages of the requested features; installed ones stay."""
+    if (nothing := _plan_nothing(recipe, facts)) is not None:
         return nothing
     features = wanted_features(recipe)
-    if refusal := _checked(recipe, facts, features):
+    if refusal := _refuse_unsupported(recipe, facts, features):
         return refusal
     packages, asked = need(facts.packages, "which packages are installed"), feature_packages(recipe)
     if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
-        return not_locked(recipe.lock, unknown[0])
+        return refuse_unlocked(recipe.lock, unknown[0])
     missing = asked if recipe.upgrade else tuple(one for one in asked if not matches(packages.get(one), ""))
     strays = unlocked_versions(recipe, packages, asked)
     if recipe.lock and (held := [one for one in strays if packages[one].held]):
@@ -176,24 +176,24 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     )
     marked = set_manual(packages, (one for one in asked if one not in wanted))
     if changes:
-        built = _listed([feature for feature in features if feature.packages])
+        built = _join_titles([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
         return Planned(marked, why_manual(marked, facts))
     installed = f"{', '.join(map(str, asked))} installed" if asked else "no package needed"
-    return Planned((), f"{_listed(features)}: {installed}, kernel and driver fit")
+    return Planned((), f"{_join_titles(features)}: {installed}, kernel and driver fit")
 
 
-def _listed(features: Sequence[Feature]) -> str:
+def _join_titles(features: Sequence[Feature]) -> str:
     return ", ".join(feature.name for feature in features)
 
 
 def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
-    """The modules are loaded, now if the driver is, and at each boot."""
-    if (nothing := _nothing_asked(recipe, facts)) is not None:
+    """Plan to load the modules, now if the driver is loaded, and at each boot."""
+    if (nothing := _plan_nothing(recipe, facts)) is not None:
         return nothing
     features = tuple(feature for feature in wanted_features(recipe) if feature.module)
-    if refusal := _checked(recipe, facts, features):
+    if refusal := _refuse_unsupported(recipe, facts, features):
         return refusal
     modules = tuple(feature.module for feature in features)
     present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
@@ -205,21 +205,21 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", later=not file)
     loaded = need(facts.modules, "which kernel modules are loaded")
     loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
-    starts = tuple(_starts(features, facts))
+    starts = tuple(_start_services(features, facts))
     if not (file or loads or starts):
         return Planned((), f"{', '.join(modules)} loaded, now and at boot")
-    return Planned((*file, *loads, *starts), f"{_listed(features)}: loaded now and at each boot")
+    return Planned((*file, *loads, *starts), f"{_join_titles(features)}: loaded now and at each boot")
 
 
 def _is_driver_up(recipe: Recipe, facts: Facts) -> bool:
-    """Whether the driver that the node is to have is the loaded one."""
-    if facts.is_image or isinstance(MODULE_LOAD.plan(recipe, facts), Waits):
+    """Return True if the loaded driver is the intended one."""
+    if facts.is_image or isinstance(MODULE_LOAD.plan(recipe, facts), Blocked):
         return False
     return known(facts.loaded_driver, None) is not None
 
 
-def _starts(features: Sequence[Feature], facts: Facts) -> Iterator[ServiceChange]:
-    """The services that make device nodes, where their package is there; it starts them once, with a driver or not."""
+def _start_services(features: Sequence[Feature], facts: Facts) -> Iterator[ServiceChange]:
+    """Yield the starts of services that make device nodes; their package starts them once, even without a driver."""
     for feature in features:
         fact = facts.unit(feature.unit)
         if feature.unit and isinstance(fact, Known) and fact.value.exists and not fact.value.masked:

@@ -1,4 +1,4 @@
-"""Which PCI devices are GPUs, and whose."""
+"""GPUs among PCI devices, and who uses them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ GPU_OPTION = "--gpu"
 PASSED_THROUGH = "vfio-pci"
 
 
-def gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """NVIDIA's GPUs among ``devices``, those given to virtual machines included."""
+def find_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """Return NVIDIA GPUs among ``devices``, including those passed through to virtual machines."""
     return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code in GPU_CLASSES)
 
 
-def own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """The GPUs that this system itself may use: not those bound to vfio-pci for a virtual machine."""
-    return tuple(d for d in gpus(devices) if d.driver != PASSED_THROUGH)
+def find_own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """Return the GPUs that this system itself may use, without those bound to vfio-pci."""
+    return tuple(d for d in find_gpus(devices) if d.driver != PASSED_THROUGH)
 
 
-def other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """Display controllers of other makers that compute, such as AMD's and Intel's."""
+def find_other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """Return GPUs of other makers, such as AMD's and Intel's."""
     return tuple(d for d in devices if d.vendor in {"1002", "8086"} and d.class_code in {*GPU_CLASSES, "0380"})
 
 
-def nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """The NVSwitches among ``devices``: they need the fabric manager."""
+def find_nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """Return the NVSwitches among ``devices``, which need the fabric manager."""
     return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code == BRIDGE_CLASS and is_nvswitch(d.device))
 
 
-def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
-    """What the catalog knows of each of this system's GPUs."""
-    return tuple(lookup(d.device) for d in own_gpus(devices))
+def find_models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
+    """Return the catalog's model of each of this system's GPUs."""
+    return tuple(lookup(d.device) for d in find_own_gpus(devices))

@@ -20,7 +20,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Flavour, Recipe
-from gpunode.steps.gpus import models, own_gpus
+from gpunode.steps.gpus import find_models, find_own_gpus
 
 MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
 
@@ -113,18 +113,18 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
 def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
     """Return the loaded driver as a choice, if it drives all GPUs and is what the recipe asks for."""
     devices = known(facts.devices, ())
-    if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
+    if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in find_own_gpus(devices)):
         return None
     version = str(branch)
     if recipe.driver.version in NAMED_KINDS:
         if not is_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
-        asked = choose(models(devices), replace(recipe.driver, flavour=flavour))
+        asked = choose(find_models(devices), replace(recipe.driver, flavour=flavour))
         if not isinstance(asked, Choice) or asked.branch != branch:
             return None
         version = asked.exact or version
-    chosen = choose(models(devices), replace(recipe.driver, version=version, flavour=flavour))
+    chosen = choose(find_models(devices), replace(recipe.driver, version=version, flavour=flavour))
     return chosen if isinstance(chosen, Choice) else None
 
 

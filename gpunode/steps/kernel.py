@@ -1,4 +1,4 @@
-"""What the kernel needs of the driver: headers, the module built and loaded, and rivals kept out."""
+"""Kernel steps of the driver: headers, the module built and loaded, and rivals kept out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, Unknow
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
 from gpunode.facts.project import PLAN
-from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
@@ -95,23 +95,23 @@ _GROUP: Final = "NVreg_DeviceFileGID="
 _IN_USE: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P<value>\d+)$")
 
 
-def hazards(facts: Facts) -> tuple[str, ...]:
+def hazard_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note for every line by which modules or device files will not be as the driver needs them."""
-    said = (*_by_name(facts), *_directives(facts), *_kernel_arguments(facts))
+    said = (*_notes_of_module_lists(facts), *_notes_of_directives(facts), *_kernel_arguments(facts))
     closed = () if any(_DEVICE_FILES in note for note in said) else tuple(_closed_devices(facts))
     return (*said, *closed, *_old_initramfs(facts))
 
 
-def _by_name(facts: Facts) -> Iterator[str]:
+def _notes_of_module_lists(facts: Facts) -> Iterator[str]:
     for one in modules_loaded_by_name(facts):
         if one.words[0] in RIVALS:
             yield f"{one.file}:{one.line} loads {one.words[0]} by name, despite any blacklist: remove it"
 
 
-def _directives(facts: Facts) -> Iterator[str]:
+def _notes_of_directives(facts: Facts) -> Iterator[str]:
     group = _device_group(facts)
     for one in modprobe_directives(facts):
-        if one.file != BLACKLIST and (effect := _effect(one.words, group)):
+        if one.file != BLACKLIST and (effect := _describe_effect(one.words, group)):
             yield f"{one.file}:{one.line} {effect}: remove it"
 
 
@@ -121,12 +121,12 @@ def _device_group(facts: Facts) -> int:
         word for one in modprobe_directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
     ]
     arguments = known(facts.file(KERNEL_ARGUMENTS), None)
-    words = _decode(arguments.content).split() if arguments else []
+    words = _decode_text(arguments.content).split() if arguments else []
     options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
-    return _value(options, _GROUP) or 0
+    return _option_value(options, _GROUP) or 0
 
 
-def _effect(words: tuple[str, ...], group: int) -> str:
+def _describe_effect(words: tuple[str, ...], group: int) -> str:
     """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
 
     Args:
@@ -144,8 +144,8 @@ def _effect(words: tuple[str, ...], group: int) -> str:
             return f"loads {', '.join(rivals)} along with {module}"
         case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
             return _DISPLAY
-        case ("options", "nvidia", *options) if (mode := _value(options, _MODE)) is not None:
-            return _closed(mode, group)
+        case ("options", "nvidia", *options) if (mode := _option_value(options, _MODE)) is not None:
+            return _describe_closed_mode(mode, group)
         case _:
             return ""
 
@@ -155,7 +155,7 @@ def _kernel_arguments(facts: Facts) -> Iterator[str]:
     said = set()
     group = _device_group(facts)
     state = known(facts.file(BOOT_LOADER), None)
-    for number, line in enumerate(_decode(state.content).split("\n") if state else (), 1):
+    for number, line in enumerate(_decode_text(state.content).split("\n") if state else (), 1):
         if match := _GRUB_LINE.match(line):
             for word in match[1].replace('"', " ").replace("'", " ").split():
                 if effect := _argument_effect(word, group):
@@ -165,7 +165,7 @@ def _kernel_arguments(facts: Facts) -> Iterator[str]:
     if state:
         remedy = f"{BOOT_LOADER} does not have it, so look in /etc/default/grub.d, run update-grub, and reboot"
     state = known(facts.file(KERNEL_ARGUMENTS), None)
-    for word in dict.fromkeys(_decode(state.content).split() if state else ()):
+    for word in dict.fromkeys(_decode_text(state.content).split() if state else ()):
         if word not in said and (effect := _argument_effect(word, group)):
             yield f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: {remedy}"
 
@@ -177,20 +177,22 @@ def _argument_effect(word: str, group: int) -> str:
     if word.startswith(_KEEPS_OUT):
         modules = sorted(_DRIVER.intersection(value.replace("-", "_").split(",")))
         return f"keeps {', '.join(modules)} from being loaded" if modules else ""
-    if word.startswith(f"nvidia.{_MODE}") and (mode := _number(value)) is not None:
-        return _closed(mode, group)
+    if word.startswith(f"nvidia.{_MODE}") and (mode := _parse_parameter(value)) is not None:
+        return _describe_closed_mode(mode, group)
     return ""
 
 
 def _closed_devices(facts: Facts) -> Iterator[str]:
     """Yield a note where the loaded driver gives its device files a mode that only root can use, whoever set it."""
     state = known(facts.file(DRIVER_PARAMETERS), None)
-    found = {match["what"]: int(match["value"]) for match in _IN_USE.finditer(_decode(state.content) if state else "")}
-    if "Mode" in found and (effect := _closed(found["Mode"], found.get("GID", 0))):
+    found = {
+        match["what"]: int(match["value"]) for match in _IN_USE.finditer(_decode_text(state.content) if state else "")
+    }
+    if "Mode" in found and (effect := _describe_closed_mode(found["Mode"], found.get("GID", 0))):
         yield f"the loaded driver {effect} ({DRIVER_PARAMETERS}); options of the module nvidia set that"
 
 
-def _closed(mode: int, group: int) -> str:
+def _describe_closed_mode(mode: int, group: int) -> str:
     """Return what a mode of the device files does to users; empty where others, or a group of its own, may open them.
 
     Source: the README of NVIDIA's driver, "How can I specify the permissions of the device files?".
@@ -200,12 +202,12 @@ def _closed(mode: int, group: int) -> str:
     return f"gives {_DEVICE_FILES} the mode {mode & 0o777:04o}, so users other than root cannot use a GPU"
 
 
-def _value(options: list[str], name: str) -> int | None:
+def _option_value(options: list[str], name: str) -> int | None:
     values = [option.removeprefix(name) for option in options if option.startswith(name)]
-    return _number(values[-1]) if values else None
+    return _parse_parameter(values[-1]) if values else None
 
 
-def _number(text: str) -> int | None:
+def _parse_parameter(text: str) -> int | None:
     """Return a module parameter as the kernel reads it: hexadecimal after 0x, octal after 0 (kstrtol, base 0)."""
     try:
         return int(text, 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" else 10)
@@ -227,7 +229,7 @@ def _old_initramfs(facts: Facts) -> Iterator[str]:
             )
 
 
-def _decode(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
@@ -243,7 +245,7 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the file that keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
-    notes = hazards(facts)
+    notes = hazard_notes(facts)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
@@ -273,7 +275,7 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
     """
     if preexisting := preexisting_driver(recipe, facts):
-        return _kept(preexisting, facts)
+        return _plan_preexisting(preexisting, facts)
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -284,11 +286,11 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         is_planned = facts.module_files.probe == PLAN
         by = "the driver's package builds it" if is_planned else "built"
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
-    changes = tuple(_build(kernel, chosen, facts) for kernel in missing)
+    changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
 
 
-def _kept(preexisting: PreexistingDriver, facts: Facts) -> Planned:
+def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
     # Of a prebuilt module the branch alone is known.
     wanted = need(facts.kernels, "which kernels are installed")
@@ -299,7 +301,7 @@ def _kept(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     return Planned((), preexisting.reason, (warning,) if lacking else ())
 
 
-def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
+def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
     believed = known(facts.dkms, {}).get(kernel)
     if believed is None or not is_version_of(believed.version, chosen):
         return CommandChange(("dkms", "autoinstall", "-k", kernel), f"no module for kernel {kernel}")
@@ -310,11 +312,11 @@ def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    built = {file.kernel for file in files if _is_of(file, chosen)}
+    built = {file.kernel for file in files if _belongs_to(file, chosen)}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
-def _is_of(file: ModuleFile, chosen: Choice) -> bool:
+def _belongs_to(file: ModuleFile, chosen: Choice) -> bool:
     """Return whether a module is of the chosen driver; without a version, only one that DKMS put there is."""
     return is_version_of(file.version, chosen) if file.version else file.dkms
 
@@ -323,7 +325,7 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the installed module as the loaded one; wait for a reboot where only that can change it."""
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
         versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
-        return Waits("reboot", f"the kernel still runs driver {versions}")
+        return Blocked("reboot", f"the kernel still runs driver {versions}")
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -331,21 +333,21 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "the kernel of the image loads it at boot", later=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
-        return _loaded(loaded, driver.chosen, installed_version(facts, driver))
+        return _compare_loaded(loaded, driver.chosen, installed_version(facts, driver))
     if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
-        return Waits("reboot", reason)
+        return Blocked("reboot", reason)
     return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
 
 
-def _loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
+def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
     """Compare the loaded driver with the installed one by version: libraries work with a module of theirs alone."""
     flavour = "open" if loaded.open_module else "proprietary"
     if is_loaded(loaded, chosen) and installed in {"", loaded.version}:
         return Planned((), f"driver {loaded.version}, {flavour} modules, is loaded")
     has, wants = ("", "") if flavour == chosen.flavour else (f", {flavour} modules", f", {chosen.flavour} modules")
     wanted = f"{installed or chosen.exact or f'branch {chosen.branch}'}{wants}"
-    return Waits("reboot", f"the kernel still runs driver {loaded.version}{has}; the node needs {wanted}")
+    return Blocked("reboot", f"the kernel still runs driver {loaded.version}{has}; the node needs {wanted}")
 
 
 def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:

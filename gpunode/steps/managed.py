@@ -43,8 +43,8 @@ _BRINGS: Final[dict[Provider, str]] = {
 }
 
 
-def left_alone(facts: Facts) -> Refusal | None:
-    """The refusal of a host that its provider sets up; None where that is up to its owner."""
+def refuse_managed_host(facts: Facts) -> Refusal | None:
+    """Refuse a host that its provider sets up; return None if its owner does."""
     provider = known(facts.provider, None)
     if provider is None:
         return None
@@ -62,15 +62,15 @@ def left_alone(facts: Facts) -> Refusal | None:
 
 
 def has_providers_driver(facts: Facts) -> bool:
-    """Whether a driver is loaded that the node's provider brought, and no installed package."""
+    """Return True if the loaded driver comes from the node's provider, and not from a package."""
     loaded, packages = known(facts.loaded_driver, None), facts.packages
     if known(facts.provider, None) not in _BRINGS or loaded is None:
         return False
     return isinstance(packages, Unknown) or not driver_packages(packages.value)
 
 
-def replaced(facts: Facts) -> tuple[str, ...]:
-    """A note where the provider replaces nodes without asking what was set up on them."""
+def replacement_notes(facts: Facts) -> tuple[str, ...]:
+    """Return a note if the provider replaces nodes regardless of their setup."""
     provider = known(facts.provider, None)
     if provider is None or provider not in _BRINGS:
         return ()

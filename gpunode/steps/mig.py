@@ -1,4 +1,4 @@
-"""MIG: the GPUs are divided as the recipe says, now and after a reboot."""
+"""MIG: partition the GPUs as the recipe says, now and after a reboot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.facts.project import PLAN
-from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
-from gpunode.steps.gpus import own_gpus
+from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.kernel import plan_load
 
 if TYPE_CHECKING:
@@ -33,22 +33,24 @@ _USERS: Final = (
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Every GPU has its layout, or changes; a unit makes the layouts again at each boot."""
+    """Plan the layout of every GPU, and a unit that restores the layouts at each boot."""
     try:
-        layout = wanted_layout(recipe, [gpus.lookup(one.device).name for one in own_gpus(known(facts.devices, ()))])
+        layout = wanted_layout(
+            recipe, [gpus.lookup(one.device).name for one in find_own_gpus(known(facts.devices, ()))]
+        )
         if not layout:
-            return _nothing(recipe.kubernetes)
+            return _plan_nothing(recipe.kubernetes)
         _refuse_rivals(recipe, facts)
         if not recipe.mig.file and layout != mig.NO_LAYOUT:
             _refuse_gpus_without_mig(recipe, facts, layout)
-        present = _present(recipe, facts)
-        return present if isinstance(present, Planned) else _divided(recipe, facts, layout, present)
+        present = _current_gpus(recipe, facts)
+        return present if isinstance(present, Planned) else _plan_layouts(recipe, facts, layout, present)
     except Refused as error:
         return Refusal(error.what, error.why, error.hint)
 
 
-def is_wanted(recipe: Recipe) -> bool:
-    """Whether the recipe may ask for MIG layouts of this host, on some GPUs."""
+def may_divide(recipe: Recipe) -> bool:
+    """Return True if the recipe may ask for MIG layouts on this host with some GPUs."""
     wanted = recipe.kubernetes
     if recipe.mig.layout or wanted is None or wanted.stack != "device-plugin":
         return bool(recipe.mig.layout)
@@ -56,10 +58,10 @@ def is_wanted(recipe: Recipe) -> bool:
 
 
 def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
-    """The name of the layout for a node with GPUs of these names; empty where the recipe leaves them as they are.
+    """Return the layout's name for GPUs of these names; empty if the recipe leaves them as they are.
 
     Raises:
-        Refused: the recipe contradicts itself.
+        Refused: if the recipe contradicts itself.
     """
     own, wanted = recipe.mig.layout, recipe.kubernetes
     if recipe.mig.file and not own:
@@ -95,7 +97,7 @@ def _is_operators(wanted: Kubernetes | None) -> bool:
     return wanted is not None and wanted.stack == "gpu-operator"
 
 
-def _nothing(wanted: Kubernetes | None) -> Planned:
+def _plan_nothing(wanted: Kubernetes | None) -> Planned:
     if wanted is not None and _is_operators(wanted) and wanted.mig.layout:
         return Planned((), "the GPU Operator's MIG manager sets the layout", later=True)
     return Planned((), "not requested", asked=False)
@@ -119,8 +121,8 @@ def _refuse_rivals(recipe: Recipe, facts: Facts) -> None:
 
 
 def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
-    """Refuse a layout for GPUs of which the catalog knows, before any driver is there to ask, that they have no MIG."""
-    models = [gpus.lookup(one.device) for one in own_gpus(known(facts.devices, ()))]
+    """Refuse a layout for GPUs without MIG by the catalog, even before a driver is installed."""
+    models = [gpus.lookup(one.device) for one in find_own_gpus(known(facts.devices, ()))]
     if without := [model.label for model in models if mig.is_impossible(model)]:
         raise Refused(
             f"{', '.join(dict.fromkeys(without))} cannot have the MIG layout {layout}",
@@ -131,11 +133,11 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
         )
 
 
-def _present(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
-    """The GPUs as NVML shows them; or why that is yet to come."""
+def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
+    """Return the GPUs as NVML shows them, or the plan that waits for that."""
     if facts.is_image:
         return Planned((), "set by the first `gpunode setup` on the booted node", later=True)
-    if isinstance(plan_load(recipe, facts), Waits):
+    if isinstance(plan_load(recipe, facts), Blocked):
         return Planned((), "set after the reboot, which changes the driver", later=True)
     if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN:
         return Planned((), "set once the driver is loaded", later=True)
@@ -145,19 +147,22 @@ def _present(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
     return facts.mig.value
 
 
-def _divided(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> Outcome:
-    wanted = dict(_wanted(recipe, facts, name, present))
+def _plan_layouts(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> Outcome:
+    wanted = dict(_wanted_layouts(recipe, facts, name, present))
     changes = [
-        MigChange(gpu.uuid, gpu.layout, wanted[gpu.uuid], _owed(recipe, facts))
+        MigChange(gpu.uuid, gpu.layout, wanted[gpu.uuid], _cdi_triggers(recipe, facts))
         for gpu in present
-        if gpu.uuid in wanted and gpu.layout is not None and gpu.layout != wanted[gpu.uuid] and not _waits(gpu, wanted)
+        if gpu.uuid in wanted
+        and gpu.layout is not None
+        and gpu.layout != wanted[gpu.uuid]
+        and not _waits_for_reset(gpu, wanted)
     ]
-    files = [*_files(facts, wanted)]
-    waiting = [gpu for gpu in present if _waits(gpu, wanted)]
+    files = [*_unit_changes(facts, wanted)]
+    waiting = [gpu for gpu in present if _waits_for_reset(gpu, wanted)]
     if waiting and not changes and not files:
         which = ", ".join(gpu.uuid for gpu in waiting)
         switched = "on" if waiting[0].pending else "off"
-        return Waits("reboot", f"MIG is switched {switched} on {which} at the next reset of the GPU or reboot")
+        return Blocked("reboot", f"MIG is switched {switched} on {which} at the next reset of the GPU or reboot")
     every: list[Change] = [*files, *changes]
     if not every:
         layouts = dict.fromkeys(str(layout) for layout in wanted.values())
@@ -166,23 +171,25 @@ def _divided(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu])
     return Planned(tuple(every), reason)
 
 
-def _waits(gpu: MigGpu, wanted: Mapping[str, MigLayout]) -> bool:
-    """Whether MIG is to be switched as wanted by the GPU's next reset."""
+def _waits_for_reset(gpu: MigGpu, wanted: Mapping[str, MigLayout]) -> bool:
+    """Return True if the GPU's next reset switches MIG as wanted."""
     layout = wanted.get(gpu.uuid)
     if layout is None or gpu.layout is None or gpu.layout.enabled == layout.enabled:
         return False
     return gpu.pending == layout.enabled
 
 
-def _owed(recipe: Recipe, facts: Facts) -> frozenset[Trigger]:
-    """The toolkit's units do not notice that MIG changed, so the CDI specification is written anew."""
-    if not cdi.is_wanted(recipe, facts):
+def _cdi_triggers(recipe: Recipe, facts: Facts) -> frozenset[Trigger]:
+    """Return the triggers that rewrite the CDI specification, since the toolkit's units do not notice MIG changes."""
+    if not cdi.needs_specification(recipe, facts):
         return frozenset()
-    return frozenset({Trigger("cdi", "" if cdi.is_asked(recipe) else "if-possible")})
+    return frozenset({Trigger("cdi", "" if cdi.requests_cdi(recipe) else "if-possible")})
 
 
-def _wanted(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> Iterator[tuple[str, MigLayout]]:
-    """The layout of each GPU that the recipe's is for, by UUID."""
+def _wanted_layouts(
+    recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]
+) -> Iterator[tuple[str, MigLayout]]:
+    """Yield the wanted layout of each affected GPU, by UUID."""
     devices = {one.address: one for one in need(facts.devices, "which GPUs there are")}
     for gpu in present:
         if (device := devices.get(gpu.address)) is None:
@@ -191,19 +198,19 @@ def _wanted(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) 
                 why="NVML lists it, and the kernel does not",
                 hint="reboot, then run the same command again",
             )
-        is_meant, counts = _counts(recipe, facts, name, gpu.index, device)
+        is_meant, counts = _instance_counts(recipe, facts, name, gpu.index, device)
         if is_meant and counts is not None:
-            yield gpu.uuid, _layout(name, gpu, device, counts)
+            yield gpu.uuid, _place_instances(name, gpu, device, counts)
         elif is_meant and gpu.layout is not None:
             yield gpu.uuid, MigLayout(enabled=False)
 
 
-def _counts(
+def _instance_counts(
     recipe: Recipe, facts: Facts, name: str, index: int, device: PciDevice
 ) -> tuple[bool, Mapping[str, int] | None]:
-    """Whether the layout is for the GPU, and how many instances of each profile it has there; None with MIG off."""
+    """Return whether the layout applies to the GPU, and its instances per profile there; None with MIG off."""
     if recipe.mig.file:
-        return _from_file(recipe.mig.file, facts, name, index, device)
+        return _counts_from_file(recipe.mig.file, facts, name, index, device)
     try:
         found = mig.counts(device.device, name)
     except KeyError:
@@ -217,7 +224,7 @@ def _counts(
     return True, None if name == mig.NO_LAYOUT else found
 
 
-def _from_file(
+def _counts_from_file(
     path: str, facts: Facts, name: str, index: int, device: PciDevice
 ) -> tuple[bool, Mapping[str, int] | None]:
     from gpunode.recipe.mig import read
@@ -236,11 +243,11 @@ def _from_file(
     return (True, parts[-1].instances) if parts else (False, None)
 
 
-def _layout(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[str, int]) -> MigLayout:
-    """The layout with these instances, each in its place; the present one where it has them, wherever they are.
+def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[str, int]) -> MigLayout:
+    """Return a layout with these instances placed, or the current one if it already has them.
 
     Raises:
-        Refused: the GPU cannot have it.
+        Refused: if the GPU does not support it.
     """
     label, profiles = gpus.lookup(device.device).name, mig.profiles(device.device)
     if gpu.layout is None or not profiles:
@@ -264,19 +271,19 @@ def _layout(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[str, int]
             hint="ask for fewer or smaller instances",
         )
     made = tuple(MigInstance(one, start, size, (str(mig.slices(one)),)) for one, start, size in places)
-    return gpu.layout if _alike(gpu.layout, made) else MigLayout(enabled=True, instances=made)
+    return gpu.layout if _has_instances(gpu.layout, made) else MigLayout(enabled=True, instances=made)
 
 
-def _alike(present: MigLayout, wanted: Sequence[MigInstance]) -> bool:
-    """Whether the GPU has these instances; where they are is nobody's concern."""
+def _has_instances(present: MigLayout, wanted: Sequence[MigInstance]) -> bool:
+    """Return True if the GPU has these instances, at any position."""
     has, wants = (sorted((one.profile, one.compute) for one in every) for every in (present.instances, wanted))
     return present.enabled and has == wants
 
 
-def _files(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange]:
-    """The unit that makes the layouts again, and what has systemd start it; none where MIG is off."""
+def _unit_changes(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange]:
+    """Yield the files of the unit that restores the layouts and is started at boot; none with MIG off."""
     divided = {uuid: layout for uuid, layout in wanted.items() if layout.enabled}
-    states = ((MIG_UNIT, unit(divided)), (MIG_WANTS, _WANTS))
+    states = ((MIG_UNIT, make_unit(divided)), (MIG_WANTS, _WANTS))
     for path, content in states:
         before = need(facts.file(path), f"what {path} holds")
         after = FileState(content) if divided else None
@@ -284,14 +291,14 @@ def _files(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange
             yield FileChange(path, before, after, _RELOAD)
 
 
-def unit(divided: Mapping[str, MigLayout]) -> bytes:
-    """The unit that divides the GPUs at boot, by nvidia-smi.
+def make_unit(divided: Mapping[str, MigLayout]) -> bytes:
+    """Return the unit that partitions the GPUs at boot, by nvidia-smi.
 
     Not by gpunode: the driver brings nvidia-smi, always to the same place, while gpunode may have moved or gone. One
     GPU that cannot be divided does not keep the others from it. The driver forgets instances with every boot, and newer
     GPUs the mode, too. nvidia-mig-manager's unit waits for nvidia-persistenced and the fabric manager likewise.
     """
-    lines = " \\\n".join(f"  {_commands(uuid, layout)} || failed=1;" for uuid, layout in divided.items())
+    lines = " \\\n".join(f"  {_nvidia_smi_commands(uuid, layout)} || failed=1;" for uuid, layout in divided.items())
     return f"""# Written by gpunode: makes the MIG layout of its recipe again at each boot.
 [Unit]
 Description=MIG layout of the GPUs
@@ -308,7 +315,7 @@ ExecStart=/bin/sh -c 'failed=0; \\
 """.encode()
 
 
-def _commands(uuid: str, layout: MigLayout) -> str:
+def _nvidia_smi_commands(uuid: str, layout: MigLayout) -> str:
     switch = f"/usr/bin/nvidia-smi -i {uuid} -mig 1"
     if not layout.instances:
         return f"{{ {switch}; }}"

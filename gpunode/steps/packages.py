@@ -1,4 +1,4 @@
-"""What steps share about packages: the database repaired, NVIDIA's repositories, versions of a lock, dependencies."""
+"""Package steps: repair of the database, NVIDIA's repositories, locked versions, dependencies."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", asked=False)
     driver = wanted_driver(recipe, facts)
     chosen = driver if isinstance(driver, WantedDriver) else None
-    missing = facts.dependencies.value.missing(packages, tuple(_roots(recipe, facts, chosen)))
+    missing = facts.dependencies.value.missing(packages, tuple(_requested_packages(recipe, facts, chosen)))
     if missing is None:
         return Planned((), "none of the packages that the recipe asks for is installed yet", asked=False)
     if not missing:
@@ -163,14 +163,15 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
         return refusal_of_hold(facts, held, f"{missing[0].needed_by}")
     changes = tuple(
-        PackageChange(one.package, packages.get(one.package), _after(recipe, facts, chosen, one)) for one in missing
+        PackageChange(one.package, packages.get(one.package), _target_state(recipe, facts, chosen, one))
+        for one in missing
     )
     first = missing[0]
     others = f"; {len(missing) - 1} more of this kind" if missing[1:] else ""
     return Planned(changes, f"{first.needed_by} needs {first.relation}, which is not installed{others}")
 
 
-def _roots(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> Iterator[PackageId]:
+def _requested_packages(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> Iterator[PackageId]:
     """Yield the packages that the other steps ask for."""
     if driver is not None:
         yield from driver.packages(recipe)
@@ -181,7 +182,7 @@ def _roots(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> Iterato
         yield from map(PackageId, runtime(recipe.runtime.name).packages)
 
 
-def _after(
+def _target_state(
     recipe: Recipe, facts: Facts, driver: WantedDriver | None, missing: MissingDependency
 ) -> PackageState | KnownAfter:
     """Return the state to bring about: a dependency, in the locked version, the only one that will do, or any."""

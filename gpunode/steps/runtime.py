@@ -21,7 +21,7 @@ from gpunode.change import (
 )
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.facts.access import closing, exposed, why_closed, why_open
+from gpunode.facts.access import describe_write_access, explain_restriction, exposure_notes, restrict_to_root
 from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
@@ -35,8 +35,8 @@ from gpunode.runtimes.installations import Chosen, chosen, has_products, kubelet
 from gpunode.runtimes.pod_cdi import is_switched_on_by_setup, reads_cdi, why_unread
 from gpunode.steps.installed_driver import matches, set_manual, why_manual
 from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
-from gpunode.steps.runtime_edits import Target, configuring, missing, refuse_default
-from gpunode.steps.selection import not_locked
+from gpunode.steps.runtime_edits import RuntimeTarget, missing_program, plan_configuration, refuse_default
+from gpunode.steps.selection import refuse_unlocked
 from gpunode.steps.toolkit import CONFIG
 
 
@@ -53,17 +53,17 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     for package in map(PackageId, row.packages):
         if matches(packages.get(package), ""):
-            return _installed(recipe, facts, package, packages)
+            return _plan_installed(recipe, facts, package, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
-    return _missing(recipe, facts, row, packages)
+    return _plan_missing(recipe, facts, row, packages)
 
 
-def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]) -> Outcome:
+def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]) -> Outcome:
     """Plan the distribution's package of a runtime that is not here."""
     if _has_kind(recipe) and known(facts.rootless_docker, default=False):
-        return _rootless(facts)
+        return _refuse_rootless(facts)
     if row.from_elsewhere:
         return Refusal(
             what=f"{row.id} is not installed",
@@ -79,13 +79,13 @@ def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[Packa
         )
     first = PackageId(row.packages[0])
     if recipe.lock is not None and first not in recipe.lock.packages:
-        return not_locked(recipe.lock, first)
+        return refuse_unlocked(recipe.lock, first)
     reason = f"{row.id} is missing; the distribution's package will be installed"
     after = wanted_state(recipe, first, KnownAfter(why="runtime"))
     return Planned((PackageChange(first, packages.get(first), after),), reason)
 
 
-def _rootless(facts: Facts) -> Refusal:
+def _refuse_rootless(facts: Facts) -> Refusal:
     # nvkind issue 48.
     install = system(facts).install(("docker.io",))
     return Refusal(
@@ -100,11 +100,13 @@ def _has_kind(recipe: Recipe) -> bool:
     return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
-def _installed(recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]) -> Outcome:
+def _plan_installed(
+    recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]
+) -> Outcome:
     """Return the package that provides the runtime, in the locked version where there is one."""
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
-        return not_locked(lock, package)
+        return refuse_unlocked(lock, package)
     if lock is None or not unlocked_versions(recipe, packages, (package,)):
         marked, installed = set_manual(packages, (package,)), f"{package} {present.version} is installed"
         return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed)
@@ -142,7 +144,7 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "the recipe has no container runtime")
     try:
         place = chosen(runtime(recipe.runtime.name), facts)
-        return _with_toolkit(recipe, facts, _configured(recipe, facts, place))
+        return _with_toolkit(recipe, facts, _plan_configuration(recipe, facts, place))
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
 
@@ -153,7 +155,7 @@ def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> P
         return planned
     from gpunode.steps import toolkit_config  # loaded on use: few recipes ask for it
 
-    if not (changes := toolkit_config.configured(recipe, facts)):
+    if not (changes := toolkit_config.plan_toolkit_config(recipe, facts)):
         return planned
     others = (change for change in planned.changes if change.subject != CONFIG)
     accepted = "accepts" if recipe.toolkit.volume_mounts else "does not accept"
@@ -161,27 +163,29 @@ def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> P
     return replace(planned, changes=ordered((*others, *changes)), reason=reason)
 
 
-def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusal:
+def _plan_configuration(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusal:
     row = place.row
     fact = facts.file(row.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
-        return _deferred(row, fact)
-    desired = _desired(recipe, row, facts)
+        return _plan_deferred(row, fact)
+    desired = _desired_config(recipe, row, facts)
     present = in_facts(facts, row, desired)
     if recipe.runtime.cgroup == "auto":
         desired = with_kubelets_driver(row, facts, desired, contents(present))
     found = row.inspect(contents(present), desired)
     if _is_for_pods(recipe) and is_switched_on_by_setup(row, found, desired.version):
         desired = replace(desired, cdi=True)
-    target = Target(row, desired, present, facts, place.notes)
-    lacks = missing(TOOLKIT_PROGRAM, row.id) if _lacks_program(facts) else None
+    target = RuntimeTarget(row, desired, present, facts, place.notes)
+    lacks = missing_program(TOOLKIT_PROGRAM, row.id) if _lacks_program(facts) else None
     if lacks and facts.is_image:
         lacks = replace(lacks, install=None)  # nobody told the facts where the image is mounted
     refuse_default(target, lacks)
-    planned = configuring(target)
+    planned = plan_configuration(target)
     if not planned.changes:
         planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
-    planned = _closed(target, replace(planned, changes=(*planned.changes, *_service(row, facts, present))))
+    planned = _restrict_files(
+        target, replace(planned, changes=(*planned.changes, *_service_changes(row, facts, present)))
+    )
     notes = (
         *planned.notes,
         *_other_driver(recipe, facts, row),
@@ -233,30 +237,33 @@ def _needs_class(recipe: Recipe, row: Runtime, found: ObservedConfig, desired: D
     return (f"{needs}: {why_unread(row, found, version)}",)
 
 
-def _closed(target: Target, planned: Planned) -> Planned:
+def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     """Return ``planned`` with files that name programs for root to run closed to other writers."""
     row, facts, present = target.row, target.facts, target.present
     own = [path for path in (*present, *_TOOLKITS) if path in row.own_files or path in _TOOLKITS]
-    found = {change.path: change for change in closing(facts, own)}
+    found = {change.path: change for change in restrict_to_root(facts, own)}
     # Who may write to a file is no setting that takes a restart.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
     touched = {change.path for change in FileChange.among(planned.changes)}
-    edited = tuple(_closed_change(change) if change.subject in found else change for change in planned.changes)
+    edited = tuple(_restrict_change(change) if change.subject in found else change for change in planned.changes)
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
-    others = [path for path in present if path not in own and why_open(present[path])]
+    others = [path for path in present if path not in own and describe_write_access(present[path])]
     notes = (
-        *(f"{path} {why_open(present[path])}, and {row.unit} reads it; gpunode leaves that" for path in others),
-        *exposed(facts, (*present, *_TOOLKITS)),
+        *(
+            f"{path} {describe_write_access(present[path])}, and {row.unit} reads it; gpunode leaves that"
+            for path in others
+        ),
+        *exposure_notes(facts, (*present, *_TOOLKITS)),
     )
     return replace(
         planned,
         changes=ordered((*edited, *(change for change in beside if change.path not in touched))),
-        reason="; ".join((why_closed(found.values()), planned.reason)) if found else planned.reason,
+        reason="; ".join((explain_restriction(found.values()), planned.reason)) if found else planned.reason,
         notes=(*planned.notes, *notes),
     )
 
 
-def _closed_change(change: Change) -> Change:
+def _restrict_change(change: Change) -> Change:
     if isinstance(change, FileChange) and isinstance(change.after, FileState):
         return replace(change, after=without_foreign_writers(change.after))
     return change
@@ -287,7 +294,7 @@ def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]
     return ("the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same",)
 
 
-def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
+def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
     return DesiredConfig(
         default=recipe.runtime.default is True,
         not_default=recipe.runtime.default is False,
@@ -299,7 +306,7 @@ def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
     )
 
 
-def _deferred(row: Runtime, fact: Unknown) -> Planned:
+def _plan_deferred(row: Runtime, fact: Unknown) -> Planned:
     """Plan a file whose content is known after the package that brings it is installed."""
     promise = Deferred("the package's file, with NVIDIA's runtime added", f"{row.packages[0]} is installed")
     reason = f"{row.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
@@ -308,7 +315,7 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
 
 
-def _service(row: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
+def _service_changes(row: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
     """Return what starts and enables a runtime that does not run; nothing where systemd does not say.
 
     One that is part of more is left alone, and one that would fail with its files as they are is not started.

@@ -1,4 +1,4 @@
-"""The plan of a runtime's files, for setup's step and for ctk alike: changes, expectation, trigger and notes."""
+"""The plan of a runtime's files, for setup and ctk: changes, expectation, trigger and notes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpunode.runtimes.found import States, contents, file_changes
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A runtime as the node has it, and what is desired of it.
+class RuntimeTarget:
+    """A runtime on the node, and its desired configuration.
 
     Attributes:
         row: as it is located on this node.
@@ -71,11 +71,11 @@ class Target:
         return Trigger("reload" if reloads else "restart", row.unit)
 
 
-def configuring(target: Target) -> Planned:
-    """What registers the handler as desired.
+def plan_configuration(target: RuntimeTarget) -> Planned:
+    """Plan the registration of the handler.
 
     Raises:
-        Refused: the files cannot be edited so.
+        Refused: if the files cannot be edited.
     """
     row, desired, files = target.row, target.desired, contents(target.present)
     edited = row.configure(files, desired)
@@ -85,8 +85,8 @@ def configuring(target: Target) -> Planned:
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
     default = desired.handler if desired.default else after.default if desired.not_default else None
     meant = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
-    registers = f"registers {desired.handler}{_default(desired)}"
-    planned = planned_edits(target, edited, f"{registers}; {edited.how}", meant)
+    registers = f"registers {desired.handler}{_describe_default(desired)}"
+    planned = plan_edits(target, edited, f"{registers}; {edited.how}", meant)
     if not planned.changes and row.unit and not row.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
     # What is said of the edited files again is about them, not about the edits.
@@ -95,8 +95,8 @@ def configuring(target: Target) -> Planned:
     return replace(planned, notes=(*planned.notes, *lasting, *_cri_notes(target, after)), change_notes=passing)
 
 
-def planned_edits(target: Target, edited: ConfigEdit, reason: str, meant: RuntimeExpectation) -> Planned:
-    """The plan that makes the ``edited`` files, or has a daemon read them that is older than they are.
+def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, meant: RuntimeExpectation) -> Planned:
+    """Plan the ``edited`` files, or a re-read by a daemon that is older than they are.
 
     Args:
         target: the runtime.
@@ -106,34 +106,36 @@ def planned_edits(target: Target, edited: ConfigEdit, reason: str, meant: Runtim
     """
     row, files = target.row, contents(target.present)
     expectation = None if row.product else meant
-    notes = (*target.notes, *_masked(target))
+    notes = (*target.notes, *_masked_notes(target))
     if not edited.edits:
-        again = _unread(target, edited) or Planned((), edited.how)
-        return replace(again, notes=(*notes, *edited.notes, *_overlooked(target, edited)), expectation=expectation)
-    trigger = _read_by(target, after_edits(files, edited))
+        again = _plan_unread(target, edited) or Planned((), edited.how)
+        return replace(
+            again, notes=(*notes, *edited.notes, *_unregistered_notes(target, edited)), expectation=expectation
+        )
+    trigger = _trigger_of_edit(target, after_edits(files, edited))
     triggers = frozenset({trigger}) if trigger else frozenset[Trigger]()
     changes = file_changes(edited, target.present, triggers, is_roots=target.is_usual)
-    return Planned(changes, reason, notes, edited.notes, expectation, _disrupts(target, trigger))
+    return Planned(changes, reason, notes, edited.notes, expectation, _describe_disruption(target, trigger))
 
 
-def reread(target: Target, paths: Iterable[str], reason: str) -> Planned:
-    """Changes without bytes, for a daemon that must read its files again."""
+def plan_reread(target: RuntimeTarget, paths: Iterable[str], reason: str) -> Planned:
+    """Plan changes without new content, for a daemon that must read its files again."""
     trigger = target.trigger
     owed = frozenset({trigger}) if trigger else frozenset[Trigger]()
     states = ((path, target.present.get(path)) for path in paths)
     changes = tuple(FileChange(path, state, state, owed) for path, state in states)
-    return Planned(changes, reason, disrupts=_disrupts(target, trigger))
+    return Planned(changes, reason, disrupts=_describe_disruption(target, trigger))
 
 
-def _unread(target: Target, edited: ConfigEdit) -> Planned | None:
-    """What has the daemon read the files that are younger than it; None where none is, or a time is unknown."""
+def _plan_unread(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
+    """Plan a re-read of files newer than the daemon; None if there are none or a time is unknown."""
     row, unit, changed_at = target.row, target.unit, target.facts.changed_at
     if target.trigger is None:
         return None
     if unit is not None and unit.started_at is not None:
         since = max(unit.started_at, (row.reloads and unit.changed_at) or 0.0)
         if unread := [path for path in target.present if path in target.own and changed_at.get(path, 0.0) > since]:
-            return reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
+            return plan_reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
     is_told = unit is not None and unit.started_at is not None
     # ctk asks for no restart of what it knows nothing of.
     if (
@@ -142,18 +144,18 @@ def _unread(target: Target, edited: ConfigEdit) -> Planned | None:
         and not _has_looked(target)
         and (is_told or not target.desired.exact)
     ):
-        return reread(target, (row.config,), edited.restart)
+        return plan_reread(target, (row.config,), edited.restart)
     return None
 
 
-def _has_looked(target: Target) -> bool:
-    """Whether the unit was started after the toolkit came, so that another start would find no more."""
+def _has_looked(target: RuntimeTarget) -> bool:
+    """Return True if the unit was started after the toolkit's installation, so that a restart changes nothing."""
     unit, came = target.unit, target.facts.changed_at.get(TOOLKIT_LIST)
     return unit is not None and unit.started_at is not None and came is not None and unit.started_at > came
 
 
-def _overlooked(target: Target, edited: ConfigEdit) -> tuple[str, ...]:
-    """That a product which registers the handler by itself has not done so although it could."""
+def _unregistered_notes(target: RuntimeTarget, edited: ConfigEdit) -> tuple[str, ...]:
+    """Return a note if a product that registers the handler by itself has not done so."""
     if not edited.restart or not _has_looked(target):
         return ()
     row, desired = target.row, target.desired
@@ -166,7 +168,7 @@ def _overlooked(target: Target, edited: ConfigEdit) -> tuple[str, ...]:
     )
 
 
-def _masked(target: Target) -> tuple[str, ...]:
+def _masked_notes(target: RuntimeTarget) -> tuple[str, ...]:
     if target.unit is None or not target.unit.masked:
         return ()
     return (f"{target.row.unit} is masked, so nothing reads {target.main} until it is unmasked",)
@@ -177,8 +179,8 @@ def enable_cri(row: Runtime) -> Command:
     return sudo_gpunode("ctk", "runtime", "configure", f"--runtime={row.id}", "--enable-cri", "--restart")
 
 
-def _cri_notes(target: Target, after: ObservedConfig) -> tuple[str, ...]:
-    """That no kubelet can use the runtime as it is configured; nothing where one can."""
+def _cri_notes(target: RuntimeTarget, after: ObservedConfig) -> tuple[str, ...]:
+    """Return a note if no kubelet can use the runtime as configured."""
     if not after.cri_disabled:
         return ()
     return (
@@ -198,14 +200,14 @@ def _check_default(row: Runtime, desired: DesiredConfig, after: ObservedConfig) 
         )
 
 
-def _default(desired: DesiredConfig) -> str:
+def _describe_default(desired: DesiredConfig) -> str:
     if desired.not_default:
         return f"; {desired.handler} is not the default runtime"
     return f"; {desired.handler} is the default runtime" if desired.default else ""
 
 
-def _read_by(target: Target, after: Files) -> Trigger | None:
-    """A restart for containerd, which reads its file at start alone; dockerd reads most of its file again on SIGHUP.
+def _trigger_of_edit(target: RuntimeTarget, after: Files) -> Trigger | None:
+    """Return a restart for containerd, which reads its file only at start, or a reload for dockerd (SIGHUP).
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
@@ -216,8 +218,8 @@ def _read_by(target: Target, after: Files) -> Trigger | None:
     return Trigger("reload" if reloads else "restart", row.unit)
 
 
-def _disrupts(target: Target, trigger: Trigger | None) -> str:
-    """What a restart stops: docker's containers, unless it is told to keep them alive; containerd's go on."""
+def _describe_disruption(target: RuntimeTarget, trigger: Trigger | None) -> str:
+    """Describe what a restart stops: docker's containers, unless live-restore is on; containerd's continue."""
     row = target.row
     if not row.stopped or trigger is None or trigger.kind != "restart":
         return ""
@@ -225,30 +227,30 @@ def _disrupts(target: Target, trigger: Trigger | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """The program that a handler is to run and that is not installed, and the command that installs it, if one can."""
+class MissingProgram:
+    """A handler's program that is not installed, and the command that installs it, if any."""
 
     program: str
     install: Command | None
 
     @property
     def note(self) -> str:
-        """What that means."""
+        """The note for the user."""
         means = f"{self.program} is not installed, so its containers cannot start"
         return f"{means}; `{self.install}` installs it" if self.install else means
 
 
-def missing(program: str, runtime: str, *where: str) -> Missing:
-    """That ``program`` is not installed; ``where`` are the options that name another root."""
+def missing_program(program: str, runtime: str, *where: str) -> MissingProgram:
+    """Return ``program`` as missing; ``where`` are the options that name another root."""
     steps = ("--only=toolkit-repository", "--only=toolkit")
-    return Missing(program, sudo_gpunode("setup", f"--runtime={runtime}", *steps, *where))
+    return MissingProgram(program, sudo_gpunode("setup", f"--runtime={runtime}", *steps, *where))
 
 
-def refuse_default(target: Target, lacks: Missing | None) -> None:
-    """Nothing, unless every container would be started by a program that is not installed.
+def refuse_default(target: RuntimeTarget, lacks: MissingProgram | None) -> None:
+    """Refuse a default runtime whose program is not installed, since no container could start.
 
     Raises:
-        Refused: it would.
+        Refused: if so.
     """
     desired = target.desired
     if lacks is not None and desired.default and target.is_usual:

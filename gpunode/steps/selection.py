@@ -1,4 +1,4 @@
-"""Which driver the GPUs of a node get."""
+"""Selection of the driver for a node's GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.gpus import models
+from gpunode.steps.gpus import find_models
 from gpunode.steps.installed_driver import (
     NAMED_KINDS,
     PINNING,
@@ -47,7 +47,7 @@ _REVISION = re.compile(r"-[^-]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class WantedDriver:
-    """The driver that this node is to have, in the words of its distribution."""
+    """The driver chosen for this node, as its distribution packages it."""
 
     family: Family
     chosen: Choice
@@ -59,55 +59,55 @@ class WantedDriver:
         return PackageId(self.family.dkms_package(replace(self.chosen, flavour=other)))
 
     def packages(self, recipe: Recipe) -> tuple[PackageId, ...]:
-        """The packages that the package manager is asked for."""
+        """Return the packages requested from the package manager."""
         return tuple(map(PackageId, self.family.driver_packages(self.chosen, recipe.driver.scope)))
 
 
 def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
-    """The driver; else what every driver step answers where it is not gpunode's, or where none can be chosen."""
+    """Return the chosen driver; else the outcome of every driver step if gpunode does not or cannot install one."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
-    found, chosen = family_of(facts), choice(recipe, facts)
+    found, chosen = family_of(facts), choose_driver(recipe, facts)
     if isinstance(found, Refusal):
         return found
     return chosen if isinstance(chosen, Refusal) else WantedDriver(found, chosen)
 
 
-def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
-    """The driver for this node's GPUs.
+def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
+    """Choose the driver for this node's GPUs.
 
-    A lock has the first word. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
+    A lock has priority. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
     installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
     it. An upgrade of a branch that has ended goes on to a newer one, not back. With ``lts`` or ``production`` an
     installed branch of that kind is kept likewise, when NVIDIA has a newer one of it.
     """
-    present = models(need(facts.devices, "which PCI devices there are"))
+    present = find_models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
-        return _locked(recipe, recipe.lock, facts, present)
+        return _choose_locked(recipe, recipe.lock, facts, present)
     if preexisting := preexisting_driver(recipe, facts):
         return preexisting.chosen
-    if recipe.driver.version in NAMED_KINDS and (kept := _kept(recipe, facts, present)) is not None:
+    if recipe.driver.version in NAMED_KINDS and (kept := _keep_installed(recipe, facts, present)) is not None:
         return kept
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
             return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
-        if not pinned and (kept := _kept(recipe, facts, present)) is not None:
+        if not pinned and (kept := _keep_installed(recipe, facts, present)) is not None:
             return kept
-        if not pinned and recipe.upgrade and (onward := _onward(recipe, facts, present)) is not None:
+        if not pinned and recipe.upgrade and (onward := _next_branch(recipe, facts, present)) is not None:
             return onward
     return _as_refusal(choose(present, recipe.driver))
 
 
-def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
-    """The choice that the installed driver already is: all of it, else what builds its kernel modules.
+def _keep_installed(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+    """Return the installed driver as a choice: all of it, else the package that builds its kernel modules.
 
-    A driver that lacks a package is completed; only for that, nobody wants another branch or other modules.
+    An incomplete driver is completed; that is no reason for another branch or other modules.
     """
     found = family_of(facts)
-    fitting = [] if isinstance(found, Refusal) else list(_fitting(recipe, facts, present))
+    fitting = [] if isinstance(found, Refusal) else list(_fitting_choices(recipe, facts, present))
     whole = (chosen for chosen in fitting if is_installed(facts, chosen, recipe))
     begun = (
         chosen
@@ -122,13 +122,13 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     best = choose(present, recipe.driver)
     if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
-    if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
+    if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
 
 
-def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
-    """The next maintained branch, where the installed one ended and is newer than the one that would be chosen."""
+def _next_branch(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+    """Return the next maintained branch if the installed one has ended and is newer than the default."""
     best, found = choose(present, recipe.driver), family_of(facts)
     if not isinstance(best, Choice) or isinstance(found, Refusal):
         return None
@@ -143,8 +143,8 @@ def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choi
     return None
 
 
-def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
-    """The exact version at which gpunode's own pin holds the driver; empty when it holds a branch.
+def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
+    """Return the exact version pinned by gpunode; empty if it pins a branch.
 
     A lock or ``--driver VERSION`` wrote it. Without them a later run leaves it so, else it would undo what was asked.
     """
@@ -157,14 +157,14 @@ def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
     return version if is_own and is_version_of(version, chosen) else ""
 
 
-def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | Refusal:
-    """The driver that the lock holds, if it serves this node's GPUs and agrees with what the recipe asks for."""
+def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | Refusal:
+    """Return the locked driver, if it supports this node's GPUs and agrees with the recipe."""
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found
     version = locked_driver(lock)
     if not version:
-        return _no_driver_in(lock)
+        return _refuse_lock_without_driver(lock)
     asked = recipe.driver.version
     if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
         return Refusal(
@@ -181,17 +181,17 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
             return replace(driver.chosen, reason=f"{lock.file} holds it")
-    return not_locked(lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages))
+    return refuse_unlocked(lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages))
 
 
 def locked_driver(lock: VersionLock) -> str:
-    """The driver's own version that a lock holds (``580.178.04``); empty when it holds none, or more than one."""
+    """Return a lock's driver version (``580.178.04``); empty if it has none, or several."""
     versions = {lock.packages[package] for package in driver_packages(lock.packages)}
     found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
 
-def _no_driver_in(lock: VersionLock) -> Refusal:
+def _refuse_lock_without_driver(lock: VersionLock) -> Refusal:
     return Refusal(
         what=f"{lock.file} has no driver, or more than one version of it",
         why="the recipe requests a driver, and with a lock its version comes from the lock",
@@ -199,8 +199,8 @@ def _no_driver_in(lock: VersionLock) -> Refusal:
     )
 
 
-def not_locked(lock: VersionLock, package: PackageId) -> Refusal:
-    """The refusal of a package that is asked for and has no version in the lock."""
+def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
+    """Return the refusal of a requested package without a version in the lock."""
     return Refusal(
         what=f"{lock.file} names no version of {package}, which this node needs",
         why=f"it was written with recipe {lock.recipe} on a node that needed other packages",
@@ -208,8 +208,8 @@ def not_locked(lock: VersionLock, package: PackageId) -> Refusal:
     )
 
 
-def _fitting(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
-    """What the installed branches that are maintained can be for these GPUs, in either flavour that may be used."""
+def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
+    """Yield the choices of installed, maintained branches for these GPUs, in every allowed flavour."""
     for branch in filter(is_maintained, installed_branches(facts)):
         for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
             chosen = choose(present, replace(recipe.driver, version=str(branch), flavour=flavour))
@@ -224,15 +224,15 @@ def _as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
 
 
 def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
-    """The version of the driver that stays, as the package of its kernel modules has it; empty where none does.
+    """Return the kept driver's version, by the package of its kernel modules; empty if none is kept.
 
-    In the other flavour, too: who changes that asked for no other version.
+    Also in the other flavour: a change of flavour is no request for another version.
     """
     return "" if recipe.upgrade or recipe.lock is not None else installed_version(facts, driver)
 
 
 def installed_version(facts: Facts, driver: WantedDriver) -> str:
-    """The installed version of the chosen driver, as the package of its kernel modules has it; empty where none is."""
+    """Return the chosen driver's installed version, by the package of its kernel modules; empty if none."""
     return upstream(modules_version(facts, driver))
 
 
@@ -261,7 +261,7 @@ def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...
 
 
 def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
-    """The installed packages of the driver that are not, or will not be, of the version of its kernel modules.
+    """Return the installed driver packages that do not, or will not, match the version of its kernel modules.
 
     They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
     the place of another, what is of the old one conflicts with it.
@@ -279,7 +279,7 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
 def tools_of_mismatched(
     strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState]
 ) -> tuple[PackageId, ...]:
-    """The tools that came with what has strayed, in its version: NVIDIA's packages want them in their own."""
+    """Return the tools of mismatched packages, in their version: NVIDIA's packages depend on the same one."""
     theirs = {upstream(packages[package].version) for package in strays}
     installed = ((one, packages[one]) for one in map(PackageId, sorted(BY_THEMSELVES)) if one in packages)
     return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)

@@ -48,7 +48,7 @@ STEPS: tuple[Step, ...] = (
 DRIVER_STEPS = frozenset(step.id for step in STEPS if step.for_driver)
 
 
-def needed(step: str) -> frozenset[str]:
-    """The ids of the steps that ``step`` needs, directly or through another; none for a step that is unknown here."""
+def find_needed_steps(step: str) -> frozenset[str]:
+    """Return the ids of the steps that ``step`` needs, directly or not; none for an unknown step."""
     direct = next((one.needs for one in STEPS if one.id == step), ())
-    return frozenset(direct).union(*map(needed, direct))
+    return frozenset(direct).union(*map(find_needed_steps, direct))

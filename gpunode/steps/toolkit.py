@@ -17,7 +17,7 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import matches, set_manual, why_manual
 from gpunode.steps.packages import wants_toolkit
-from gpunode.steps.selection import not_locked
+from gpunode.steps.selection import refuse_unlocked
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
@@ -27,15 +27,17 @@ VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """The four packages are installed at one version: the recipe's, else the installed one, else the newest."""
+    """Plan the four packages at one version: the recipe's, else the installed one, else the newest."""
     if not wants_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
-    wanted = _version(recipe, packages)
+    wanted = _choose_version(recipe, packages)
     if isinstance(wanted, Refusal):
         return wanted
     newer = recipe.upgrade and not wanted
-    names = TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
+    names = (
+        TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _is_right_version(packages, n, wanted))
+    )
     if held := [name for name in names if name in packages and packages[name].held]:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held",
@@ -44,9 +46,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             held=tuple(held),
         )
     notes = (
-        *_configured_otherwise(recipe, facts),
-        *_held_back(recipe, packages),
-        *_replaced(facts),
+        *_changed_config_notes(recipe, facts),
+        *_hold_notes(recipe, packages),
+        *_replaced_program_notes(facts),
         *system(facts).diverted(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
@@ -56,11 +58,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     # Without a pin the newest is taken, so a version that is known is asked for by its whole name.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
     states = ((name, packages.get(name)) for name in names)
-    changes = tuple(PackageChange(name, now, replace(after, auto=_came_along(name, now))) for name, now in states)
-    return Planned((*changes, *marked), _reason(packages, wanted), notes)
+    changes = tuple(PackageChange(name, now, replace(after, auto=_is_dependency(name, now))) for name, now in states)
+    return Planned((*changes, *marked), _explain_changes(packages, wanted), notes)
 
 
-def _replaced(facts: Facts) -> Iterator[str]:
+def _replaced_program_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each program of the toolkit in whose place something else stands; it may be meant."""
     packages = known(facts.packages, {})
     anew = system(facts).reinstall({one: packages[one] for one in TOOLKIT_PACKAGES if matches(packages.get(one), "")})
@@ -68,7 +70,7 @@ def _replaced(facts: Facts) -> Iterator[str]:
         yield f"{path} is not the program of its package, such as a wrapper; to have that back: {anew}"
 
 
-def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:
+def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield that the toolkit's own configuration is gone, or says otherwise than the toolkit does by itself."""
     fact = facts.file(CONFIG)
     if isinstance(fact, Unknown):
@@ -92,21 +94,21 @@ def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:
         yield f"{CONFIG} differs from the toolkit's defaults; it stays, as that may be intended: {'; '.join(found)}"
 
 
-def _held_back(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
-    """That packages of the toolkit are on hold where the recipe leaves the version open."""
+def _hold_notes(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
+    """Yield a note if toolkit packages are on hold and the recipe leaves the version open."""
     held = [name for name in TOOLKIT_PACKAGES if matches(packages.get(name), "") and packages[name].held]
     if held and recipe.toolkit.version == "auto" and recipe.lock is None:
         names, version = ", ".join(map(str, held)), packages[held[0]].version
         yield f"{names} {'is' if len(held) == 1 else 'are'} held at {version}, so upgrades leave that version"
 
 
-def _came_along(package: PackageId, before: PackageState | None) -> bool:
-    """Whether the package goes on counting as a dependency; the first of the four brings the others."""
+def _is_dependency(package: PackageId, before: PackageState | None) -> bool:
+    """Return True if the package stays marked as a dependency; the first of the four installs the others."""
     return package != TOOLKIT_PACKAGES[0] and before is not None and before.auto and not before.config_files_only
 
 
-def _reason(packages: Mapping[PackageId, PackageState], wanted: str) -> str:
-    """Why packages change, with the versions that differ."""
+def _explain_changes(packages: Mapping[PackageId, PackageState], wanted: str) -> str:
+    """Explain why packages change, with the versions that differ."""
     present = {name: packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
     if len(set(present.values())) > 1:
         versions = ", ".join(f"{name} {version}" for name, version in present.items())
@@ -114,15 +116,15 @@ def _reason(packages: Mapping[PackageId, PackageState], wanted: str) -> str:
     return "containers need it to use the GPU" + (f"; all four at {wanted}" if wanted else "")
 
 
-def _version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> str | Refusal:
-    """The version of all four; empty when any will do as long as it is one.
+def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> str | Refusal:
+    """Return the version for all four; empty if any common one will do.
 
     NVIDIA's packages have had the revision 1 in every release (1.14.0 to 1.20.1).
     """
     asked = recipe.toolkit.version
     named = "" if asked == "auto" else asked if "-" in asked else f"{asked}-1"
     if recipe.lock is not None:
-        return _locked(recipe.lock, named)
+        return _locked_version(recipe.lock, named)
     if named:
         return named
     if recipe.upgrade:
@@ -131,10 +133,10 @@ def _version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> str 
     return present.pop() if len(present) == 1 else ""
 
 
-def _locked(lock: VersionLock, named: str) -> str | Refusal:
-    """The one version of all four in the lock, unless the recipe names another."""
+def _locked_version(lock: VersionLock, named: str) -> str | Refusal:
+    """Return the common version of all four in the lock, unless the recipe names another."""
     if missing := [name for name in TOOLKIT_PACKAGES if name not in lock.packages]:
-        return not_locked(lock, missing[0])
+        return refuse_unlocked(lock, missing[0])
     versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
     if len(versions) > 1 or (named and named not in versions):
         return Refusal(
@@ -145,8 +147,8 @@ def _locked(lock: VersionLock, named: str) -> str | Refusal:
     return versions.pop()
 
 
-def _right(packages: Mapping[PackageId, PackageState], package: PackageId, wanted: str) -> bool:
-    """Whether the package is as wanted; where any version will do, all four must still be of one."""
+def _is_right_version(packages: Mapping[PackageId, PackageState], package: PackageId, wanted: str) -> bool:
+    """Return True if the package has the wanted version or, without one, if all four share one."""
     state = packages.get(package)
     if state is None or state.config_files_only or wanted:
         return state is not None and not state.config_files_only and state.version == wanted

@@ -1,4 +1,4 @@
-"""What a recipe asks of the toolkit's own configuration, which every container start reads."""
+"""The toolkit's own configuration, which every container start reads."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ if TYPE_CHECKING:
     from gpunode.runtimes.toolkit import Machine
 
 
-def configured(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
-    """The change that makes the toolkit's file say what the recipe does; none where it says so, or nobody asks.
+def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
+    """Return the change of the toolkit's file that the recipe needs, if any.
 
     Raises:
-        Refused: the file cannot be read or edited.
-        Undetermined: only root may read it.
+        Refused: if the file cannot be read or edited.
+        Undetermined: if only root may read it.
     """
     asked = recipe.toolkit.volume_mounts
     if asked is None:
         return ()
     fact = facts.file(CONFIG)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
-        return _later(facts, asked=asked)
+        return _plan_deferred(facts, asked=asked)
     state = need(fact, f"what {CONFIG} holds")
     from gpunode.runtimes import toolkit  # loaded on use: most recipes do not ask for it
 
     desired = toolkit.settings([f"{VOLUME_MOUNTS}={str(asked).lower()}"])
-    content = toolkit.configure(state.content if state else None, desired, _machine(facts), CONFIG)
+    content = toolkit.configure(state.content if state else None, desired, _find_machine(facts), CONFIG)
     if state and state.content == content:
         return ()
     return (FileChange(CONFIG, state, replace(without_foreign_writers(state or FileState(b"")), content=content)),)
 
 
-def _later(facts: Facts, *, asked: bool) -> tuple[FileChange, ...]:
-    """The toolkit's package is about to bring the file."""
+def _plan_deferred(facts: Facts, *, asked: bool) -> tuple[FileChange, ...]:
+    """Return the change of a file that the toolkit's package will install."""
     promise = Deferred(
         f"the package's file, with {VOLUME_MOUNTS} = {str(asked).lower()}", f"{CONFIG_FROM} is installed"
     )
     return () if holds(facts.file(CONFIG), promise) else (FileChange(CONFIG, None, promise),)
 
 
-def _machine(facts: Facts) -> Machine:
-    """What a file that is made anew hangs on: Ubuntu wraps ldconfig."""
+def _find_machine(facts: Facts) -> Machine:
+    """Return the machine's traits for a new file: Ubuntu wraps ldconfig."""
     from gpunode.runtimes.toolkit import Machine
 
     distro = facts.distro

@@ -21,7 +21,7 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
-from gpunode.host.port import Host, Settled
+from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.history import triggers_settled_by
 from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
@@ -67,20 +67,20 @@ class Applier:
             self._apply_batch(plan, batch)
         self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
 
-    def settle(self, owed: Sequence[Trigger]) -> tuple[Settled, ...]:
+    def settle(self, owed: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
         """Settle ``owed``; a daemon that does not come back first gets its former configuration back.
 
         Raises:
             ChangeFailed: one of them failed.
         """
-        done: list[Settled] = []
+        done: list[TriggerResult] = []
         for _, same in groupby(owed, key=_batch_key):
             batch = tuple(same)
             self.on_event(Triggering(batch))
             done += self._settle_batch(batch)
         return tuple(done)
 
-    def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[Settled]:
+    def _settle_batch(self, batch: tuple[Trigger, ...]) -> Iterator[TriggerResult]:
         try:
             settled = self.host.trigger(batch)
             for one in settled:

@@ -18,25 +18,25 @@ from gpunode.steps import cdi
 from gpunode.workflow.verify import CDI_TITLE
 
 if TYPE_CHECKING:
-    from gpunode.facts.cdi import Spec
+    from gpunode.facts.cdi import CdiSpec
 
 _SHOWN = 5
 
 
 def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
     """Yield the checks that the CDI devices of the recipe's containers are offered, and regenerated when needed."""
-    if not cdi.is_asked(recipe):
+    if not cdi.requests_cdi(recipe):
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
         yield Check("cdi", CDI_TITLE, "not run", "no NVIDIA driver is loaded", "fix the driver first")
         return
-    judged = cdi.judge(recipe, facts, loaded)
+    judged = cdi.judge_specifications(recipe, facts, loaded)
     yield _check_devices(judged, recipe, host)
     yield from _check_refresh_units(facts)
 
 
-def _check_devices(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
+def _check_devices(judged: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
     anew = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
     if judged.spec is None or judged.fault:
         return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
@@ -47,7 +47,7 @@ def _check_devices(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
         return Check("cdi", CDI_TITLE, "failed", detail, again)
     if takes_only_cdi(recipe.runtime.name) and (lack := _podman_too_old(judged.spec, host)):
         return Check("cdi", CDI_TITLE, "failed", *lack)
-    return Check("cdi", CDI_TITLE, "passed", f"{cdi.described(judged)}; every file that it names exists")
+    return Check("cdi", CDI_TITLE, "passed", f"{cdi.describe_verdict(judged)}; every file that it names exists")
 
 
 def _is_missing(path: str, host: HostView) -> bool:
@@ -56,7 +56,7 @@ def _is_missing(path: str, host: HostView) -> bool:
     return found.outcome == "ok" and not found.data
 
 
-def _podman_too_old(spec: Spec, host: HostView) -> tuple[str, str] | None:
+def _podman_too_old(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
     """Return what podman is too old for and what to do; None if it is not."""
     told = host.look(Probe("podman-version", argv=("podman", "--version")))
     numbers = re.search(r"\d+(?:\.\d+)+", told.text)

@@ -16,7 +16,7 @@ from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, in_facts, packaged_version
 from gpunode.runtimes.installations import chosen
 from gpunode.runtimes.pod_cdi import reads_cdi
-from gpunode.steps.gpus import models, own_gpus
+from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.managed import has_providers_driver
 
 # A valid Node name (RFC 1123).
@@ -42,7 +42,7 @@ def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
     loaded, kubelet = known(facts.loaded_driver, None), known(facts.kubelet, None)
     return ClusterNode(
         name=lowered,
-        gpus=models(own_gpus(need(facts.devices, f"which GPUs {lowered} has"))),
+        gpus=find_models(find_own_gpus(need(facts.devices, f"which GPUs {lowered} has"))),
         driver=loaded.version if loaded else "",
         kubelet=kubelet.kind if kubelet else None,
         toolkit=known(facts.toolkit_program, default=False),

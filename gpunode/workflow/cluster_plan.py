@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpunode.command import command, gpunode
 from gpunode.errors import GpunodeError, Refused, Undetermined
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
@@ -99,7 +99,7 @@ def make_plan(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
     return plan
 
 
-def _with_live_name(release: ChartRelease, live: Released | None) -> ChartRelease:
+def _with_live_name(release: ChartRelease, live: HelmRelease | None) -> ChartRelease:
     return replace(release, namespace=live.namespace, name=live.name) if live else release
 
 

@@ -12,7 +12,7 @@ from gpunode.catalog.charts import chart
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Body, Cluster, DryRunResult, Identity
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
@@ -135,7 +135,7 @@ def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys(places))
 
 
-def _reinstall_command(live: Released) -> tuple[str, ...] | None:
+def _reinstall_command(live: HelmRelease) -> tuple[str, ...] | None:
     """Return the command that installs the release as it is; None for a chart that gpunode does not render."""
     try:
         repository = chart(live.chart).repository

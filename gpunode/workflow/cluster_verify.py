@@ -397,7 +397,7 @@ def _diagnose_log(pod: Body, log: str) -> str:
         (str(command("kubectl", "logs", *words)), log),
         (str(command("kubectl", "get", "pod", *words, "-o", "json")), json.dumps(shown)),
     ]
-    found = diagnose(take_snapshot(pasted.evidence(pieces)))
+    found = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
     if found.roots:
         root = found.roots[0]
         return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpunode.check import Check
 from gpunode.command import gpunode
-from gpunode.facts.nvml import Inventory
+from gpunode.facts.nvml import NvmlInventory
 from gpunode.host import container
 from gpunode.host.process import Runner
 from gpunode.runtimes import Runtime
@@ -17,14 +17,14 @@ _TITLE = "a container sees the same GPUs"
 _TRY_A_POD = "start a pod that requests nvidia.com/gpu"
 
 
-def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory, Runtime], Check]:
+def container_check(runner: Runner, effective: Effective) -> Callable[[NvmlInventory, Runtime], Check]:
     """Return the check for ``verify.ExtraChecks``, made with ``runner``."""
 
-    def check(inventory: Inventory, row: Runtime) -> Check:
+    def check(inventory: NvmlInventory, row: Runtime) -> Check:
         commands = _commands(row, effective)
         if commands is None:
             return Check("container", _TITLE, "not run", f"{row.id} runs containers only for a kubelet", _TRY_A_POD)
-        found = container.check(runner, commands, inventory.uuids)
+        found = container.check_container(runner, commands, inventory.uuids)
         if found.passed:
             return Check(
                 "container", _TITLE, "passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}"
@@ -36,17 +36,19 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
     return check
 
 
-def _commands(row: Runtime, effective: Effective) -> container.Commands | None:
+def _commands(row: Runtime, effective: Effective) -> container.ContainerCommands | None:
     token = container.new_token()
     match row.client:
         case "kubelet":
             return None
         case "docker run":
-            return container.docker(token)
+            return container.docker_commands(token)
         case "podman run":
-            return container.podman(token)
+            return container.podman_commands(token)
         case "ctr run":
             # Through the binary that the runtime's own configuration names, so that a wrong one shows.
             configured = effective(row.id)
             binary = configured.handlers.get("nvidia", "") if configured else ""
-            return container.containerd(token, binary=binary) if binary else container.containerd(token)
+            return (
+                container.containerd_commands(token, binary=binary) if binary else container.containerd_commands(token)
+            )

@@ -11,13 +11,13 @@ from typing import TypeAlias
 from gpunode.catalog.managers import manager_of
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, settle_order, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
-from gpunode.facts.derive import about_devices, about_kubelet, derive
+from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
-from gpunode.facts.probes import LSPCI, kubelet_command, probes
-from gpunode.facts.project import PLAN, project
+from gpunode.facts.probes import LSPCI, kubelet_command_probe, list_probes
+from gpunode.facts.project import PLAN, project_changes
 from gpunode.host.port import HostView
-from gpunode.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
+from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Stage, Step
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
@@ -86,9 +86,9 @@ class StagePlan:
         return next((plan.outcome for plan in self.steps if isinstance(plan.outcome, Refusal)), None)
 
     @property
-    def waits(self) -> tuple[Waits, ...]:
+    def waits(self) -> tuple[Blocked, ...]:
         """The waits of this stage's steps."""
-        return tuple(plan.outcome for plan in self.steps if isinstance(plan.outcome, Waits))
+        return tuple(plan.outcome for plan in self.steps if isinstance(plan.outcome, Blocked))
 
     def step_of(self, change: Change) -> StepPlan | None:
         """Return the step whose change this is; None for a dependency."""
@@ -114,7 +114,7 @@ def _run_probe(host: HostView, probe: Probe) -> Capture:
 def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
     """Return what the ``wanted`` probes find, and the command line of the kubelet that systemd runs."""
     evidence = run_probes(host, wanted)
-    command = kubelet_command(evidence.get("units"))
+    command = kubelet_command_probe(evidence.get("units"))
     return {**evidence, command.key: _run_probe(host, command)} if command else evidence
 
 
@@ -130,7 +130,7 @@ def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool 
             evidence[probe.key] = _run_probe(host, probe)
         return evidence[probe.key]
 
-    if not image and not isinstance(about_devices(evidence), Known):
+    if not image and not isinstance(derive_devices(evidence), Known):
         ask(LSPCI)
     for row in _runtimes_to_probe(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
@@ -140,7 +140,7 @@ def probe_with_runtimes(host: HostView, wanted: Sequence[Probe], *, image: bool 
 
 def _runtimes_to_probe(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
     """Yield the runtimes, and the containerd of a product that the kubelet uses."""
-    facts = about_kubelet(evidence, image=image)
+    facts = derive_kubelet_facts(evidence, image=image)
     for row in RUNTIMES:
         yield row
         if (place := placed(row, facts)) is not row:
@@ -149,13 +149,13 @@ def _runtimes_to_probe(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
 
 def collect_evidence(host: HostView, recipe: Recipe | None, *, image: bool = False) -> Evidence:
     """Return the evidence for every fact, and for those that only ``recipe`` needs."""
-    evidence = probe_with_runtimes(host, probes(image=image), image=image)
+    evidence = probe_with_runtimes(host, list_probes(image=image), image=image)
     return {**evidence, **run_probes(host, tuple(_mig_probes(recipe, evidence)))} if recipe else evidence
 
 
 def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
     """Yield the additional probes of a recipe that divides GPUs."""
-    if not mig.is_wanted(recipe):
+    if not mig.may_divide(recipe):
         return
     if path := recipe.mig.file:
         yield Probe(f"file:{path}", path=path)
@@ -163,7 +163,7 @@ def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
     if loaded is not None and loaded.outcome == "ok":  # else NVML would load the driver
         from gpunode.host import nvml
 
-        yield nvml.probe()
+        yield nvml.make_probe()
 
 
 def survey(
@@ -196,7 +196,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
         outcome = with_manager_notes(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
         plans.append(StepPlan(step, outcome, changes))
-        facts = project(facts, changes)
+        facts = project_changes(facts, changes)
     return StagePlan(stage, tuple(plans))
 
 
@@ -264,7 +264,7 @@ def walk(
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:
     """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
-    after = project(facts, plan.changes)
+    after = project_changes(facts, plan.changes)
     unseen = {
         path: Unknown(f"known after {name} is installed", PLAN) for path, name in _files_of_new_packages(after, plan)
     }

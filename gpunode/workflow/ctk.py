@@ -10,11 +10,11 @@ from gpunode.change import RuntimeExpectation
 from gpunode.errors import ChangeFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Unit
-from gpunode.host.port import Host, HostView, Settled
-from gpunode.host.runtime import differences
+from gpunode.host.port import Host, HostView, TriggerResult
+from gpunode.host.runtime import list_differences
 from gpunode.journal.store import Store
 from gpunode.runtimes import ObservedConfig, Runtime
-from gpunode.steps.runtime_edits import reread
+from gpunode.steps.runtime_edits import plan_reread
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
 from gpunode.workflow.disruption import NO_DAEMON, refuse_while_running
@@ -49,7 +49,7 @@ class EditResult:
     """The result of an edit; ``run`` is its id, ``checked`` what the runtime's own parser said before."""
 
     run: str
-    settled: tuple[Settled, ...] = ()
+    settled: tuple[TriggerResult, ...] = ()
     checked: str = ""
 
 
@@ -63,7 +63,7 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
     unit = _daemon_unit(plan)
     if plan.planned.changes or plan.target is None or unit is None or not (_unit_has_failed(unit) or unit.starting):
         return plan
-    again = reread(plan.target, (plan.main,), plan.planned.reason)
+    again = plan_reread(plan.target, (plan.main,), plan.planned.reason)
     return replace(plan, planned=replace(plan.planned, changes=again.changes, disrupts=again.disrupts))
 
 
@@ -235,4 +235,4 @@ def _compare_effective(runtime: str, meant: RuntimeExpectation, effective: Effec
         )
     if found is None:
         return ConfigStatus(unverified=f"{runtime} is not installed")
-    return ConfigStatus(difference="\n".join(differences(meant, found)))
+    return ConfigStatus(difference="\n".join(list_differences(meant, found)))

@@ -15,11 +15,11 @@ from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
 from gpunode.diagnoses.unknown_errors import find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
-from gpunode.facts.budget import within
-from gpunode.facts.evidence import CUT, Capture, Evidence, decode_found
-from gpunode.facts.examination import EXAMINATION, UNITS
-from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
-from gpunode.facts.probes import LSPCI, probes
+from gpunode.facts.budget import trim_evidence
+from gpunode.facts.evidence import CUT_KEY, Capture, Evidence, decode_found
+from gpunode.facts.examination import DOCTOR_PROBES, UNITS
+from gpunode.facts.follow_ups import final_follow_ups, follow_ups, may_ask_driver
+from gpunode.facts.probes import LSPCI, list_probes
 from gpunode.host import nvml
 from gpunode.redaction.evidence import redact_recursively
 
@@ -37,11 +37,11 @@ def examine(host: HostView) -> Evidence:
     """Collect the evidence of ``host``: first the quick probes, then those that their results give reason for."""
     from gpunode.workflow.converge import probe_with_runtimes, run_probes
 
-    first = {probe.key: probe for probe in (*probes(UNITS), LSPCI, *EXAMINATION)}
+    first = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES)}
     evidence = dict(probe_with_runtimes(host, tuple(first.values())))
-    driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
+    driver = (nvml.make_probe(_NVML_S),) if may_ask_driver(evidence) else ()
     evidence.update(run_probes(host, (*follow_ups(evidence), *driver)))
-    evidence.update(run_probes(host, last_looks(evidence)))
+    evidence.update(run_probes(host, final_follow_ups(evidence)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
@@ -50,7 +50,7 @@ def examine(host: HostView) -> Evidence:
 
 def cause_of_xid(code: int) -> str:
     """Return the cause that this Xid alone in a kernel log shows; empty if more evidence is needed."""
-    log = pasted.evidence([("dmesg", f"NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=program")])
+    log = pasted.collect_pieces([("dmesg", f"NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=program")])
     roots = diagnose(take_snapshot(log)).roots
     return roots[0].cause if roots else ""
 
@@ -130,14 +130,14 @@ _MAX_NAMED: Final = 5
 
 def diagnose_evidence(evidence: Evidence) -> Examination:
     """Diagnose the node that ``evidence`` shows."""
-    read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
+    read, left_out = trim_evidence({key: capture for key, capture in evidence.items() if key != CUT_KEY})
     seen = take_snapshot(read)
     works = driver_answers(seen)
     diagnosis = diagnose(seen, guarded=True)
     if not (diagnosis.findings or diagnosis.open_questions or any(one.citations for one in diagnosis.suspects)):
         doubt = find_unknown_error(seen) or (None if works else _ask_for_evidence(seen))
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
-    if (cut := evidence.get(CUT)) is not None:
+    if (cut := evidence.get(CUT_KEY)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
     if left_out:
         rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_NAMED])}", ())

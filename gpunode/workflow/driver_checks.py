@@ -10,7 +10,7 @@ from gpunode.check import Check, Status
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known, Unknown, known
-from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
+from gpunode.facts.nvml import Gpu, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInventory, NvmlUnread
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -27,7 +27,7 @@ def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[
     yield from _check_versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
         yield _check_libcuda(recipe, facts, answer.libcuda_error)
-    if isinstance(answer, Inventory):
+    if isinstance(answer, NvmlInventory):
         yield from _check_device_nodes(facts, answer)
 
 
@@ -70,8 +70,8 @@ def _check_gpu(gpu: Gpu) -> Check:
     return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
 
 
-def _describe_switch(name: str, value: bool | Unread) -> str:
-    if isinstance(value, Unread):
+def _describe_switch(name: str, value: bool | NvmlUnread) -> str:
+    if isinstance(value, NvmlUnread):
         return ""
     return f"{name} {'on' if value else 'off'}"
 
@@ -84,7 +84,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
     library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
     driver = _managed_driver(recipe, facts)
     package = _package_version(recipe, facts, driver)
-    problems = nvml_facts.compare(module, library, package)
+    problems = nvml_facts.compare_versions(module, library, package)
     for problem in problems:
         yield Check("versions", title, "failed", problem.what, problem.hint)
     # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
@@ -135,7 +135,7 @@ def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) 
     return next((packages[one].version for one in named if matches(packages.get(one), "")), None)
 
 
-def _check_device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
+def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Check]:
     """Yield the check of /dev/nvidiactl and a /dev/nvidiaN for every GPU, which every process needs."""
     if isinstance(facts.device_nodes, Unknown):
         return
@@ -150,10 +150,10 @@ def _check_device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
 
 def check_vector_addition(host: HostView) -> Check:
     """Check that every GPU adds correctly."""
-    from gpunode.facts.cuda import CudaRun, answer_of
+    from gpunode.facts.cuda import CudaRun, read_cuda_answer
     from gpunode.host import cuda
 
-    answer, title = answer_of(host.look(cuda.probe())), "vector addition on every GPU (CUDA)"
+    answer, title = read_cuda_answer(host.look(cuda.make_probe())), "vector addition on every GPU (CUDA)"
     if isinstance(answer, NoAnswer):
         return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
     if not isinstance(answer, CudaRun):

@@ -18,7 +18,7 @@ from gpunode.change import (
 )
 from gpunode.errors import Refused
 from gpunode.facts import os_release
-from gpunode.facts.derive import about_kubelet, about_runtime
+from gpunode.facts.derive import derive_kubelet_facts, derive_runtime_facts
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, known
 from gpunode.facts.probes import TOOLKIT_LIST, kubelet_probes, unit_probe
@@ -34,7 +34,7 @@ from gpunode.runtimes.removal import Recorded, others_in, removed
 from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime_edits
 from gpunode.steps.runtime import RUNTIME_CONFIG
-from gpunode.steps.runtime_edits import Missing, Target, missing, planned_edits
+from gpunode.steps.runtime_edits import MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
 
 _DUMP_BYTES = 16 << 20
@@ -65,8 +65,8 @@ class CtkPlan:
     planned: Planned
     step: Step = RUNTIME_CONFIG
     present: States = field(default_factory=dict)
-    target: Target | None = None
-    missing_program: Missing | None = None
+    target: RuntimeTarget | None = None
+    missing_program: MissingProgram | None = None
     registers_itself: bool = False
 
     @property
@@ -97,7 +97,7 @@ class CtkPlan:
 
 def find_target(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
-) -> Target:
+) -> RuntimeTarget:
     """Find the runtime to edit: of several containerds the one that the kubelet uses, unless a file is named.
 
     Args:
@@ -111,9 +111,9 @@ def find_target(
         Refused: if it is unknown what the kubelet's containerd reads, or none of ``dumps`` is installed.
         Undetermined: the files cannot be read.
     """
-    facts, notes = about_runtime({}), tuple[str, ...]()
+    facts, notes = derive_runtime_facts({}), tuple[str, ...]()
     if has_products(row) and not desired.config:
-        facts = about_kubelet(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
+        facts = derive_kubelet_facts(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
         place = chosen(row, facts)
         row, notes = place.row, place.notes
         desired = replace(desired, enable_cri=desired.enable_cri or kubelet_using(row, facts) is not None)
@@ -133,7 +133,7 @@ def inspect_target(
     notes: tuple[str, ...] = (),
     *,
     image: bool = False,
-) -> Target:
+) -> RuntimeTarget:
     """Inspect ``row``: its files, its unit, and when each was changed and started.
 
     Raises:
@@ -142,12 +142,12 @@ def inspect_target(
     files = by_looking(host.look, row, desired)
     row = row.located(row, contents(files), desired)
     desired = with_kubelets_driver(row, facts, desired, contents(files))
-    target = Target(row, desired, files, replace(facts, changed_at={}), notes)
+    target = RuntimeTarget(row, desired, files, replace(facts, changed_at={}), notes)
     if image or target.trigger is None:
         return target
     paths = sorted({*target.own, row.config, TOOLKIT_LIST})
     probes = (unit_probe(row.unit), *(Probe(f"file:{path}", path=path) for path in paths))
-    now = about_runtime({probe.key: host.look(probe) for probe in probes})
+    now = derive_runtime_facts({probe.key: host.look(probe) for probe in probes})
     changed_at = dict(now.changed_at)
     if TOOLKIT_LIST not in changed_at and row.config not in target.own:
         # Nobody can tell whether a product has looked for the toolkit since that came.
@@ -183,7 +183,9 @@ def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     )
 
 
-def plan_configuring(host: HostView, target: Target, recorded: Recorded = _NO_RECORD, root: str = "/") -> CtkPlan:
+def plan_configuring(
+    host: HostView, target: RuntimeTarget, recorded: Recorded = _NO_RECORD, root: str = "/"
+) -> CtkPlan:
     """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
     Args:
@@ -198,7 +200,7 @@ def plan_configuring(host: HostView, target: Target, recorded: Recorded = _NO_RE
     row, desired = target.row, target.desired
     others = others_in(desired.drop_in or row.drop_in, contents(target.present), recorded)
     target = replace(target, desired=replace(desired, others=others))
-    planned = with_manager_notes(runtime_edits.configuring(target))
+    planned = with_manager_notes(runtime_edits.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")
@@ -207,7 +209,7 @@ def plan_configuring(host: HostView, target: Target, recorded: Recorded = _NO_RE
     )
     if not absent:
         return plan
-    program = missing(absent, row.id, *(() if root == "/" else (f"--root={root}",)))
+    program = missing_program(absent, row.id, *(() if root == "/" else (f"--root={root}",)))
     return replace(plan, missing_program=program).with_notes(program.note)
 
 
@@ -227,7 +229,9 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
     facts = survey(host, image=image)
     planned = cdi.plan(cdi_only_recipe(row), facts)
     assert isinstance(planned, Planned), "the step refuses nothing"
-    plan = CtkPlan(row.id, cdi.output(facts), replace(planned, reason=planned.reason.removesuffix(cdi.KEPT)), cdi.CDI)
+    plan = CtkPlan(
+        row.id, cdi.output_path(facts), replace(planned, reason=planned.reason.removesuffix(cdi.KEPT_FRESH)), cdi.CDI
+    )
     # A file is what this command writes; the units are setup's to enable, or the user's.
     idle = [change.unit for change in ServiceChange.among(planned.changes)]
     if idle:
@@ -242,7 +246,7 @@ def cdi_only_recipe(row: Runtime) -> Recipe:
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
-def plan_unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPlan:
+def plan_unconfiguring(target: RuntimeTarget, trails: Mapping[str, FileTrail]) -> CtkPlan:
     """Plan the removal of what configure added to the runtime's files.
 
     Args:
@@ -255,7 +259,7 @@ def plan_unconfiguring(target: Target, trails: Mapping[str, FileTrail]) -> CtkPl
     row = target.row
     edited = removed(row, target.desired, contents(target.present), recorded_edits(trails))
     reason = edited.how or "removes what configure added"
-    planned = with_manager_notes(planned_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
+    planned = with_manager_notes(plan_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
     return plan.with_changes([_with_folders(change, trails) for change in plan.files])
 
@@ -331,6 +335,6 @@ def inspect_machine(host: HostView) -> Machine:
     """Return what the default values depend on."""
     found = (host.look(Probe(path, path=path)) for path in os_release.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
-    like = os_release.parse(text).get("ID_LIKE", "").split()
+    like = os_release.parse_variables(text).get("ID_LIKE", "").split()
     real = host.look(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
     return Machine(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gpunode.change import Change, Trigger
 from gpunode.facts.model import Facts
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import StagePlan
 
@@ -66,7 +66,7 @@ class Triggering:
 class Triggered:
     """A trigger has been carried out."""
 
-    settled: Settled
+    settled: TriggerResult
 
 
 @dataclass(frozen=True, slots=True)

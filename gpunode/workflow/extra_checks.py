@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from gpunode.check import Check, Status
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, known
-from gpunode.facts.nvml import Inventory
+from gpunode.facts.nvml import NvmlInventory
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -20,7 +20,7 @@ from gpunode.workflow.converge import run_probes
 _RESEAT = "replace or reseat the hardware"
 
 
-def expectation_checks(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
+def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
     """Yield a check for each key of ``[expect]``, compared with NVML's answer."""
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
@@ -29,7 +29,7 @@ def expectation_checks(expect: Expect, inventory: Inventory | None) -> Iterator[
         yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
 
 
-def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:
+def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tuple[str, object, object, bool]]:
     gpus = inventory.gpus if inventory else ()
     if expect.gpus is not None:
         yield "gpus", expect.gpus, len(gpus), len(gpus) == expect.gpus

@@ -19,9 +19,9 @@ from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
-from gpunode.host.bugs import keep_those_of_rules
+from gpunode.host.bugs import save_rule_tracebacks
 from gpunode.host.capture import CaptureHost
-from gpunode.outcome import Refusal, Waits
+from gpunode.outcome import Blocked, Refusal
 from gpunode.recipe import Recipe
 from gpunode.redaction.evidence import redact, redact_recursively
 from gpunode.workflow import parallel_jobs
@@ -106,7 +106,7 @@ class FleetRow:
 
 
 def fleet_rows(
-    found: Sequence[reports.Found], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
+    found: Sequence[reports.FleetReport], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
 ) -> Iterator[FleetRow]:
     """Yield a row for each report, in their order, as soon as it is known; not yet compared with the others.
 
@@ -130,14 +130,16 @@ def fleet_rows(
         yield row
 
 
-def _read_row(recipe: Recipe | None, one: reports.Found) -> tuple[FleetRow, NodeProfile]:
-    return build_row(one, reports.read(one.path), recipe)
+def _read_row(recipe: Recipe | None, one: reports.FleetReport) -> tuple[FleetRow, NodeProfile]:
+    return build_row(one, reports.read_report(one.path), recipe)
 
 
-def build_row(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[FleetRow, NodeProfile]:
+def build_row(
+    one: reports.FleetReport, evidence: Evidence, recipe: Recipe | None = None
+) -> tuple[FleetRow, NodeProfile]:
     """Return the row of a report, and its portrait of the node."""
     examined = diagnose_evidence(evidence)
-    keep_those_of_rules(examined.diagnosis.bugs)
+    save_rule_tracebacks(examined.diagnosis.bugs)
     seen = profile_node(examined.snapshot, examined.stack)
     row = FleetRow(
         one.name, one.path, examined.verdict, _node(examined),
@@ -192,7 +194,7 @@ def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
                 if code == Undetermined.exit_code:
                     raise Undetermined(what, why=why)
                 found.append(Drift(step.step.id, step.step.title, "refusal", f"{what}: {why}" if why else what))
-            case Waits(reason=reason):
+            case Blocked(reason=reason):
                 found.append(Drift(step.step.id, step.step.title, "wait", reason))
             case planned if step.changes:
                 found.append(Drift(step.step.id, step.step.title, "change", planned.reason))
@@ -246,4 +248,4 @@ def _reference_snapshot(path: str) -> Snapshot:
 
 
 def _read_redacted(path: str) -> Snapshot:
-    return take_snapshot(redact(reports.read(path)))
+    return take_snapshot(redact(reports.read_report(path)))

@@ -22,7 +22,7 @@ from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps import cdi
 from gpunode.steps.detect import DETECT
-from gpunode.steps.gpus import models, own_gpus
+from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.installed_driver import family_of, installed_branches, is_installed
 from gpunode.steps.packages import REPAIR
 from gpunode.steps.table import STEPS
@@ -50,7 +50,7 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
         runtime=_detect_runtime(facts),
     )
     is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
-    if is_host and isinstance(facts.devices, Known) and not own_gpus(facts.devices.value):
+    if is_host and isinstance(facts.devices, Known) and not find_own_gpus(facts.devices.value):
         raise Refused(
             "no NVIDIA GPU found, so there is no GPU node to write a recipe for",
             why=f"{facts.devices.probe} shows none that this system can use",
@@ -84,7 +84,7 @@ def _detect_driver(facts: Facts) -> Driver:
 
     ``none`` where no set of driver packages that gpunode knows is whole.
     """
-    present = models(known(facts.devices, ()))
+    present = find_models(known(facts.devices, ()))
     found = family_of(facts)
     if not isinstance(found, Family) or not present:
         return Driver(version="none")
@@ -126,7 +126,7 @@ def _detect_runtime(facts: Facts) -> Runtime:
             return found
     podman = known(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only
-    return Runtime("podman", install="never") if is_there and cdi.offered(facts).devices else Runtime()
+    return Runtime("podman", install="never") if is_there and cdi.find_devices(facts).devices else Runtime()
 
 
 def _configured_runtime(row: RuntimeRow, facts: Facts) -> Runtime | None:

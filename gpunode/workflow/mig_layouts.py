@@ -29,7 +29,9 @@ def _gpus_by_uuid(host: HostView) -> dict[str, MigGpu]:
     """
     if host.look(_LOADED).outcome != "ok":
         raise ValueError("the driver is not loaded")
-    return {gpu.uuid: gpu for gpu in nvml_facts.mig_gpus(nvml_facts.answer_of(host.look(nvml.probe())))}
+    return {
+        gpu.uuid: gpu for gpu in nvml_facts.list_mig_gpus(nvml_facts.read_nvml_answer(host.look(nvml.make_probe())))
+    }
 
 
 def plan_restore(

@@ -10,7 +10,7 @@ from functools import partial
 from gpunode.change import Change, FileChange, FileState, PackageChange
 from gpunode.errors import GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.model import Facts
-from gpunode.host.port import Host, Settled
+from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import ChangeSpan
 from gpunode.journal.history import RunSummary
 from gpunode.journal.record import MAKING, Verb
@@ -35,7 +35,7 @@ class RollbackResult:
 
     plan: UndoPlan
     run: str
-    settled: tuple[Settled, ...]
+    settled: tuple[TriggerResult, ...]
     whole: bool = False
 
     @property

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.model import Facts, known
-from gpunode.host.port import Host, Settled
+from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.store import Store
-from gpunode.outcome import Planned, Waits, reboot_suffices
+from gpunode.outcome import Blocked, Planned, reboot_suffices
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
@@ -72,8 +72,8 @@ class SetupResult:
 
     preview: tuple[StagePlan, ...]
     applied: tuple[StagePlan, ...]
-    settled: tuple[Settled, ...]
-    waits: tuple[Waits, ...]
+    settled: tuple[TriggerResult, ...]
+    waits: tuple[Blocked, ...]
     run: str
     seconds: float
     facts: Facts
@@ -191,8 +191,8 @@ class _SetupRun:
     facts: Facts
     knows_losses: bool
     applied: list[StagePlan] = field(default_factory=list)
-    settled: list[Settled] = field(default_factory=list)
-    waits: tuple[Waits, ...] = ()
+    settled: list[TriggerResult] = field(default_factory=list)
+    waits: tuple[Blocked, ...] = ()
 
     def execute(self) -> None:
         """Apply every stage, and settle the triggers of this run and of earlier ones."""

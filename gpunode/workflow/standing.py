@@ -12,7 +12,7 @@ from gpunode.errors import Conflict, UsageError
 from gpunode.journal.history import RunSummary, intents_to_undo
 from gpunode.journal.record import MAKING
 from gpunode.journal.store import Store
-from gpunode.steps.table import needed
+from gpunode.steps.table import find_needed_steps
 
 _SHOWN = 6
 
@@ -129,7 +129,7 @@ def refuse_needed(
     lines: list[str] = []
     for run in _later_runs(store, of) if going else ():
         for step, made in _remaining_additions(store, run, is_there):
-            if missed := sorted(name for need in needed(step) for name in going.get(need, ())):
+            if missed := sorted(name for need in find_needed_steps(step) for name in going.get(need, ())):
                 needing[run] = needing.get(run, frozenset()) | {made.subject}
                 lines.append(f"{made.subject}, of run {run.number}, needs {_join_names(missed)}")
     if needing:

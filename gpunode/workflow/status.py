@@ -20,7 +20,7 @@ from gpunode.recipe import Runtime as WantedRuntime
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
-from gpunode.steps.gpus import own_gpus
+from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import has_driver, installed_driver_packages
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
@@ -79,7 +79,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     return NodeStatus(
-        gpus=tuple((d.address, lookup(d.device).name or d.name) for d in own_gpus(known(facts.devices, ()))),
+        gpus=tuple((d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))),
         driver=_driver_version(drivers),
         loaded=loaded.version if loaded else "",
         kernels=kernels,
@@ -87,7 +87,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
         held=tuple(str(package) for package, state in drivers.items() if state.held),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
-        nvml=nvml_facts.answer_of(host.look(nvml.probe())),
+        nvml=nvml_facts.read_nvml_answer(host.look(nvml.make_probe())),
         undone=left.left,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )

@@ -21,7 +21,7 @@ from gpunode.change import (
 )
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, need
-from gpunode.host.port import Host, HostView, Settled
+from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, unplanned
 from gpunode.workflow import live_state
@@ -138,7 +138,7 @@ class UndoExecutor:
     host: Host
     reason: str
     owed: tuple[Trigger, ...] = ()
-    settled: list[Settled] = field(default_factory=list)
+    settled: list[TriggerResult] = field(default_factory=list)
 
     def carry_out(self, steps: Sequence[UndoStep]) -> None:
         """Carry out every step in its turn, then settle the triggers.

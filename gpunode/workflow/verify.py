@@ -12,10 +12,10 @@ from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known
-from gpunode.facts.nvml import Gpu, Inventory
+from gpunode.facts.nvml import Gpu, NvmlInventory
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.outcome import Planned, Step, Waits
+from gpunode.outcome import Blocked, Planned, Step
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
@@ -23,7 +23,7 @@ from gpunode.runtimes.installations import placed
 from gpunode.steps.cdi import CDI
 from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.mig import MIG
-from gpunode.steps.mig import is_wanted as mig_is_wanted
+from gpunode.steps.mig import may_divide as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import enable_cri
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
@@ -58,7 +58,7 @@ class VerifyReport:
     """
 
     checks: tuple[Check, ...]
-    inventory: Inventory | None = None
+    inventory: NvmlInventory | None = None
     undetermined: tuple[Undetermined, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class ExtraChecks:
 
     files: bool = False
     cuda: bool = False
-    container: Callable[[Inventory, Runtime], Check] | None = None
+    container: Callable[[NvmlInventory, Runtime], Check] | None = None
 
 
 _NO_EXTRA = ExtraChecks()
@@ -125,7 +125,7 @@ def verify(
     undetermined: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.look, nvml.probe()) if _concerns(only, MODULE_LOAD) else None
+        asked = pool.submit(host.look, nvml.make_probe()) if _concerns(only, MODULE_LOAD) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
@@ -134,8 +134,8 @@ def verify(
             if _concerns(only, RUNTIME_CONFIG)
             else ()
         )
-        answer = nvml_facts.answer_of(asked.result()) if asked else None
-    inventory = answer if isinstance(answer, Inventory) else None
+        answer = nvml_facts.read_nvml_answer(asked.result()) if asked else None
+    inventory = answer if isinstance(answer, NvmlInventory) else None
     checks += _check_mig_layout(recipe, facts) if _concerns(only, MIG) else ()
     checks += [*(driver_checks(recipe, facts, answer) if answer is not None else ()), *of_runtime]
     checks += (
@@ -210,7 +210,7 @@ def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
         case Planned() as found:
             todo = ", ".join(change.subject for change in found.changes)
             yield Check("mig", _MIG_TITLE, "failed", f"still to do: {todo}", _PLAN_SHOWS)
-        case Waits() as wait:
+        case Blocked() as wait:
             yield Check("mig", _MIG_TITLE, "not run", wait.reason, "reboot")
         case refusal:
             yield Check("mig", _MIG_TITLE, "failed", _because(refusal.what, refusal.why), refusal.hint)
@@ -306,14 +306,14 @@ def _package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterat
     return package_file_checks(recipe, facts, host)
 
 
-def _expectation_checks(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
+def _expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
     from gpunode.workflow.extra_checks import expectation_checks
 
     return expectation_checks(expect, inventory)
 
 
 def _check_container(
-    recipe: Recipe, facts: Facts, inventory: Inventory | None, run: Callable[[Inventory, Runtime], Check]
+    recipe: Recipe, facts: Facts, inventory: NvmlInventory | None, run: Callable[[NvmlInventory, Runtime], Check]
 ) -> Check:
     title = _CONTAINER_TITLE
     if recipe.runtime.name == "none":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import FinishedCommand, Runner
 from tests.fakes.api_server import RESOURCES, ApiError, ApiServer, Body
 
 _WITH_VALUE: Final = frozenset(
@@ -42,11 +42,11 @@ class Kubectl(Runner):
         self.server = server
         self.context = context
         self.calls: list[tuple[str, ...]] = []
-        self.intercept: Callable[[tuple[str, ...]], Finished | None] = lambda _: None
+        self.intercept: Callable[[tuple[str, ...]], FinishedCommand | None] = lambda _: None
         self.raw: dict[str, str] = {}
         self.pod_log = ""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **_: Any) -> Finished:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **_: Any) -> FinishedCommand:
         """As ``Runner.run``."""
         words = tuple(argv)[1:]
         self.calls.append(words)
@@ -58,7 +58,7 @@ class Kubectl(Runner):
         except ApiError as error:
             command.errors.append(error)
         said = "".join(f"{command.describe(error)}\n" for error in command.errors)
-        return Finished(tuple(argv), 1 if said else 0, command.out.encode(), said.encode(), 0.1, False)
+        return FinishedCommand(tuple(argv), 1 if said else 0, command.out.encode(), said.encode(), 0.1, False)
 
 
 class _Command:

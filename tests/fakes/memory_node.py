@@ -19,7 +19,7 @@ from unittest import mock
 from gpunode.change import Change, FileState, PackageChange, Trigger
 from gpunode.cli.boundary import run_cli
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -112,7 +112,7 @@ class MemoryNode(RehearsalHost):
         self.supply.moment()
         self.keep(self.packages.marked(changes))
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self.supply.moment()
         return super().trigger(triggers)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host.local import LocalHost
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import FinishedCommand, Runner
 
 
 class EnvRunner(Runner):
@@ -17,7 +17,7 @@ class EnvRunner(Runner):
         super().__init__()
         self._extra = environment
 
-    def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> Finished:
+    def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> FinishedCommand:
         """As ``Runner.run``."""
         return super().run(argv, env={**self._extra, **(env or {})}, **given)
 
@@ -25,13 +25,13 @@ class EnvRunner(Runner):
 class ScriptedRunner(Runner):
     """Runs nothing: ``answer`` says how each command ended; ``calls`` holds them with what they were given."""
 
-    def __init__(self, answer: Callable[[tuple[str, ...]], Finished]) -> None:
+    def __init__(self, answer: Callable[[tuple[str, ...]], FinishedCommand]) -> None:
         super().__init__()
         self._answer = answer
         self.calls: list[tuple[str, ...]] = []
         self.stdin: list[bytes] = []
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **given: Any) -> Finished:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **given: Any) -> FinishedCommand:
         """The scripted end of ``argv``."""
         self.calls.append(tuple(argv))
         self.stdin.append(stdin)
@@ -40,9 +40,9 @@ class ScriptedRunner(Runner):
 
 def ended(
     argv: Sequence[str] = (), status: int = 0, out: bytes = b"", err: bytes = b"", *, late: bool = False
-) -> Finished:
+) -> FinishedCommand:
     """A command that has ended so."""
-    return Finished(tuple(argv), 124 if late else status, out, err, 0.1, late)
+    return FinishedCommand(tuple(argv), 124 if late else status, out, err, 0.1, late)
 
 
 def looked(runner: Runner, probe: Probe) -> Capture:

@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.errors import GpunodeError
     from gpunode.facts import bug_report, pasted
     from gpunode.facts.evidence import Capture, Outcome
-    from gpunode.facts.examination import EXAMINATION
+    from gpunode.facts.examination import DOCTOR_PROBES
     from gpunode.facts.follow_ups import follow_ups
     from gpunode.facts.probes import PROBES
     from gpunode.host import capture, reports
@@ -42,7 +42,9 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
 SCENARIOS = Path(__file__).parent.parent / "scenarios/doctor"
 PIECES = [(one["source"], one["text"]) for path in sorted(SCENARIOS.rglob("*.json"))
           for one in json.loads(path.read_text())["evidence"]]  # fmt: skip
-SOURCES = [(probe.key, probe.source) for probe in (*PROBES, *EXAMINATION)] + [(source, source) for source, _ in PIECES]
+SOURCES = [(probe.key, probe.source) for probe in (*PROBES, *DOCTOR_PROBES)] + [
+    (source, source) for source, _ in PIECES
+]
 RULE = b"_" * 44
 
 
@@ -79,13 +81,13 @@ def _examined(evidence: dict[str, Capture]) -> None:
 def text(data: bytes) -> None:
     """Whatever somebody sends is an answer or a refusal."""
     try:
-        evidence = reports._of_bytes(data, "x")
+        evidence = reports._parse_bytes(data, "x")
     except GpunodeError:
         return
     _examined(dict(evidence))
     decoded = data.decode("utf-8", "replace")
-    bug_report.evidence(decoded)
-    pasted.from_text(decoded)
+    bug_report.parse_bug_report(decoded)
+    pasted.parse_text_report(decoded)
 
 
 OUTCOMES: tuple[Outcome, ...] = ("ok", "ok", "ok", "failed", "timeout")
@@ -96,7 +98,7 @@ def evidence(data: bytes) -> None:
     chance = random.Random(zlib.crc32(data))
     key, source = chance.choice(SOURCES)
     start = chance.randrange(len(PIECES))
-    others = pasted.evidence(PIECES[start : start + 3])
+    others = pasted.collect_pieces(PIECES[start : start + 3])
     outcome: Outcome = chance.choice(OUTCOMES)
     _examined({**others, key: Capture(source, outcome, data, error=data[:80].decode("utf-8", "replace"))})
 
@@ -124,7 +126,7 @@ def archive(data: bytes) -> None:
                 raw[chance.randrange(min(1024, len(raw)))] ^= 1 << chance.randrange(8)
             path.write_bytes(gzip.compress(bytes(raw), 1))
         try:
-            loaded = capture.load(path)
+            loaded = capture.load_capture(path)
         except GpunodeError:
             return
         _examined(dict(loaded))

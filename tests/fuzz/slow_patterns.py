@@ -47,7 +47,7 @@ def load() -> None:
 
     for path in sorted(SCENARIOS.rglob("*.json")):
         pieces = json.loads(path.read_text())["evidence"]
-        diagnose(take_snapshot(pasted.evidence([(one["source"], one["text"]) for one in pieces])), guarded=True)
+        diagnose(take_snapshot(pasted.collect_pieces([(one["source"], one["text"]) for one in pieces])), guarded=True)
 
 
 def watched() -> frozenset[Pattern]:

@@ -11,7 +11,7 @@ import pytest
 from gpunode.facts import cuda as cuda_facts
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaRun
-from gpunode.facts.nvml import Inventory, compare
+from gpunode.facts.nvml import NvmlInventory, compare_versions
 from gpunode.host import cuda, nvml
 from gpunode.host.cuda import ELEMENTS
 from gpunode.host.local import LocalHost
@@ -27,9 +27,9 @@ def _needs_a_gpu() -> None:
         pytest.skip("no NVIDIA driver is loaded here (/proc/driver/nvidia/version is missing)")
 
 
-def _inventory() -> Inventory:
-    found = nvml_facts.answer_of(LocalHost().look(nvml.probe()))
-    assert isinstance(found, Inventory), found
+def _inventory() -> NvmlInventory:
+    found = nvml_facts.read_nvml_answer(LocalHost().look(nvml.make_probe()))
+    assert isinstance(found, NvmlInventory), found
     assert found.gpus
     return found
 
@@ -59,11 +59,11 @@ def test_the_loaded_module_and_the_library_are_of_one_version() -> None:
     found = _inventory()
     assert isinstance(found.nvml, str)
     assert version == found.driver
-    assert compare(version, found.nvml, None) == ()
+    assert compare_versions(version, found.nvml, None) == ()
 
 
 def test_every_gpu_adds_right() -> None:
-    found = cuda_facts.answer_of(LocalHost().look(cuda.probe()))
+    found = cuda_facts.read_cuda_answer(LocalHost().look(cuda.make_probe()))
     assert isinstance(found, CudaRun), found
     assert found.passed, found
     assert all(gpu.elements == ELEMENTS for gpu in found.gpus)
@@ -80,7 +80,7 @@ def test_nvml_says_how_mig_divides_each_gpu_and_nvidia_smi_agrees() -> None:
         pytest.skip("no nvidia-smi here to compare with")
     argv = [smi, "--query-gpu=uuid,mig.mode.current,mig.mode.pending", "--format=csv,noheader"]
     lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
-    found = {gpu.uuid: gpu for gpu in nvml_facts.mig_gpus(_inventory())}
+    found = {gpu.uuid: gpu for gpu in nvml_facts.list_mig_gpus(_inventory())}
     listed = subprocess.run([smi, "-L"], check=True, capture_output=True, text=True).stdout
     assert len(lines) == len(found)
     for line in lines:

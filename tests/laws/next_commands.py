@@ -13,8 +13,8 @@ from gpunode.cli.screen.failures import commands_in
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, known
-from gpunode.facts.project import project
-from gpunode.outcome import Waits
+from gpunode.facts.project import project_changes
+from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Runtime
 from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, runtime
@@ -74,7 +74,7 @@ def setup(recipe: Recipe, facts: Facts) -> Answer:
         return Answer(error.exit_code, error.hint, facts)
     for stage in plans:
         facts = project_stage(facts, stage)
-    if any(isinstance(outcome, Waits) for outcome in _waits(recipe, facts)):
+    if any(isinstance(outcome, Blocked) for outcome in _waits(recipe, facts)):
         return Answer(10, "", facts)
     return check(recipe, _started(facts, recipe.runtime.name))
 
@@ -148,7 +148,7 @@ def _configured(options: list[str], facts: Facts) -> Facts:
     present = in_facts(facts, row, desired)
     edited = row.configure(contents(present), desired)
     assert after_edits(contents(present), edited)
-    changed = project(facts, file_changes(edited, present, frozenset(), is_roots=True))
+    changed = project_changes(facts, file_changes(edited, present, frozenset(), is_roots=True))
     return _started(changed, name) if "--restart" in options else changed
 
 

@@ -44,5 +44,7 @@ def _cut(draw: st.DrawFn, text: str) -> str:
 
 
 damaged = _damaged()
-reports: st.SearchStrategy[Evidence] = (st.sampled_from(wholes()) if wholes() else st.just(())).map(pasted.evidence)
-damaged_reports: st.SearchStrategy[Evidence] = damaged.map(pasted.evidence)
+reports: st.SearchStrategy[Evidence] = (st.sampled_from(wholes()) if wholes() else st.just(())).map(
+    pasted.collect_pieces
+)
+damaged_reports: st.SearchStrategy[Evidence] = damaged.map(pasted.collect_pieces)

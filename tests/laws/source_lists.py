@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpunode.catalog.repositories import cuda_repository
 from gpunode.change import Change, FileChange, FileState
 from gpunode.facts.model import Facts, PackageSource, known
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.packages import system
 from gpunode.steps.packages import plan_cuda
@@ -76,14 +76,14 @@ def undone(draw: st.DrawFn) -> Undone:
     before = machine(files={"/etc/apt/sources.list": DEBIANS.encode(), **lists, **keyring})
     outcome = plan_cuda(recipe(), before)
     changes = outcome.changes if isinstance(outcome, Planned) else ()
-    set_up = project(before, _realized(changes))
+    set_up = project_changes(before, _realized(changes))
     back = FileChange.among(change.inverse() for change in reversed(_realized(changes)))
     stays = draw(st.booleans())
     undoing = tuple(change for change in back if not (stays and change.after is None))
     own = [KeptItem(change.path, "stays with the driver") for change in back if change not in undoing]
     parts = [UndoStep("sources", "remove", change) for change in undoing]
     remaining, kept = keep_sources_readable(parts, own, set_up, _backup_of)
-    return Undone(before, set_up, project(set_up, [part.change for part in remaining]), undoing, kept)
+    return Undone(before, set_up, project_changes(set_up, [part.change for part in remaining]), undoing, kept)
 
 
 def _realized(changes: Iterable[Change]) -> list[FileChange]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, encode_found
 from gpunode.facts.probes import PROBES
-from gpunode.host.capture import load, save
+from gpunode.host.capture import load_capture, save_capture
 from gpunode.redaction.evidence import redact
 from gpunode.redaction.secrets import redact_text
 from tests.fakes.examples import examples
@@ -45,9 +45,9 @@ EVIDENCE = st.dictionaries(st.sampled_from([probe.key for probe in PROBES]) | st
 def test_what_is_loaded_is_what_was_saved_redacted(evidence: Evidence, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
-        save(evidence, path)
-        assert load(path) == redact(evidence)
-        assert derive(load(path)) == derive(redact(evidence))
+        save_capture(evidence, path)
+        assert load_capture(path) == redact(evidence)
+        assert derive(load_capture(path)) == derive(redact(evidence))
 
 
 @given(EVIDENCE)

@@ -43,7 +43,7 @@ def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
 
 @pytest.mark.parametrize("report", some_reports("citations"), ids=lambda report: report.name)
 def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
-    evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
+    evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
     assert list(cited(diagnose(take_snapshot(evidence))))
     assert misplaced_citations(evidence) == []
 

@@ -15,12 +15,12 @@ from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.follow_ups import follow_ups
-from gpunode.facts.items import items
+from gpunode.facts.items import split_items
 from gpunode.facts.probes import PROBES
-from gpunode.facts.sources import recognise
-from gpunode.host.capture import load, save
+from gpunode.facts.sources import identify_source
+from gpunode.host.capture import load_capture, save_capture
 from gpunode.redaction.anonymize import anonymize_evidence
 from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnose_evidence
@@ -29,7 +29,7 @@ from tests.laws.reports import damaged, damaged_reports, pieces, reports
 from tests.laws.test_capture_laws import DATA, FOUND, TEXTS
 from tests.scenarios.reports import Report, some_reports
 
-PROBED = {probe.key: probe.source for probe in (*PROBES, *EXAMINATION)}
+PROBED = {probe.key: probe.source for probe in (*PROBES, *DOCTOR_PROBES)}
 # What a probe of doctor may return, and what it says in earnest: the texts of the scenarios.
 CAPTURES = st.builds(
     Capture,
@@ -77,10 +77,12 @@ def test_what_was_told_does_not_hang_on_the_order_of_the_evidence(
     rows: tuple[tuple[str, str], ...], chance: random.Random
 ) -> None:
     """Only the order in which citations stand may, and what is a question of which piece was seen first."""
-    distinct = {pasted_key: (source, text) for source, text in rows for pasted_key in pasted.evidence([(source, text)])}
+    distinct = {
+        pasted_key: (source, text) for source, text in rows for pasted_key in pasted.collect_pieces([(source, text)])
+    }
     shuffled = list(distinct.values())
     chance.shuffle(shuffled)
-    one, other = (diagnosis(pasted.evidence(order)) for order in (distinct.values(), shuffled))
+    one, other = (diagnosis(pasted.collect_pieces(order)) for order in (distinct.values(), shuffled))
     assert told(one)[0] == told(other)[0]
 
 
@@ -88,15 +90,15 @@ def test_what_was_told_does_not_hang_on_the_order_of_the_evidence(
 @settings(max_examples=examples(40), deadline=None)
 def test_a_capture_says_what_the_node_says(evidence: Evidence) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        save(evidence, path := Path(folder) / "node.tar.gz")
-        loaded = load(path)
+        save_capture(evidence, path := Path(folder) / "node.tar.gz")
+        loaded = load_capture(path)
     shown = {key: redact({key: evidence[key]})[key] for key in sorted(evidence)}
     assert diagnosis(loaded) == diagnosis(shown)
 
 
 @pytest.mark.parametrize("report", some_reports("redaction and masking"), ids=lambda report: report.name)
 def test_of_real_reports_neither_redaction_nor_masking_takes_the_cause(report: Report) -> None:
-    evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
+    evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
     plain = told(diagnosis(evidence))
     assert told(diagnosis(redact(evidence))) == plain
     assert told(diagnosis(anonymize_evidence(redact(evidence)))) == plain
@@ -112,14 +114,14 @@ def test_masking_twice_is_masking_once(evidence: Evidence) -> None:
 @given(WORDS, st.sampled_from(["sudo ", "$ ", "# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ sudo ", "  "]))
 def test_what_stands_before_a_command_does_not_change_what_it_is(words: str, before: str) -> None:
     command = words.strip().lstrip("$# ")  # some stand behind a prompt already, and nobody types sudo before one
-    if recognise(command).words:
-        assert recognise(before + command).kind == recognise(command).kind
+    if identify_source(command).words:
+        assert identify_source(before + command).kind == identify_source(command).kind
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_every_source_and_every_text_is_something(source: str, text: str) -> None:
-    recognise(source, text)
-    items(pasted.evidence([(source, text)]))
+    identify_source(source, text)
+    split_items(pasted.collect_pieces([(source, text)]))
 
 
 @given(SEEN)

@@ -29,7 +29,7 @@ ARCH = ("/etc/os-release", "ID=arch\n")
 
 
 def found(rows: Iterable[tuple[str, str]]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(tuple(rows))))
+    return diagnose(take_snapshot(pasted.collect_pieces(tuple(rows))))
 
 
 # ---- what a command is made of
@@ -185,7 +185,7 @@ def test_backticks_of_a_report_are_no_command() -> None:
     for rows, word in taken()[::4]:
         hostile = f"{word}`{MARK}|sh`"
         changed = tuple((source.replace(word, hostile), text.replace(word, hostile)) for source, text in rows)
-        examined = diagnose_evidence(pasted.evidence(changed))
+        examined = diagnose_evidence(pasted.collect_pieces(changed))
         typed = set(printed(examined.diagnosis))
         spans = (span for line in diagnosis_lines(examined, verbose=True) for span in line.spans)
         wrong += [

@@ -59,7 +59,7 @@ def of_rows(rows: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 @cache
 def fixes() -> tuple[Fix, ...]:
     """Every fix over all scenarios, and of every cause on every kind of system."""
-    nodes = [take_snapshot(pasted.evidence(rows)) for rows in wholes()]
+    nodes = [take_snapshot(pasted.collect_pieces(rows)) for rows in wholes()]
     found = {fix for node in nodes for finding in diagnose(node).findings for fix in finding.remedy}
     return tuple(found | {fix for system in SYSTEMS for fix in on(system)})
 
@@ -67,7 +67,7 @@ def fixes() -> tuple[Fix, ...]:
 @cache
 def on(system: str) -> tuple[Fix, ...]:
     """Every fix of every cause on a node of that system."""
-    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     return tuple(fix for rule in rules_by_cause().values() for fix in rule.remedy(node))
 
 
@@ -208,7 +208,7 @@ def test_what_is_no_version_takes_nothing_out_of_the_tree(version: str) -> None:
 
 def test_the_loaders_files_stay_where_they_are() -> None:
     for place in ("/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/libc.conf"):
-        node = take_snapshot(pasted.evidence([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
+        node = take_snapshot(pasted.collect_pieces([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
         found = [one for fix in rules_by_cause()["library-path-shadows-libcuda"].remedy(node) for one in fix.commands]
         assert not [one for one in found if " rm " in one or "*" in QUOTED.sub("", one)]
 
@@ -328,7 +328,7 @@ BOUND = {
 
 @pytest.mark.parametrize("system", OF)
 def test_commands_are_those_of_the_system(system: str) -> None:
-    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     wrong = []
     there = [rule for cause, rule in rules_by_cause().items() if OF[system] in BOUND.get(cause, {OF[system]})]
     for rule in there:
@@ -346,7 +346,7 @@ def test_power_is_not_taken_away_by_a_reboot() -> None:
 
 def test_work_is_moved_away_before_the_gpu_goes() -> None:
     for system in SYSTEMS:
-        node = take_snapshot(pasted.evidence(SYSTEMS[system]))
+        node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
         for cause, rule in rules_by_cause().items():
             kinds = [fix.kind for fix in rule.remedy(node)]
             if "drain" in kinds:
@@ -366,7 +366,7 @@ DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
-    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     wrong = []
     for cause, rule in rules_by_cause().items():
         always = [command for fix in rule.remedy(node) if not fix.when for command in fix.commands]
@@ -426,7 +426,7 @@ DATA_CENTER_DRIVER = re.compile(
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_guest_of_a_vgpu_is_given_the_data_center_driver(system: str) -> None:
-    node = take_snapshot(pasted.evidence((*SYSTEMS[system], *VGPU)))
+    node = take_snapshot(pasted.collect_pieces((*SYSTEMS[system], *VGPU)))
     commands_of = (
         (rule.cause, one) for rule in rules_by_cause().values() for fix in rule.remedy(node) for one in fix.commands
     )

@@ -61,12 +61,12 @@ def cases() -> Mapping[str, list[Case]]:
 
 def _every() -> Iterator[Case]:
     for report in reports():
-        node = take_snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence)))
+        node = take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence)))
         for finding in diagnose(node).findings:
             yield Case(report.name, finding.cause, node, finding.remedy)
     for system in ("ubuntu", "debian"):
         for where, more in ((system, ()), (f"{system}, a vGPU's guest", VGPU)):
-            node = take_snapshot(pasted.evidence((*SYSTEMS[system], *more)))
+            node = take_snapshot(pasted.collect_pieces((*SYSTEMS[system], *more)))
             for cause, rule in rules_by_cause().items():
                 yield Case(where, cause, node, tuple(rule.remedy(node)))
 
@@ -142,7 +142,7 @@ def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, vers
         ("modinfo nvidia", f"filename: /lib/modules/6.8.0-79-generic/updates/dkms/nvidia.ko\nversion: {version}\n"),
         ("uname -r", "6.8.0-79-generic"),
     )
-    node = take_snapshot(pasted.evidence(rows))
+    node = take_snapshot(pasted.collect_pieces(rows))
     (fix,) = remedies.change_driver(node, "a newer one", other_branch=wish == "branch", allow_older=wish == "any")
     facts = node_with(node, "driver-too-old-for-image", version)
     if not fix.commands:
@@ -159,7 +159,7 @@ def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, vers
 def test_ctk_writes_something_where_a_remedy_names_it() -> None:
     named = 0
     for report in reports():
-        evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
+        evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
         for fix in (fix for finding in diagnose(take_snapshot(evidence)).roots for fix in finding.remedy):
             for asked in filter(None, map(ctk_of, fix.commands)):
                 named += 1

@@ -16,9 +16,9 @@ from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Found, Holds, Probe, encode_found
-from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
-from gpunode.host.capture import load, save
+from gpunode.host.capture import load_capture, save_capture
 from gpunode.redaction.evidence import redact, redact_content
 from gpunode.redaction.secrets import redact_text
 from tests.fakes.examples import examples
@@ -27,10 +27,10 @@ from tests.scenarios.reports import reports
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DIGITS = "0123456789"
-HOLDS: dict[str, Holds] = {probe.key: probe.holds for probe in (*PROBES, *EXAMINATION)}
+HOLDS: dict[str, Holds] = {probe.key: probe.holds for probe in (*PROBES, *DOCTOR_PROBES)}
 PROBED = [
     probe
-    for probe in (*PROBES, *EXAMINATION)
+    for probe in (*PROBES, *DOCTOR_PROBES)
     if probe.holds != "table" and (not probe.glob or probe.contents) and (not probe.glob or "*" in probe.glob)
 ]
 
@@ -70,8 +70,8 @@ def leaks(secret: str, kept: str) -> bool:
 def test_no_capture_holds_a_secret_wherever_it_stood(place: str, secret: str, probe: Probe, is_said: bool) -> None:
     seen = {probe.key: captured(probe, f"before\n{PLACES[place].format(secret)}\nafter\n", is_said=is_said)}
     with tempfile.TemporaryDirectory() as folder:
-        save(seen, path := Path(folder) / "node.tar.gz")
-        kept = load(path)[probe.key]
+        save_capture(seen, path := Path(folder) / "node.tar.gz")
+        kept = load_capture(path)[probe.key]
     assert not leaks(secret, f"{kept.source}{kept.text}{kept.error}"), (place, kept.text)
     assert kept.text.count("\n") == seen[probe.key].text.count("\n")
 
@@ -205,7 +205,7 @@ def told(found: Diagnosis) -> object:
 def test_no_finding_is_another_without_the_secrets() -> None:
     """Of the reports in which anything is taken out, with each file read as the class that its probe has."""
     for report in reports():
-        pieces = pasted.evidence([(one["source"], one["text"]) for one in report.evidence])
+        pieces = pasted.collect_pieces([(one["source"], one["text"]) for one in report.evidence])
         seen = {key: replace(one, holds=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}
         if (redacted := redact(seen)) != seen:
             assert told(diagnose(take_snapshot(redacted))) == told(diagnose(take_snapshot(seen))), report.name

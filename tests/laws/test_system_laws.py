@@ -40,7 +40,7 @@ BEFORE_DNF = {
 
 
 def node(release: str) -> Snapshot:
-    return take_snapshot(pasted.evidence([("/etc/os-release", release)]))
+    return take_snapshot(pasted.collect_pieces([("/etc/os-release", release)]))
 
 
 def fixes(release: str) -> list[tuple[str, Fix]]:
@@ -88,7 +88,7 @@ def test_before_dnf_there_was_yum(name: str) -> None:
 ])  # fmt: skip
 def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
     bus = "3b:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
-    found = diagnose(take_snapshot(pasted.evidence([
+    found = diagnose(take_snapshot(pasted.collect_pieces([
         ("cat /etc/os-release", OTHERS[name]), ("lspci -nn | grep -i nvidia", bus), ("lsmod | grep nvidia", ""),
         ("nvidia-smi", "bash: nvidia-smi: command not found"),
     ])))  # fmt: skip
@@ -106,4 +106,4 @@ def test_looks_are_those_of_the_system() -> None:
 
 def test_a_distribution_of_another_name_is_known_by_the_manager_that_was_used() -> None:
     rows = [("/etc/os-release", "ID=openEuler\n"), ("dnf list installed", "")]
-    assert special_systems.special_system(take_snapshot(pasted.evidence(rows))) is None
+    assert special_systems.special_system(take_snapshot(pasted.collect_pieces(rows))) is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import GpunodeError
 from gpunode.facts.model import Facts, Known
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.outcome import Planned
@@ -52,7 +52,7 @@ class Memory(RehearsalHost):
         super().apply(changes)
         self._moment()
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self._moment()
         self.settled += triggers
         return super().trigger(triggers)

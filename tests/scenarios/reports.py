@@ -57,7 +57,7 @@ def _read(path: Path) -> Report:
 def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
     """What doctor says of these pieces; ``told`` are the words of other reports than all of these."""
     return diagnose(
-        take_snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
+        take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
     )
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("allow_subprocess")
 def test_what_was_injected_is_found_and_nothing_else(tmp_path: Path) -> None:
     injected = make(tmp_path, 60, every=20)
     census = Census()
-    answers = tuple(fleet_rows(reports.fleet([str(tmp_path)]), census))
+    answers = tuple(fleet_rows(reports.find_fleet_reports([str(tmp_path)]), census))
     found = with_outliers(answers, census.group_by_model())
     assert {row.report: row.cause for row in found if row.cause} == injected.faults
     assert {row.report for row in found if row.status == "unreadable"} == injected.unread

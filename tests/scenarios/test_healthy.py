@@ -9,7 +9,7 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Evidence
-from gpunode.host.capture import load, save
+from gpunode.host.capture import load_capture, save_capture
 from gpunode.redaction.anonymize import anonymize_evidence
 from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.fakes.examples import sample
@@ -41,8 +41,8 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     assert (live.verdict, live.works, live.diagnosis.open_questions, live.denied) == ("healthy", True, (), ())
     assert not live.diagnosis.suspects
     assert not [layer for layer in live.stack if layer.state in {"broken", "warned", "affected"}]
-    save(seen, tmp_path / "capture.tar.gz")
-    assert told(diagnose_evidence(load(tmp_path / "capture.tar.gz"))) == told(live)
+    save_capture(seen, tmp_path / "capture.tar.gz")
+    assert told(diagnose_evidence(load_capture(tmp_path / "capture.tar.gz"))) == told(live)
     assert told(diagnose_evidence(anonymize_evidence(seen))) == told(live)
 
 

@@ -107,7 +107,7 @@ _EARLIER = re.compile(r"-b ?-\d|--boot[= ]-\d")
 @cache
 def _machine(report: Report) -> _Machine:
     text = "\n".join(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
-    seen = take_snapshot(pasted.evidence(tuple((piece["source"], piece["text"]) for piece in report.evidence)))
+    seen = take_snapshot(pasted.collect_pieces(tuple((piece["source"], piece["text"]) for piece in report.evidence)))
     stamps = [message.at for message in seen.view(kernel.kernel_messages) if message.at is not None]
     works = driver.works(seen)
     addresses = (next(filter(None, match.groups())).lower() for match in _ADDRESS.finditer(text))
@@ -195,7 +195,7 @@ perf: interrupt took too long (2503 > 2500), lowering kernel.perf_event_max_samp
 @pytest.mark.parametrize("report", some_reports("well around it"), ids=lambda report: report.name)
 def test_what_is_well_around_it_changes_nothing(report: Report) -> None:
     rows = tuple((piece["source"], piece["text"]) for piece in (*report.evidence, {"source": "dmesg", "text": _NOISE}))
-    assert faults(diagnose(take_snapshot({**_around(), **pasted.evidence(rows)}))) == roots(report.evidence)
+    assert faults(diagnose(take_snapshot({**_around(), **pasted.collect_pieces(rows)}))) == roots(report.evidence)
 
 
 @cache

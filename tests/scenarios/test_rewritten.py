@@ -9,7 +9,7 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.sources import recognise
+from gpunode.facts.sources import identify_source
 from tests.scenarios.reports import Piece, Report, faults, reports, roots, some_reports
 
 _NUMBERS = {report: number for number, report in enumerate(reports())}
@@ -31,7 +31,7 @@ def _typed(prompt: str, piece: Piece) -> str:
     command = _command(piece["source"])
     if _PLACED.match(command):
         return f"{command}\n{piece['text']}\n"
-    is_command = bool(recognise(command).words) or command.startswith("cat ")
+    is_command = bool(identify_source(command).words) or command.startswith("cat ")
     # Behind "#" stands a comment, and before words no sudo, unless it is a command.
     plain = prompt.replace("sudo ", "") if not is_command else prompt
     return f"{'$ ' if plain == '# ' and not is_command else plain}{command}\n{piece['text']}\n"
@@ -41,7 +41,7 @@ def _typed(prompt: str, piece: Piece) -> str:
 def test_a_transcript_says_the_same(report: Report) -> None:
     prompt = _PROMPTS[_NUMBERS[report] % len(_PROMPTS)]
     transcript = "".join(_typed(prompt, piece) for piece in report.evidence)
-    assert faults(diagnose(take_snapshot(pasted.from_text(transcript)))) == roots(report.evidence)
+    assert faults(diagnose(take_snapshot(pasted.parse_text_report(transcript)))) == roots(report.evidence)
 
 
 @pytest.mark.parametrize("report", some_reports("order and wording"), ids=lambda report: report.name)
@@ -68,6 +68,6 @@ def _otherwise(source: str, number: int) -> str:
         return _KERNEL_LOG[number % len(_KERNEL_LOG)]
     if command.startswith("journalctl -k"):
         return ("dmesg", "sudo " + command)[number % 2] if command == "journalctl -k" else f"sudo {command}"
-    if recognise(command).words:
+    if identify_source(command).words:
         return (f"sudo {command}", f"$ {command}", f"root@node:~# {command}")[number % 3]
     return command

@@ -40,7 +40,7 @@ FORMS: Final[Mapping[str, Callable[[Report], str]]] = {
 
 def is_right(report: Report, form: str) -> bool:
     """Whether doctor puts the report's cause first where it is pasted as one text in that form."""
-    found = diagnose(take_snapshot(pasted.from_text(FORMS[form](report))))
+    found = diagnose(take_snapshot(pasted.parse_text_report(FORMS[form](report))))
     roots = [one.cause for one in found.roots if one.severity != "info"] or [one.cause for one in found.roots]
     return roots[:1] == [report.cause]
 

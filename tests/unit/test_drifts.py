@@ -15,7 +15,7 @@ from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.results import setup_lines
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned, Refusal
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import Entry
@@ -115,7 +115,7 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
         return
     assert step.changes, [step.outcome for stage in plans for step in stage.steps]
     for stage in plans:
-        drifted = project(drifted, stage.changes)
+        drifted = project_changes(drifted, stage.changes)
     assert not [stage.changes for stage in planned(recipe, drifted) if stage.changes]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Known
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.journal.footprint import footprint_of_node
 from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
@@ -49,11 +49,11 @@ def test_a_package_is_shown_and_stored_in_one_word(package: PackageId, text: str
 
 def test_one_version_comes_and_goes_and_the_other_stays() -> None:
     node = replace(machine(), packages=Known({OLD: THERE}, "rpm"))
-    both = project(node, [INSTALL])
+    both = project_changes(node, [INSTALL])
     assert both.packages == Known({OLD: THERE, NEW: COMES}, "plan")
     back = INSTALL.inverse()
     assert back is not None
-    assert project(both, [back]).packages == Known({OLD: THERE}, "plan")
+    assert project_changes(both, [back]).packages == Known({OLD: THERE}, "plan")
 
 
 def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:

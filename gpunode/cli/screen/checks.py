@@ -12,7 +12,7 @@ from gpunode.cli.screen.words import MARKS, count, join_names, join_with_and
 
 if TYPE_CHECKING:
     from gpunode.check import Check
-    from gpunode.facts.nvml import Inventory
+    from gpunode.facts.nvml import NvmlInventory
     from gpunode.recipe import Recipe
     from gpunode.workflow.verify import VerifyReport
 
@@ -83,7 +83,7 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
     return line(MARKS["passed"], span(good, "good"), seen, hang=2)
 
 
-def inventory_text(inventory: Inventory) -> str:
+def inventory_text(inventory: NvmlInventory) -> str:
     """Return driver and GPUs: ``driver 580.178.04, 1 GPU (GTX 1080)``."""
     names = join_names(dict.fromkeys(short_model_name(str(gpu.name)) for gpu in inventory.gpus))
     gpus = f"{count(len(inventory.gpus), 'GPU')}{f' ({names})' if names else ''}"

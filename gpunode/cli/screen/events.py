@@ -15,7 +15,7 @@ from gpunode.cli.screen.words import (
     join_with_and,
     trigger_labels,
 )
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.steps.table import STEPS
 from gpunode.workflow.events import Applied
 
@@ -61,7 +61,7 @@ def _summarize_changes(changes: Sequence[Change]) -> Iterator[str]:
     yield from (change.summary for change in changes if change not in packages)
 
 
-def trigger_line(one: Settled, *, rehearsed: bool) -> Line:
+def trigger_line(one: TriggerResult, *, rehearsed: bool) -> Line:
     """Return the line of an executed trigger, with its downtime or duration."""
     about, done = trigger_labels(one.trigger)
     title = span(pad_right(about, _WIDTH) + "  ")
@@ -80,7 +80,7 @@ def _elapsed_span(elapsed: float) -> Span:
     return span(f"  {format_seconds(elapsed)}", "dim") if elapsed >= _NOTICEABLE_S else Span("")
 
 
-def downtime_text(settled: Sequence[Settled]) -> str:
+def downtime_text(settled: Sequence[TriggerResult]) -> str:
     """Return the downtime of every restarted daemon: ``containerd was down 0.4 s``."""
     down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
     return join_with_and([f"{bare_unit(one.trigger.target)} was down {format_seconds(one.seconds)}" for one in down])

@@ -10,7 +10,7 @@ from gpunode.cli.screen.text import Line, Span, indent_lines, line, mark_command
 from gpunode.cli.screen.words import DOT, MARKS, join_names
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
-from gpunode.steps.gpus import own_gpus
+from gpunode.steps.gpus import find_own_gpus
 
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer
@@ -61,7 +61,7 @@ def _platform_text(fact: Known[Platform] | object) -> str:
 def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:
     if not isinstance(fact, Known):
         return "PCI not readable"
-    usable = own_gpus(fact.value)
+    usable = find_own_gpus(fact.value)
     if not usable:
         return "no NVIDIA GPU"
     counts: dict[str, int] = {}
@@ -104,9 +104,9 @@ def _label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
 
 
 def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
-    from gpunode.facts.nvml import Inventory
+    from gpunode.facts.nvml import NvmlInventory
 
-    told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, Inventory) else {}
+    told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
     width = max((len(name) for _, name in found.gpus), default=0)
     for address, name in found.gpus:
         gpu = told.pop(address, None)
@@ -140,9 +140,9 @@ def _driver_lines(found: NodeStatus) -> Iterator[Line]:
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
     """Yield the answer of NVML, or why there is none and what to do."""
-    from gpunode.facts.nvml import Inventory, NoAnswer
+    from gpunode.facts.nvml import NoAnswer, NvmlInventory
 
-    if isinstance(answer, Inventory):
+    if isinstance(answer, NvmlInventory):
         yield line(MARKS["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
     elif isinstance(answer, NoAnswer):
         mark = MARKS["not run"] if answer.kind == "not asked" else MARKS["failed"]

@@ -14,7 +14,7 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, describe_trigger, join_with_and
 from gpunode.facts.model import Facts
-from gpunode.outcome import WAITED_FOR, Planned, Refusal, Waits
+from gpunode.outcome import WAITED_FOR, Blocked, Planned, Refusal
 from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
@@ -105,7 +105,7 @@ def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
         case Planned(reason=reason, later=later):
             return MARKS["change" if step.changes else "not run" if later else "nothing"], reason
-        case Waits(for_=for_, reason=reason):
+        case Blocked(for_=for_, reason=reason):
             return MARKS["waits"], f"waits for {WAITED_FOR[for_]}: {reason}"
         case Refusal(what=what):
             return MARKS["refused"], what

@@ -11,7 +11,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, find_first, lines_with
 from gpunode.diagnoses.views import packages
 from gpunode.facts import cdi, numbers
-from gpunode.facts.items import Item, tells_absence
+from gpunode.facts.items import Item, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 
@@ -61,7 +61,7 @@ def _canonical_path(path: str) -> str:
 def _parse_specifications(item: Item) -> Iterator[Specification]:
     words = (item.subject, *item.source.words)
     # head and grep show a file, too.
-    path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec(word) and "*" not in word), "")
+    path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec_path(word) and "*" not in word), "")
     if item.kind == "nvidia-ctk":
         match = _WRITTEN.search(item.written)
         yield from (
@@ -74,7 +74,7 @@ def _parse_specifications(item: Item) -> Iterator[Specification]:
         drivers = frozenset(match["version"] for match in find_all(item, _LIBRARY))
         place = next(lines_with(item, _LIBRARY), cite(item, 1))
         yield Specification(
-            _canonical_path(path), place, numbers.version(version["version"]) if version else (), drivers
+            _canonical_path(path), place, numbers.parse_version(version["version"]) if version else (), drivers
         )
     elif item.kind == "listing":
         yield from _list_folder(item, next((word.rstrip("/*") for word in reversed(words) if _FOLDER.match(word)), ""))
@@ -97,7 +97,7 @@ _NONE_FOUND: Final = Pattern(r"Found 0 CDI devices")
 def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the listings of the folders of specifications, or the tools that list their devices, that found none."""
     for item in snapshot.items:
-        names = (line for line in item.lines if "No such file" not in line and not tells_absence(line))
+        names = (line for line in item.lines if "No such file" not in line and not reports_absence(line))
         is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
         is_asked = item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip()
         is_empty = item.kind == "listing" and not any(map(_SPEC_NAME.search, names))
@@ -121,7 +121,7 @@ def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | Non
     for item in snapshot.items:
         if item.kind != "file" and (match := find_first(item, _PODMAN)):
             place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
-            return numbers.version(match[match.lastgroup or 0]), place
+            return numbers.parse_version(match[match.lastgroup or 0]), place
     package = snapshot.view(packages.listed_packages).get("podman")
     parts = re.findall(r"\d{1,6}", package.upstream) if package and package.is_installed else []
     return (tuple(int(part) for part in parts[:3]), package.citation) if package and parts else None

@@ -42,4 +42,4 @@ def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty if unknown."""
     shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
     match = next((match for item in shown if (match := find_first(item, _VERSION))), None)
-    return numbers.version(match["version"]) if match else ()
+    return numbers.parse_version(match["version"]) if match else ()

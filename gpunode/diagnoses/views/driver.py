@@ -85,7 +85,7 @@ def _find_loaded(snapshot: Snapshot) -> SeenVersion | None:
 
 def _parse_nvrm(line: str) -> LoadedDriver | None:
     try:
-        return kernels.loaded_driver(line[line.index("NVRM version:") :])
+        return kernels.parse_nvrm_version(line[line.index("NVRM version:") :])
     except ValueError:
         return None
 

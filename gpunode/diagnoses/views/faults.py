@@ -93,7 +93,7 @@ class Fault:
         """True if an NVLink 5 error or an SXid calls itself fatal; other errors count as fatal."""
         if self.sxid is not None:
             return bool(self.sxid.fatal)
-        body = xid.link_error(self.xid.text) if self.xid and self.code in xids.NVLINK5 else None
+        body = xid.parse_link_error(self.xid.text) if self.xid and self.code in xids.NVLINK5 else None
         return body is None or body.fatal
 
 
@@ -215,7 +215,7 @@ def faults_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
 
 def _kernel_faults(snapshot: Snapshot) -> Iterator[Fault]:
     for message in snapshot.view(kernel.kernel_messages):
-        said = xid.parse(message.text) if _ABOUT_FAULTS.search(message.text) else None
+        said = xid.parse_xid(message.text) if _ABOUT_FAULTS.search(message.text) else None
         if isinstance(said, XidMessage):
             yield from _xid_faults(said, message.citation, message.at)
         elif isinstance(said, SxidMessage):

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
-from gpunode.facts.boots import ungrepped
+from gpunode.facts.boots import strip_grep_prefix
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -196,7 +196,7 @@ def _is_continuation(last: Message, body: str, *, nvrm: bool, stamped: bool) -> 
 def _split_stamp(line: str) -> tuple[str, float | None, _Form]:
     """Return the message without its stamp, the stamp's time, and of which form it is."""
     line = _QUOTED.sub("", line) if line.startswith(">") else line
-    line = ungrepped(line)
+    line = strip_grep_prefix(line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest = line[match.end() :]

@@ -14,7 +14,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
-from gpunode.facts.numbers import whole
+from gpunode.facts.numbers import parse_int
 from gpunode.facts.patterns import Pattern
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
@@ -162,7 +162,7 @@ def _add_amount(node: KubeNode, section: str, match: re.Match[str], place: Citat
 def _read_field(item: Item, node: KubeNode) -> None:
     """Add the only field that the command printed, or zero if its grep would have shown a resource."""
     source, match = item.source, _FIELD.search(item.written)
-    if match and ((count := whole(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
+    if match and ((count := parse_int(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
         node.shown.add(match["section"])
         offers = node.capacity if match["section"] == "capacity" else node.allocatable
         offers.setdefault("nvidia.com/gpu", Amount(count or 0, node.citation))

@@ -51,7 +51,7 @@ def find_distro(snapshot: Snapshot) -> Distro | None:
     for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
         # Half a file may name nothing.
         with suppress(ValueError):
-            return os_release.distro(item.text)
+            return os_release.parse_distro(item.text)
     return _distro_by_name(snapshot)
 
 

@@ -10,7 +10,7 @@ from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.reader import Missing, Reader, fact
+from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, preferences, sources, status
@@ -30,9 +30,9 @@ _NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
 _HEADERS: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 
 
-def _read(reader: Reader) -> PackageFacts:
-    entries = fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
-    found = fact("apt-sources", lambda: _sources(reader))
+def _read(reader: EvidenceReader) -> PackageFacts:
+    entries = derive_fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
+    found = derive_fact("apt-sources", lambda: _sources(reader))
     if isinstance(entries, Unknown):
         return PackageFacts(entries, entries, entries, found, entries, {}, {})
     rows, key = entries.value, entries.probe
@@ -41,9 +41,9 @@ def _read(reader: Reader) -> PackageFacts:
         return status.interrupted(rows, [found.path for found in reader.found("dpkg-updates")])
 
     return PackageFacts(
-        architecture=fact(key, lambda: status.native_architecture(rows)),
-        packages=fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
-        interrupted=fact("dpkg-updates", interrupted),
+        architecture=derive_fact(key, lambda: status.native_architecture(rows)),
+        packages=derive_fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
+        interrupted=derive_fact("dpkg-updates", interrupted),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
         folder_modes=_folder_modes(reader),
@@ -51,27 +51,27 @@ def _read(reader: Reader) -> PackageFacts:
     )
 
 
-def _folder_modes(reader: Reader) -> Mapping[str, int]:
+def _folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
     """Return the mode of the folder of keyrings, which apt's own user must enter."""
-    found = known(fact(_KEYRING_FOLDER, lambda: reader.found(_KEYRING_FOLDER)), ())
+    found = known(derive_fact(_KEYRING_FOLDER, lambda: reader.found(_KEYRING_FOLDER)), ())
     return {one.path: one.ownership.mode for one in found if one.ownership is not None}
 
 
-def _checksums(reader: Reader) -> Mapping[str, str]:
+def _checksums(reader: EvidenceReader) -> Mapping[str, str]:
     """Return the MD5 sums in dpkg's files of the toolkit's packages: ``SUM  PATH`` without the first slash, a line."""
-    found = known(fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
+    found = known(derive_fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
     lines = (line for one in found if one.data for line in one.data.decode("utf-8", "replace").splitlines())
     rows = (line.partition("  ") for line in lines)
     return {f"/{path}": checksum for checksum, _, path in rows}
 
 
-def _sources(reader: Reader) -> tuple[PackageSource, ...]:
+def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
     entries = [*sources.parse(_SOURCES, reader.optional("apt-sources"))]
     for found in reader.found("apt-sources-d"):
         if not sources.is_source_list(found.path):
             continue
         if found.data is None:
-            raise Missing("apt-sources-d", f"{found.path} could not be read")
+            raise EvidenceMissing("apt-sources-d", f"{found.path} could not be read")
         entries.extend(sources.parse(found.path, found.data.decode("utf-8", "replace")))
     return tuple(entries)
 

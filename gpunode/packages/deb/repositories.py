@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
-from gpunode.facts.access import exposed, why_closed, why_open
+from gpunode.facts.access import describe_write_access, explain_restriction, exposure_notes
 from gpunode.facts.model import Facts, PackageSource, holds, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.system import Repository
@@ -82,7 +82,10 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
     touched = {change.subject for change in changes}
     mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
-    notes = (*exposed(facts, (repository.keyring, _home(repository, staying))), *_closed_folder(repository, facts))
+    notes = (
+        *exposure_notes(facts, (repository.keyring, _home(repository, staying))),
+        *_closed_folder(repository, facts),
+    )
     if not changes and mended:
         return Planned(tuple(mended), _why_mended(mended), notes)
     if not changes:
@@ -113,10 +116,10 @@ def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
 
 
 def _why_mended(mended: Sequence[FileChange]) -> str:
-    closing = [change for change in mended if change.before and why_open(change.before)]
+    closing = [change for change in mended if change.before and describe_write_access(change.before)]
     hidden = [change.path for change in mended if change not in closing]
     unread = f"apt's own user cannot read {' and '.join(hidden)}" if hidden else ""
-    return "; ".join(filter(None, (unread, why_closed(closing) if closing else "")))
+    return "; ".join(filter(None, (unread, explain_restriction(closing) if closing else "")))
 
 
 def _removals(rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
@@ -158,7 +161,7 @@ def _closed_folder(repository: Repository, facts: Facts) -> Iterator[str]:
 
 def _is_sound(state: FileState) -> bool:
     """Whether apt's own user can read a file and nobody can write to it who is not root."""
-    return bool(state.mode & _FOR_ALL) and not why_open(state)
+    return bool(state.mode & _FOR_ALL) and not describe_write_access(state)
 
 
 def _trusts(keyring: bytes, key: SigningKey) -> bool:

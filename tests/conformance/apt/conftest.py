@@ -15,7 +15,7 @@ import pytest
 
 from gpunode.host.apt import Apt
 from gpunode.host.port import Progress
-from gpunode.host.process import Finished, OnLine, Runner
+from gpunode.host.process import FinishedCommand, OnLine, Runner
 from tests.needs import lacking
 
 FOLDERS = (
@@ -197,7 +197,7 @@ class PrivateRunner(Runner):
         status: OnLine | None = None,
         outlives: bool = False,
         only_reads: bool = False,
-    ) -> Finished:
+    ) -> FinishedCommand:
         self.commands.append(tuple(argv))
         private = {**env, "APT_CONFIG": str(self.world / "apt.conf"), "DPKG_ADMINDIR": str(self.world / "var/lib/dpkg")}
         return super().run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Busy
-from gpunode.host.locks import first_holder, holder, locked_by, wait_until_free
+from gpunode.host.locks import find_first_holder, find_holder, find_lock_pid, wait_until_free
 from gpunode.host.port import Progress
 
 HOLD = "import fcntl,sys; f=open(sys.argv[1],'a'); fcntl.lockf(f,fcntl.LOCK_EX); print(1,flush=True); sys.stdin.read()"
@@ -30,30 +30,30 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
 
 def test_a_free_or_missing_lock_has_no_holder(tmp_path: Path) -> None:
     (tmp_path / "free").touch()
-    assert holder(tmp_path / "free") is None
-    assert holder(tmp_path / "missing") is None
+    assert find_holder(tmp_path / "free") is None
+    assert find_holder(tmp_path / "missing") is None
 
 
 def test_the_holder_is_named_with_its_command(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
-    found = holder(path)
+    found = find_holder(path)
     assert found is not None
     assert found.pid == child.pid
     assert found.command.startswith(sys.executable)
     assert "\n" not in found.command
-    assert first_holder([path.parent / "missing", path]) == found
+    assert find_first_holder([path.parent / "missing", path]) == found
 
 
 def test_asking_takes_no_lock_and_gives_none_up(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, _ = held
-    assert holder(path) == holder(path)
+    assert find_holder(path) == find_holder(path)
 
 
 def test_the_kernels_table_says_the_same(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
     status = path.stat()
     table = Path("/proc/locks").read_text()
-    assert locked_by(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in (child.pid, None)
+    assert find_lock_pid(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in (child.pid, None)
 
 
 def test_waiting_ends_when_the_lock_is_free(held: tuple[Path, subprocess.Popen[bytes]]) -> None:

@@ -10,7 +10,13 @@ import pytest
 
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.host.apt import parse_status
-from gpunode.host.apt_failures import FailureKind, build_log, classify, explain, failed_packages
+from gpunode.host.apt_failures import (
+    FailureKind,
+    classify_failure,
+    explain_failure,
+    find_build_log,
+    find_failed_packages,
+)
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.output import failed_fetches, incomplete_update, list_prefix, parse_simulation
 from gpunode.packages.simulation import Action
@@ -100,13 +106,13 @@ def test_every_sample_is_read_by_a_test() -> None:
 @pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
 def test_a_failure_is_told_by_its_cause(version: str, name: str, kind: FailureKind) -> None:
     said = sample(version, name)
-    assert classify(said.stdout, said.stderr) == kind
+    assert classify_failure(said.stdout, said.stderr) == kind
 
 
 @pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
 def test_a_failure_is_said_in_three_parts(version: str, name: str, kind: FailureKind) -> None:
     said = sample(version, name)
-    error = explain("do it", said.stdout, said.stderr)
+    error = explain_failure("do it", said.stdout, said.stderr)
     assert isinstance(error, Busy if kind == "lock" else ChangeFailed)
     assert error.what.startswith("could not do it: ")
     assert error.why.strip()
@@ -179,7 +185,7 @@ def test_progress_of_a_whole_transaction(version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_package_that_failed_is_named_with_its_last_words(version: str) -> None:
     said = sample(version, "script-fails")
-    error = explain("do it", said.stdout, said.stderr)
+    error = explain_failure("do it", said.stdout, said.stderr)
     assert "badscript" in error.what
     assert "something is wrong: disk on fire" in error.why
     assert "exit status 3" in error.why
@@ -188,9 +194,9 @@ def test_the_package_that_failed_is_named_with_its_last_words(version: str) -> N
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_module_that_does_not_build_points_at_its_log(version: str) -> None:
     said = sample(version, "dkms-fails")
-    assert build_log(said.stderr) == "/var/lib/dkms/nv/1/make.log"
+    assert find_build_log(said.stderr) == "/var/lib/dkms/nv/1/make.log"
     log = "  CC [M]  nv.o\nnv.c:12:5: error: implicit declaration of 'f'\nmake[1]: *** [nv.o] Error 1\n"
-    error = explain("do it", said.stdout, said.stderr, make_log=log)
+    error = explain_failure("do it", said.stdout, said.stderr, make_log=log)
     assert error.why == "nv.c:12:5: error: implicit declaration of 'f'"
     assert "/var/lib/dkms/nv/1/make.log" in error.hint
     assert "baddkms" in error.what
@@ -198,14 +204,14 @@ def test_a_module_that_does_not_build_points_at_its_log(version: str) -> None:
 
 def test_an_archive_that_does_not_unpack_is_named() -> None:
     said = sample("apt-2.6.2", "disk-full-unpack")
-    assert failed_packages(said.stderr) == ("bigopt",)
+    assert find_failed_packages(said.stderr) == ("bigopt",)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_repository_in_mid_sync_is_named(version: str) -> None:
     said = sample(version, "update-hash-mismatch")
     assert failed_fetches(said.stderr) == ("http://127.0.0.1:8099/nohash/./Packages",)
-    assert "http://127.0.0.1:8099/nohash" in explain("do it", said.stdout, said.stderr).what
+    assert "http://127.0.0.1:8099/nohash" in explain_failure("do it", said.stdout, said.stderr).what
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.host import image_apt
-from gpunode.host.image_apt import simulate
+from gpunode.host.image_apt import simulate_image
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import NOT_SIMULATED, Action
 
@@ -65,7 +65,7 @@ def install(name: str) -> PackageChange:
 def test_sources_pins_and_status_are_the_images(root: Path) -> None:
     removal = PackageChange(PackageId("old"), PackageState("1"), None)
 
-    simulation = simulate(str(root), [install("tool"), removal])
+    simulation = simulate_image(str(root), [install("tool"), removal])
 
     assert simulation.problem == ""
     assert {(action.verb, str(action.id), action.version) for action in simulation.actions} == {
@@ -83,7 +83,7 @@ def test_nothing_outside_of_the_image_is_read(root: Path, tmp_path: Path) -> Non
     shutil.move(root / "etc/apt/preferences.d", tmp_path / "preferences.d")
     (root / "etc/apt/preferences.d").symlink_to(tmp_path / "preferences.d")
 
-    simulation = simulate(str(root), [install("tool")])
+    simulation = simulate_image(str(root), [install("tool")])
 
     assert Action("install", PackageId("tool"), "3", origin="Lab:stable") in simulation.actions
     assert "$6$" not in simulation.problem
@@ -103,7 +103,7 @@ def test_it_is_asked_by_nobody(root: Path, tmp_path: Path, monkeypatch: pytest.M
     program.write_text('#!/bin/sh\ngrep -E "^(Uid|Groups|CapBnd|NoNewPrivs)" /proc/self/status >&2; exit 1\n')
     program.chmod(0o755)
 
-    said = simulate(str(root), [install("tool")]).problem
+    said = simulate_image(str(root), [install("tool")]).problem
 
     rows = dict(line.split(":\t", 1) for line in said.splitlines() if ":\t" in line)
     assert (rows["Uid"], rows["NoNewPrivs"]) == ("65534\t65534\t65534\t65534", "1")
@@ -115,16 +115,16 @@ def test_a_root_of_unknown_architecture_is_said_not_to_be_simulated(root: Path) 
     foreign = STATUS.format("old").replace("Architecture: amd64", "Architecture: i386")
     (root / "var/lib/dpkg/status").write_text(f"{STATUS.format('old')}\n{foreign}")
 
-    assert simulate(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
+    assert simulate_image(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
 
 
 def test_what_would_fill_the_disk_is_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is too large by itself; together they are."""
-    monkeypatch.setattr(image_apt, "_LARGEST", 4 << 20)
+    monkeypatch.setattr(image_apt, "_MAX_FILE_BYTES", 4 << 20)
     for number in range(5):
         with (root / f"var/lib/apt/lists/archive.invalid_{number}_Packages").open("wb") as file:
             file.truncate(1 << 20)
 
-    problem = simulate(str(root), [install("tool")]).problem
+    problem = simulate_image(str(root), [install("tool")]).problem
 
     assert problem == f"{NOT_SIMULATED}the state of the image's apt cannot be copied: it is larger than 4 MiB"

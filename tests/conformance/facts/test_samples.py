@@ -38,7 +38,7 @@ def test_auto_marks_are_those_of_apt_mark() -> None:
 
 @pytest.mark.parametrize("version", ["252", "257"])
 def test_systemctl_show(version: str) -> None:
-    found = systemd.units(sample(f"systemctl-show-{version}.txt"))
+    found = systemd.parse_units(sample(f"systemctl-show-{version}.txt"))
     assert found["containerd.service"].state == ServiceState(True, True)
     assert found["containerd.service"].started_at == pytest.approx(1795248280, abs=30)
     assert not found["docker.service"].exists

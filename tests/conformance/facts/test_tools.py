@@ -71,7 +71,7 @@ def test_lspci_and_sysfs_say_the_same(sysfs: Path) -> None:
     folders = sorted((sysfs / "bus/pci/devices").iterdir())
     aliases = [Found(f"{one}/modalias", data=(one / "modalias").read_bytes()) for one in folders]
     drivers = [Found(f"{one}/driver", link=str((one / "driver").readlink())) for one in folders]
-    ours = pci.devices_from_sysfs(aliases, drivers)
+    ours = pci.read_sysfs_devices(aliases, drivers)
     assert {(one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in ours} == {
         (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in pci.parse_lspci(text)
     }
@@ -191,7 +191,7 @@ def test_dkms_calls_installed_what_we_call_installed(tmp_path: Path) -> None:
     printed = run("dkms", "status", "--dkmstree", str(tree))
     said = re.findall(r"^([\w-]+)/([\d.]+), ([^,]+), x86_64: installed", printed, re.MULTILINE)
     links = [Found(str(link), link=str(link.readlink())) for link in tree.glob("*/kernel-*")]
-    assert kernels.dkms_installed(links) == {(module, kernel): version for module, version, kernel in said}
+    assert kernels.read_dkms_links(links) == {(module, kernel): version for module, version, kernel in said}
     assert said
 
 
@@ -214,7 +214,7 @@ def known_to_distro(folder: Path, text: str) -> LinuxDistribution:
 
 @pytest.mark.parametrize("text", RELEASES)
 def test_os_release_says_what_distro_says(tmp_path: Path, text: str) -> None:
-    ours, theirs = os_release.distro(text), known_to_distro(tmp_path, text)
+    ours, theirs = os_release.parse_distro(text), known_to_distro(tmp_path, text)
     assert (ours.id, ours.version_id) == (theirs.id(), theirs.version())
     assert " ".join(ours.like) == theirs.like()
     assert ours.name == (theirs.name(pretty=True) if "PRETTY_NAME" in text else theirs.name())
@@ -224,4 +224,4 @@ def test_os_release_says_what_distro_says(tmp_path: Path, text: str) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\"'\\$`", exclude_categories=["Cc", "Cs", "Zl", "Zp"])))
 def test_a_quoted_name_says_what_distro_says(tmp_path: Path, name: str) -> None:
     text = f'ID=x\nNAME="{name}"\n'
-    assert os_release.parse(text)["NAME"] == known_to_distro(tmp_path, text).os_release_attr("name")
+    assert os_release.parse_variables(text)["NAME"] == known_to_distro(tmp_path, text).os_release_attr("name")

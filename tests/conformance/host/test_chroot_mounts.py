@@ -267,7 +267,7 @@ def test_the_images_own_policy_stays(root: Path) -> None:
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 42\n")
     one = runner(root)
-    with chroot.furnished(one):
+    with chroot.prepare_root(one):
         assert one.places.policy == ""
     assert policy.read_text() == "#!/bin/sh\nexit 42\n"
 
@@ -275,7 +275,7 @@ def test_the_images_own_policy_stays(root: Path) -> None:
 def test_a_resolver_by_way_of_a_folder_of_the_running_system_is_made_reachable(root: Path) -> None:
     (root / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
     before = tree(root)
-    with chroot.furnished(runner(root)):
+    with chroot.prepare_root(runner(root)):
         assert (root / "run/systemd/resolve/stub-resolv.conf").exists() == Path("/etc/resolv.conf").exists()
     assert tree(root) == before
     assert os.readlink(root / "etc/resolv.conf") == "../run/systemd/resolve/stub-resolv.conf"
@@ -288,7 +288,7 @@ def test_links_of_the_image_lead_to_nothing_outside_of_it(root: Path, tmp_path: 
     (root / place).rmdir()
     (root / place).symlink_to(outside)
     one = runner(root)
-    with suppress(ChangeFailed), chroot.furnished(one):
+    with suppress(ChangeFailed), chroot.prepare_root(one):
         one.run(("/bin/sh",), timeout_s=10)
     assert os.listdir(outside) == []
 
@@ -296,17 +296,17 @@ def test_links_of_the_image_lead_to_nothing_outside_of_it(root: Path, tmp_path: 
 def test_a_folder_without_a_system_is_refused(tmp_path: Path) -> None:
     from gpunode.errors import UsageError
 
-    with pytest.raises(UsageError, match="not the root of a system"), chroot.furnished(runner(tmp_path)):
+    with pytest.raises(UsageError, match="not the root of a system"), chroot.prepare_root(runner(tmp_path)):
         pass
 
 
 def test_what_a_killed_run_left_in_the_image_is_used_again_and_goes(root: Path) -> None:
     """A stand-in for policy-rc.d that stayed must not count as the image's own policy, which would start services."""
     policy = root / "usr/sbin/policy-rc.d"
-    policy.write_bytes(chroot._STAND_IN)
+    policy.write_bytes(chroot._PLACEHOLDER)
     one = runner(root)
 
-    with chroot.furnished(one):
+    with chroot.prepare_root(one):
         assert one.places.policy == "/usr/sbin/policy-rc.d"
 
     assert not policy.exists()
@@ -314,10 +314,10 @@ def test_what_a_killed_run_left_in_the_image_is_used_again_and_goes(root: Path) 
 
 def test_stand_ins_are_swept_and_the_images_own_files_stay(root: Path) -> None:
     policy, resolver = root / "usr/sbin/policy-rc.d", root / "etc/resolv.conf"
-    policy.write_bytes(chroot._STAND_IN)
+    policy.write_bytes(chroot._PLACEHOLDER)
     resolver.write_text("")
 
-    chroot.sweep(str(root))
+    chroot.remove_mount_points(str(root))
 
     assert not policy.exists()
     assert resolver.exists()
@@ -334,5 +334,5 @@ with chroot.furnished(Runner(sys.argv[1], consent=lambda: None)):
     killed = subprocess.run([sys.executable, "-c", script, str(root)], check=False, cwd=TOP)
     assert killed.returncode == -9
     assert str(root) not in Path("/proc/self/mountinfo").read_text()
-    chroot.sweep(str(root))
+    chroot.remove_mount_points(str(root))
     assert not (root / "usr/sbin/policy-rc.d").exists()

@@ -67,7 +67,7 @@ def set_attribute(path: Path, name: str) -> None:
 
 def replaced(root: Path, path: str = "/etc/file") -> None:
     """The file is replaced, with the owner and mode that it has."""
-    before = files.state(path, root=str(root))
+    before = files.read_state(path, root=str(root))
     assert before is not None
     change = FileChange(path, before, FileState(b"new", before.mode, before.uid, before.gid))
     LocalHost(str(root)).apply([change])
@@ -76,7 +76,7 @@ def replaced(root: Path, path: str = "/etc/file") -> None:
 def refused(root: Path, path: str = "/etc/file") -> Refused:
     """The file is neither replaced nor removed, in time and when it is tried, and nothing is left beside it."""
     before = listing(root)
-    present = files.state(path, root=str(root))
+    present = files.read_state(path, root=str(root))
     after = FileState(b"new", 0o644, 0, 0)
     with pytest.raises(Refused) as early:
         LocalHost(str(root)).vet([FileChange(path, present, after)])
@@ -118,7 +118,7 @@ def test_an_attribute_comes_back_with_a_file_that_was_removed(root: Path, file: 
     os.chmod(file, 0o640)
     set_attribute(file, name)
     host, store, before = LocalHost(str(root)), Store(root), file.lstat()
-    realized = host.realize(FileChange("/etc/file", files.state("/etc/file", root=str(root)), None))
+    realized = host.realize(FileChange("/etc/file", files.read_state("/etc/file", root=str(root)), None))
     run = store.begin("setup", version="test")
     run.intend("runtime", "test", realized)
 
@@ -132,7 +132,7 @@ def test_an_attribute_comes_back_with_a_file_that_was_removed(root: Path, file: 
 
     after = file.lstat()
     assert file.read_bytes() == b"old"
-    assert dict(files.attributes("/etc/file", root=str(root))).get(name) == ATTRIBUTES[name]
+    assert dict(files.read_attributes("/etc/file", root=str(root))).get(name) == ATTRIBUTES[name]
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
 
@@ -154,7 +154,7 @@ def test_a_new_file_takes_the_acl_that_its_folder_gives_and_no_more_than_its_mod
     except OSError as error:
         pytest.skip(f"no ACL here: {error.strerror}")
 
-    files.replace("/etc/secret", FileState(b"s", 0o600, 0, 0), root=str(root))
+    files.replace_file("/etc/secret", FileState(b"s", 0o600, 0, 0), root=str(root))
 
     assert stat.S_IMODE((root / "etc/secret").stat().st_mode) == 0o600
     # The mask is the mode's middle: whoever the ACL names may do nothing.
@@ -172,7 +172,7 @@ def test_made_folders_are_as_a_package_would_make_them(root: Path, umask: int) -
     os.chmod(root / "etc", 0o2777)
     old = os.umask(umask)
     try:
-        files.replace("/etc/x/y/file", FileState(b"", 0o644, 0, 0), root=str(root))
+        files.replace_file("/etc/x/y/file", FileState(b"", 0o644, 0, 0), root=str(root))
     finally:
         os.umask(old)
 
@@ -273,7 +273,7 @@ def test_behind_a_link_it_is_the_target_that_counts(root: Path, file: Path) -> N
     (root / "etc/folder").unlink()
     (root / "etc/folder").mkdir()
     replaced(root, "/etc/link")
-    files.replace("/etc/link-to-folder/new", FileState(b"1", 0o644, 0, 0), root=str(root))
+    files.replace_file("/etc/link-to-folder/new", FileState(b"1", 0o644, 0, 0), root=str(root))
 
     assert os.readlink(root / "etc/link") == "folder/../file"
     assert (file.read_bytes(), os.getxattr(file, "trusted.note")) == (b"new", b"x")
@@ -322,7 +322,7 @@ def test_odd_names_are_names(root: Path, name: str) -> None:
     host, store = LocalHost(str(root)), Store(root)
     before = FileState(b"old", 0o600, 0, 0)
     path = f"/etc/{name}"
-    files.replace(path, before, root=str(root))
+    files.replace_file(path, before, root=str(root))
     change = host.realize(FileChange(path, before, FileState(b"new", 0o600, 0, 0)))
     run = store.begin("setup", version="test")
     run.intend("runtime", "test", change)

@@ -39,7 +39,7 @@ def kernel_inode(root: Path, path: str) -> int | None:
 
 def our_inode(root: Path, path: str) -> int | None:
     try:
-        return os.lstat(f"{root}{places.resolve(path, root=str(root))}").st_ino
+        return os.lstat(f"{root}{places.resolve_path(path, root=str(root))}").st_ino
     except OSError:
         return None
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.derive import derive
-from gpunode.host.capture import load
+from gpunode.host.capture import load_capture
 from tests.conformance.hostile.image import TOP, gpunode
 
 SAMPLE = TOP / "gpunode/samples/debian12-gtx1080"
@@ -33,7 +33,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def understood(path: Path) -> bool:
     """Whether there is a capture at ``path``; anything but a clear answer is raised."""
     try:
-        derive(load(path))
+        derive(load_capture(path))
     except GpunodeError as error:
         assert error.exit_code in {2, 3}  # noqa: PT017 -- either answer is right
         assert error.what  # noqa: PT017

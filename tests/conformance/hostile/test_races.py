@@ -126,13 +126,13 @@ def test_what_lies_outside_of_the_root_is_never_touched(tmp_path: Path, verb: st
     def act() -> None:
         match verb:
             case "replace":
-                files.replace("/world/inner/name", STATE, root=str(root))
+                files.replace_file("/world/inner/name", STATE, root=str(root))
             case "remove":
-                files.remove("/world/inner/name", root=str(root))
+                files.remove_file("/world/inner/name", root=str(root))
             case "read":
-                assert b"mine" not in files.read("/world/inner/name", root=str(root)).data
+                assert b"mine" not in files.read_file("/world/inner/name", root=str(root)).data
             case _:
-                with files.candidate("/world/inner/name", b"x", root=str(root)):
+                with files.candidate_file("/world/inner/name", b"x", root=str(root)):
                     pass
 
     with attacker(swap):
@@ -148,7 +148,7 @@ def test_a_new_file_replaces_nothing_that_came_there_meanwhile(tmp_path: Path) -
     place = tmp_path / "world/new"
     place.parent.mkdir()
     with attacker(swap_links(place, victim.file)):
-        attempts(lambda: output.create(place, b"secret"), victim)
+        attempts(lambda: output.create_output(place, b"secret"), victim)
     assert [path.name for path in place.parent.glob(".gpunode-*")] == []
 
 
@@ -182,11 +182,11 @@ def test_what_is_saved_in_a_strangers_folder_is_written_nowhere_else(theirs: Pat
     def act() -> None:
         path = theirs / "cap"
         if kind == "folder":
-            output.make_folder(path, members)
+            output.write_folder(path, members)
             assert path.stat().st_uid == 0, "what is said to be saved is ours"
             shutil.rmtree(path)
         else:
-            output.replace(path, b"secret")
+            output.write_output(path, b"secret")
 
     with attacker(swap):
         attempts(act, victim)
@@ -217,8 +217,8 @@ def test_a_link_is_followed_for_its_owner_alone(tmp_path: Path, through: str, li
     is_followed = link in {0, target}
 
     with suppress(GpunodeError):
-        files.replace(path, replace(STATE, uid=target or 0), root=str(tmp_path))
+        files.replace_file(path, replace(STATE, uid=target or 0), root=str(tmp_path))
 
     written = leads if through == "the file" else leads / "new"
     assert (written.is_file() and written.read_bytes() == STATE.content) == is_followed
-    assert (files.read(path, root=str(tmp_path)).outcome == "ok") == is_followed
+    assert (files.read_file(path, root=str(tmp_path)).outcome == "ok") == is_followed

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.probes import probes
-from gpunode.host.capture import save
+from gpunode.facts.probes import list_probes
+from gpunode.host.capture import save_capture
 from gpunode.host.local import LocalHost
 from gpunode.workflow.converge import run_probes
 from tests.conformance.hostile.image import CONFIG_TOML, DAEMON_JSON, OWN, Done, Image, gpunode, make_image, needs_root
@@ -157,7 +157,7 @@ def test_a_recipe_is_shown_without_secrets_in_its_words(image: Image) -> None:
 
 
 def test_a_capture_holds_no_secret(image: Image, tmp_path: Path) -> None:
-    save(run_probes(LocalHost(str(image.root)), probes(image=True)), tmp_path / "node")
+    save_capture(run_probes(LocalHost(str(image.root)), list_probes(image=True)), tmp_path / "node")
     files = [path for path in (tmp_path / "node").rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:

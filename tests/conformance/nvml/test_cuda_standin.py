@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.cuda import CudaAnswer, CudaError, CudaRun, answer_of
+from gpunode.facts.cuda import CudaAnswer, CudaError, CudaRun, read_cuda_answer
 from gpunode.facts.nvml import NoAnswer
-from gpunode.host.cuda import ELEMENTS, probe
+from gpunode.host.cuda import ELEMENTS, make_probe
 from tests.fakes.compile import library
 from tests.fakes.runners import EnvRunner, looked
 
@@ -28,7 +28,7 @@ CALLS = [
 def _run(gpus: int = 1, faults: str = "", timeout_s: float = 120.0, **environment: str) -> CudaAnswer:
     folder = str(library("cuda/cuda.c", "libcuda.so.1"))
     runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_CUDA_GPUS=str(gpus), FAKE_CUDA_FAULTS=faults, **environment)
-    return answer_of(looked(runner, probe(timeout_s)))
+    return read_cuda_answer(looked(runner, make_probe(timeout_s)))
 
 
 def test_all_gpus_add_right_and_keep_nothing(tmp_path: Path) -> None:

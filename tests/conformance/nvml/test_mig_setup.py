@@ -17,11 +17,11 @@ from gpunode.change import Change, MigChange, MigLayout, Trigger
 from gpunode.errors import Conflict, DrainRequired
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
-from gpunode.facts.nvml import answer_of, mig_gpus
+from gpunode.facts.nvml import list_mig_gpus, read_nvml_answer
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.host.local import LocalHost
-from gpunode.host.nvml import probe
-from gpunode.host.port import Settled, Workloads
+from gpunode.host.nvml import make_probe
+from gpunode.host.port import TriggerResult, Workloads
 from gpunode.journal.store import Store
 from gpunode.recipe import Mig, Recipe
 from gpunode.workflow import live_state
@@ -63,20 +63,22 @@ class Machine(LocalHost):
             else:
                 super().apply([change])
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self.owed += triggers
-        return tuple(Settled(trigger, 0.0) for trigger in triggers)
+        return tuple(TriggerResult(trigger, 0.0) for trigger in triggers)
 
     def workloads(self) -> Workloads:
         return Workloads(("4711 (python train.py)", "99 (nvtop)"))
 
     def facts(self) -> Facts:
         files = {path: Known(live_state.read_file_state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
-        facts = with_driver(gpus=(gpu(H100, address="0000:0f:00.0"),), mig=mig_gpus(answer_of(self.look(probe(60)))))
+        facts = with_driver(
+            gpus=(gpu(H100, address="0000:0f:00.0"),), mig=list_mig_gpus(read_nvml_answer(self.look(make_probe(60))))
+        )
         return replace(facts, files={**facts.files, **files})
 
     def layout(self) -> MigLayout | None:
-        return mig_gpus(answer_of(self.look(probe(60))))[0].layout
+        return list_mig_gpus(read_nvml_answer(self.look(make_probe(60))))[0].layout
 
     def setup(self, store: Store, recipe: Recipe = WANTED, *, disrupt: bool = False) -> SetupResult:
         asked = SetupOptions(version="test", only=ONLY, allow_disruption=disrupt)

@@ -11,9 +11,9 @@ from gpunode.catalog import mig
 from gpunode.change import MigChange, MigInstance, MigLayout
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.model import MigGpu
-from gpunode.facts.nvml import answer_of, mig_gpus
+from gpunode.facts.nvml import list_mig_gpus, read_nvml_answer
 from gpunode.host.local import LocalHost
-from gpunode.host.nvml import probe
+from gpunode.host.nvml import make_probe
 from tests.fakes.compile import library
 from tests.fakes.mig import reboot
 from tests.fakes.runners import EnvRunner
@@ -44,7 +44,7 @@ def host(state: Path, gpus: int = 1, **environment: str) -> LocalHost:
 
 
 def seen(node: LocalHost) -> tuple[MigGpu, ...]:
-    return mig_gpus(answer_of(node.look(probe(60))))
+    return list_mig_gpus(read_nvml_answer(node.look(make_probe(60))))
 
 
 @pytest.fixture

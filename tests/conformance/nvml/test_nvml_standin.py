@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.facts.nvml import ERRORS, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread, answer_of
-from gpunode.host.nvml import argv, probe
+from gpunode.facts.nvml import ERRORS, NoAnswer, NvmlAnswer, NvmlFailure, NvmlInventory, NvmlUnread, read_nvml_answer
+from gpunode.host.nvml import child_argv, make_probe
 from tests.fakes.compile import library
 from tests.fakes.runners import EnvRunner, looked
 
@@ -32,13 +32,13 @@ READERS = {
 def _ask(gpus: int = 1, faults: str = "", timeout_s: float = 60.0) -> NvmlAnswer:
     folder = str(library("nvml/nvml.c", "libnvidia-ml.so.1"))
     runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_NVML_GPUS=str(gpus), FAKE_NVML_FAULTS=faults)
-    return answer_of(looked(runner, probe(timeout_s)))
+    return read_nvml_answer(looked(runner, make_probe(timeout_s)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 16])
 def test_every_gpu_is_listed_with_what_it_tells(count: int) -> None:
     found = _ask(count)
-    assert isinstance(found, Inventory)
+    assert isinstance(found, NvmlInventory)
     assert (found.driver, found.cuda, found.nvml) == ("580.178.04", "13.0", "13.580.178.04")
     assert found.library.endswith("/libnvidia-ml.so.1")
     assert [gpu.index for gpu in found.gpus] == list(range(count))
@@ -73,9 +73,9 @@ def test_gpus_that_cannot_be_counted_are_a_failure_of_the_whole() -> None:
 @pytest.mark.parametrize("code", sorted(ERRORS))
 def test_a_gpu_that_does_not_answer_hides_no_other(code: int) -> None:
     found = _ask(8, f"nvmlDeviceGetHandleByIndex_v2@3={code}")
-    assert isinstance(found, Inventory)
+    assert isinstance(found, NvmlInventory)
     assert len(found.gpus) == 8
-    assert found.gpus[3].failure == Unread(code, ERRORS[code].name)
+    assert found.gpus[3].failure == NvmlUnread(code, ERRORS[code].name)
     assert all(gpu.failure is None for gpu in found.gpus if gpu.index != 3)
     assert len(found.uuids) == 7
 
@@ -84,12 +84,12 @@ def test_a_gpu_that_does_not_answer_hides_no_other(code: int) -> None:
 def test_every_error_of_one_value_leaves_the_others(reader: str) -> None:
     codes = sorted(ERRORS)
     found = _ask(len(codes), ",".join(f"{reader}@{index}={code}" for index, code in enumerate(codes)))
-    assert isinstance(found, Inventory)
+    assert isinstance(found, NvmlInventory)
     for gpu, code in zip(found.gpus, codes, strict=True):
         for key in READERS[reader]:
-            assert getattr(gpu, key) == Unread(code, ERRORS[code].name)
+            assert getattr(gpu, key) == NvmlUnread(code, ERRORS[code].name)
         others = {key for keys in READERS.values() for key in keys} - set(READERS[reader])
-        assert not any(isinstance(getattr(gpu, key), Unread) for key in others)
+        assert not any(isinstance(getattr(gpu, key), NvmlUnread) for key in others)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_every_error_of_one_value_leaves_the_others(reader: str) -> None:
 )
 def test_a_version_that_is_not_told_leaves_the_gpus(function: str) -> None:
     found = _ask(2, f"{function}=4")
-    assert isinstance(found, Inventory)
-    assert Unread(4, "NoPermission") in (found.driver, found.cuda, found.nvml)
+    assert isinstance(found, NvmlInventory)
+    assert NvmlUnread(4, "NoPermission") in (found.driver, found.cuda, found.nvml)
     assert len(found.uuids) == 2
 
 
 def test_a_name_that_is_no_text_is_one_unread_value() -> None:
     found = _ask(2, "nvmlDeviceGetName@0=garbage")
-    assert isinstance(found, Inventory)
-    assert isinstance(found.gpus[0].name, Unread)
+    assert isinstance(found, NvmlInventory)
+    assert isinstance(found.gpus[0].name, NvmlUnread)
     assert found.gpus[1].name == "NVIDIA H100 80GB HBM3"
 
 
@@ -126,8 +126,8 @@ def test_a_library_that_kills_the_child_is_said() -> None:
 
 
 def test_without_a_library_the_failure_is_its_absence() -> None:
-    found = answer_of(looked(EnvRunner(), probe()))
-    if isinstance(found, Inventory) or getattr(found, "code", 12) != 12:
+    found = read_nvml_answer(looked(EnvRunner(), make_probe()))
+    if isinstance(found, NvmlInventory) or getattr(found, "code", 12) != 12:
         pytest.skip("this machine has an NVIDIA driver's library")
     assert isinstance(found, NvmlFailure)
     assert found.name == "LibraryNotFound"
@@ -149,7 +149,7 @@ def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
         "LD_LIBRARY_PATH": str(library("nvml/nvml.c", "libnvidia-ml.so.1")),
         "PYTHONPATH": str(tmp_path),
     }
-    done = subprocess.run(argv(), check=False, capture_output=True, cwd=tmp_path, env=environment)
+    done = subprocess.run(child_argv(), check=False, capture_output=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith(b'{"schema": 1')
 
@@ -172,10 +172,11 @@ def test_it_runs_from_a_zipapp(tmp_path: Path) -> None:
         for file in (root / "gpunode").rglob("*.py"):
             out.write(file, file.relative_to(root))
         out.write(pynvml.__file__, "pynvml.py")
-        # The parent that a user starts: it asks by the command of its own argv().
+        # The parent that a user starts: it asks by the command of its own child_argv().
         out.writestr(
             "__main__.py",
-            "import subprocess; from gpunode.host.nvml import argv; print(argv()); subprocess.run(argv(), check=True)",
+            "import subprocess; from gpunode.host.nvml import child_argv as argv; print(argv()); "
+            "subprocess.run(argv(), check=True)",
         )
     environment = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(library("nvml/nvml.c", "libnvidia-ml.so.1"))}
     done = subprocess.run(

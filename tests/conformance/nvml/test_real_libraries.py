@@ -19,7 +19,7 @@ from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaError
 from gpunode.facts.nvml import NvmlFailure, driver_version
 from gpunode.host import cuda, nvml
-from gpunode.host.container import QUERY, make_image, read_libraries
+from gpunode.host.container import QUERY, build_image, read_libraries
 from gpunode.host.process import Runner
 from tests.conformance.nvml import debian
 from tests.fakes.runners import EnvRunner, looked
@@ -29,7 +29,7 @@ def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path
     debian.without_gpu()
     library = debian.only("libnvidia-ml.so.*.*")
     (tmp_path / "libnvidia-ml.so.1").symlink_to(library)
-    found = nvml_facts.answer_of(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), nvml.probe()))
+    found = nvml_facts.read_nvml_answer(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), nvml.make_probe()))
     assert isinstance(found, NvmlFailure)
     assert (found.code, found.name, found.text) == (9, "DriverNotLoaded", "Driver Not Loaded")
     assert driver_version(found.nvml) == library.name.removeprefix("libnvidia-ml.so.")
@@ -39,7 +39,7 @@ def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path
 def test_cuda_without_a_driver_names_the_call(tmp_path: Path) -> None:
     debian.without_gpu()
     (tmp_path / "libcuda.so.1").symlink_to(debian.only("libcuda.so.*.*"))
-    found = cuda_facts.answer_of(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), cuda.probe()))
+    found = cuda_facts.read_cuda_answer(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), cuda.make_probe()))
     assert isinstance(found, CudaError)
     assert found.call == "cuInit"
     assert found.name == "CUDA_ERROR_NO_DEVICE"
@@ -68,7 +68,7 @@ def test_the_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
         pytest.skip("needs root: chroot")
     program = debian.only("nvidia/current/nvidia-smi")
     _unpack(
-        make_image(read_libraries(Runner(), str(program)), os.uname().machine, "localhost/check:1", QUERY), tmp_path
+        build_image(read_libraries(Runner(), str(program)), os.uname().machine, "localhost/check:1", QUERY), tmp_path
     )
     shutil.copy(program, tmp_path / "usr/bin/nvidia-smi")
 

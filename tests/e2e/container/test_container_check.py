@@ -22,13 +22,16 @@ UUIDS = [f"GPU-00000000-0000-0000-0000-{n:012x}" for n in range(3)]
 
 INSIDE = """
 import json, subprocess, sys
-from gpunode.host.container import check, containerd, docker
+from gpunode.host.container import check_container, containerd_commands, docker_commands
 from gpunode.host.process import Runner
 
 uuids, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
 found = {}
-for commands in (containerd("t", binary="/usr/local/bin/nvidia-container-runtime"), docker("t")):
-    one = check(Runner(), commands, uuids, timeout_s=seconds)
+for commands in (
+    containerd_commands("t", binary="/usr/local/bin/nvidia-container-runtime"),
+    docker_commands("t"),
+):
+    one = check_container(Runner(), commands, uuids, timeout_s=seconds)
     found[one.runtime] = [one.passed, sorted(one.seen), one.failure, list(one.leftovers)]
 left = [f"ctr -n gpunode-t {kind} ls -q" for kind in ("namespaces", "images", "containers", "tasks", "content")]
 left += ["docker ps -aq", "docker images -q"]

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode import builtin
 from gpunode.host.cluster import _flatten_documents
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 from gpunode.kubernetes.render import render_cluster
 from tests.e2e.kubernetes.control_plane import ADMIN, API_PROGRAMS, EXPIRED, STRANGER, ControlPlane
 from tests.e2e.kubernetes.fake_node import add_node
@@ -231,7 +231,7 @@ def test_server_in_memory_answers_as_the_real_one(plane: ControlPlane, name: str
         plane.kubectl("delete", "node/gpu-1", "runtimeclass/nvidia", "--ignore-not-found")
 
 
-def of_real(plane: ControlPlane, step: Step, namespace: str) -> Finished:
+def of_real(plane: ControlPlane, step: Step, namespace: str) -> FinishedCommand:
     """What the real kubectl says; the step's namespace has another name there."""
     who, words, body = step
     if "@" in " ".join(words):
@@ -244,10 +244,10 @@ def of_real(plane: ControlPlane, step: Step, namespace: str) -> Finished:
     lax = ("--validate=false",) if words[0] in {"apply", "create"} else ()
     done = plane.finish(*words, *lax, user=who, stdin=json.dumps(body).replace("gpu-system", namespace) if body else "")
     out, err = (text.replace(namespace, "gpu-system").encode() for text in (done.stdout, done.stderr))
-    return Finished(words, done.returncode, out, err, 0.0, False)
+    return FinishedCommand(words, done.returncode, out, err, 0.0, False)
 
 
-def of_fake(fake: Kubectl, step: Step) -> Finished:
+def of_fake(fake: Kubectl, step: Step) -> FinishedCommand:
     """What the stand-in says."""
     who, words, body = step
     server = fake.server

@@ -253,11 +253,11 @@ def test_systemd_and_gpunode_read_a_command_line_alike(node: Machine) -> None:
 
     files: dict[str, bytes] = {}
     for _ in ("the unit", "its drop-ins", "its environment"):
-        for place in units.reads(files, DOCKER):
+        for place in units.unit_file_patterns(files, DOCKER):
             folder, _, name = place.rpartition("/")
             found = node.path(folder).glob(name) if node.path(folder).is_dir() else ()
             files |= {f"{folder}/{path.name}": path.read_bytes() for path in found if path.is_file()}
-    read = units.command(files, DOCKER)
+    read = units.find_start_command(files, DOCKER)
 
     assert read is not None
     ran = node.path(f"/proc/{start_of(node, DOCKER).pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.follow_ups import follow_ups, last_looks
+from gpunode.facts.follow_ups import final_follow_ups, follow_ups
 from tests.e2e.lab.toolkit import CALLS
 from tests.e2e.runtimes.cri import Cri, NoCri
 from tests.e2e.runtimes.daemons import DOCKERD, Files, Root
@@ -109,7 +109,7 @@ def inspected(node: Node) -> str:
     evidence = {"units": Capture("systemctl show", "ok", units.encode())}
     (listed,) = [probe for probe in follow_ups(evidence) if probe.key == "docker-containers"]
     evidence[listed.key] = Capture(listed.source, "ok", node.run(*listed.argv).encode())
-    (inspect,) = last_looks(evidence)
+    (inspect,) = final_follow_ups(evidence)
     return node.run(*inspect.argv)
 
 

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 from gpunode.change import PackageChange
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
-from gpunode.facts.examination import EXAMINATION, UNITS
-from gpunode.facts.probes import LSPCI, probes
+from gpunode.facts.examination import DOCTOR_PROBES, UNITS
+from gpunode.facts.probes import LSPCI, list_probes
 from gpunode.packages.simulation import Simulation
 from gpunode.workflow.doctor import examine
 
@@ -17,7 +17,7 @@ from gpunode.workflow.doctor import examine
 Said: TypeAlias = "str | tuple[Found, ...] | Capture"
 Node: TypeAlias = "Mapping[str, Said]"
 
-PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*probes(UNITS), LSPCI, *EXAMINATION)}
+PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI, *DOCTOR_PROBES)}
 _ROOTS: Final = Ownership(0o644, 0, 0)
 
 

@@ -19,7 +19,7 @@ from gpunode.facts.model import (
     Unit,
     known,
 )
-from gpunode.facts.nvml import Gpu, Inventory
+from gpunode.facts.nvml import Gpu, NvmlInventory
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
@@ -160,4 +160,4 @@ GPU = Gpu(
     mig=False,
     mig_pending=False,
 )
-INVENTORY = Inventory("580.178.04", "13.0", "13.580.178.04", (GPU,))
+INVENTORY = NvmlInventory("580.178.04", "13.0", "13.580.178.04", (GPU,))

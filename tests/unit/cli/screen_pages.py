@@ -27,7 +27,7 @@ from gpunode.cli.screen.results import already_undone_lines, rollback_lines, run
 from gpunode.cli.screen.text import BLANK
 from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
-from gpunode.host.port import Progress, Settled
+from gpunode.host.port import Progress, TriggerResult
 from gpunode.journal import record
 from gpunode.journal.chronicle import RunRecord, record_of_run
 from gpunode.journal.history import RunSummary
@@ -76,7 +76,7 @@ def rehearse(screen: Screen) -> None:
 def setup(screen: Screen) -> None:
     """Events with fixed times, as a real run tells them."""
     done = nodes.set_up(nodes.free(), lambda _: None)
-    settled = (Settled(Trigger("initramfs"), 8.14), Settled(RESTART, 0.4))
+    settled = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
         for stage in done.applied:
             packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
@@ -106,7 +106,7 @@ def one_step(screen: Screen) -> None:
     )
     done = replace(whole, preview=stages, seconds=0.2)
     ended(screen, done, VerifyReport(CHECKS[3:]))
-    changed = replace(done, run="000003-20250501T120000Z", settled=(Settled(RESTART, 0.4),))
+    changed = replace(done, run="000003-20250501T120000Z", settled=(TriggerResult(RESTART, 0.4),))
     ended(screen, changed, VerifyReport(CHECKS[3:]))
 
 
@@ -142,7 +142,7 @@ def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
     undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), left=left)
     screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
-    done = RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),))
+    done = RollbackResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
     screen.conclude(rollback_lines(done, None, screen.argv))
 
 

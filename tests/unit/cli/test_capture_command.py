@@ -9,7 +9,7 @@ from gpunode.cli.capture import capture, find_missing_probes
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.host.capture import load
+from gpunode.host.capture import load_capture
 from gpunode.host.port import HostView
 
 EVIDENCE: Evidence = {
@@ -36,14 +36,14 @@ def test_all_that_doctor_sees_is_saved_and_its_size_told(
 ) -> None:
     capture(str(tmp_path / name), OutputOptions(json=True), anonymize=False, force=False)
     result = json.loads(capsys.readouterr().out)["result"]
-    assert load(tmp_path / name) == EVIDENCE
+    assert load_capture(tmp_path / name) == EVIDENCE
     assert result["probes"] == len(EVIDENCE)
     assert result["bytes"] == sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file())
 
 
 def test_on_request_it_names_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture(str(tmp_path / "node.tgz"), OutputOptions(), anonymize=True, force=False)
-    assert load(tmp_path / "node.tgz")["node-name"].data == b"host-1\n"
+    assert load_capture(tmp_path / "node.tgz")["node-name"].data == b"host-1\n"
     assert "host and user names are replaced" in " ".join(capsys.readouterr().out.split())
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None
         capture(str(path), OutputOptions(json=True), anonymize=False, force=False)
     assert path.read_bytes() == b"mine"
     capture(str(path), OutputOptions(json=True), anonymize=False, force=True)
-    assert load(path)
+    assert load_capture(path)
 
 
 def test_incomplete_is_what_nobody_answered_not_what_was_answered_with_no() -> None:

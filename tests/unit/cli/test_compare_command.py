@@ -11,15 +11,15 @@ from gpunode.cli.compare import compare
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture
-from gpunode.host.capture import save
+from gpunode.host.capture import save_capture
 from gpunode.host.port import HostView
 from tests.unit.diagnoses.test_comparison import node, seen
 
 
 @pytest.fixture
 def captures(tmp_path: Path) -> tuple[str, str]:
-    save(node(0), tmp_path / "good.tgz")
-    save(node(1, **{"kernel-release": seen("uname -r", "6.1.0-21-amd64\n")}), tmp_path / "bad.tgz")
+    save_capture(node(0), tmp_path / "good.tgz")
+    save_capture(node(1, **{"kernel-release": seen("uname -r", "6.1.0-21-amd64\n")}), tmp_path / "bad.tgz")
     return str(tmp_path / "good.tgz"), str(tmp_path / "bad.tgz")
 
 
@@ -56,7 +56,7 @@ def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
     captures: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = "/etc/docker/daemon.json"
-    save(node(1, **{f"file:{path}": Capture(path, "denied", error="Permission denied")}), tmp_path / "user.tgz")
+    save_capture(node(1, **{f"file:{path}": Capture(path, "denied", error="Permission denied")}), tmp_path / "user.tgz")
     compare(captures[0], str(tmp_path / "user.tgz"), OutputOptions(json=True))
     (row,) = answer(capsys)["result"]["unseen"]
     assert row == {"trait": f"file:{path}", "title": path, "side": "bad", "reason": "denied", "names": []}

@@ -106,7 +106,7 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine is one with nouveau."""
 
     def examine(_: HostView) -> Evidence:
-        return pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU])
+        return pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU])
 
     monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
 
@@ -167,7 +167,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(diagnoses, "rules_by_cause", lambda: failing)
     folder = tmp_path / "log"
     monkeypatch.setattr(bugs, "FOLDER", folder)
-    monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
+    monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
     return folder
 

@@ -25,7 +25,7 @@ from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.results import setup_lines
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import project_stage
@@ -130,11 +130,11 @@ class Refusing(RehearsalHost):
 
     refused = False
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         if triggers[0].kind == "restart" and not self.refused:
             self.refused = True
             raise ChangeFailed("containerd does not come back", why="its last lines:\ninvalid [plugins]")
-        return tuple(Settled(one, 0.4) for one in triggers)
+        return tuple(TriggerResult(one, 0.4) for one in triggers)
 
 
 def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
@@ -163,8 +163,8 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
 class Unimpressed(RehearsalHost):
     """A node whose docker says of every reload that it was done, and does not use what it cannot use."""
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
-        return tuple(Settled(one, 0.4) for one in triggers)
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
+        return tuple(TriggerResult(one, 0.4) for one in triggers)
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
         raise ChangeFailed("docker.service did not accept its new configuration", why="it knows: runc")

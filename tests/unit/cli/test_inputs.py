@@ -20,7 +20,7 @@ from gpunode.cli.samples import SAMPLES_FOLDER, resolve_sample, sample_names
 from gpunode.errors import UsageError
 from gpunode.facts.model import Known
 from gpunode.steps.detect import DETECT
-from gpunode.steps.gpus import nvswitches, own_gpus
+from gpunode.steps.gpus import find_nvswitches, find_own_gpus
 from tests.unit.steps.machines import machine, planned, recipe
 
 
@@ -34,8 +34,8 @@ def test_gpus_are_named_for_images_only() -> None:
 
 def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
     named = parse_setup_gpus("10de:1b80,10de:10f0,10de:1ad6,10de:22a3,10de:22a5", image=True)
-    assert [device.device for device in own_gpus(named)] == ["1b80"]
-    assert [device.device for device in nvswitches(named)] == ["22a3", "22a5"]
+    assert [device.device for device in find_own_gpus(named)] == ["1b80"]
+    assert [device.device for device in find_nvswitches(named)] == ["22a3", "22a5"]
     notes = planned(DETECT.plan(recipe(), replace(machine(), devices=Known(named, "--gpu")))).notes
     said = [note for note in notes if "no GPU" in note]
     assert [note.split()[2].rstrip(",") for note in said] == ["10de:10f0", "10de:1ad6", "10de:22a3", "10de:22a5"]
@@ -79,7 +79,7 @@ def test_root_keeps_no_journal_where_another_user_can_lead_it(
 ) -> None:
     """With the HOME of another user, as after ``su`` without a dash, a link there leads root's writes elsewhere."""
     risks = {tmp_path: "alice"} if others else {tmp_path: ""}
-    monkeypatch.setattr("gpunode.host.ownership.why_others_write", risks.__getitem__)
+    monkeypatch.setattr("gpunode.host.ownership.explain_writable_by_others", risks.__getitem__)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     root_home = Path(pwd.getpwuid(0).pw_dir)

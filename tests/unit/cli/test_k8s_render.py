@@ -17,7 +17,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.samples import SAMPLES_FOLDER
 from gpunode.errors import Conflict, RecipeError, Refused, UsageError
 from gpunode.facts.evidence import Capture
-from gpunode.host.capture import load, save
+from gpunode.host.capture import load_capture, save_capture
 from gpunode.kubernetes.model import HEADER
 
 SAMPLE = str(SAMPLES_FOLDER / "debian12-gtx1080")
@@ -79,7 +79,7 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
 
 def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", holds="table")
-    save({**load(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
+    save_capture({**load_capture(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
     render_recipe("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
 
@@ -93,7 +93,7 @@ def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
         f"file:{crictl}": Capture(crictl, "ok", b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"),
         f"file:{config}": Capture(config, "ok", b"node-name: Rack-4.GPU-7\n"),
     }
-    save({**load(Path(SAMPLE)), **more}, tmp_path / "named.tar.gz")
+    save_capture({**load_capture(Path(SAMPLE)), **more}, tmp_path / "named.tar.gz")
     render_recipe("k8s-containerd", (str(tmp_path / "named.tar.gz"),), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"rack-4.gpu-7"}
 

@@ -15,7 +15,7 @@ from gpunode.facts import pasted
 from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.unit.workflow.test_fleet import NOUVEAU
 
-SICK = diagnose_evidence(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
+SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU]))
 
 
 def samples(examined: Examination) -> list[tuple[str, dict[str, str], float]]:

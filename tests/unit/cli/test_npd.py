@@ -17,7 +17,7 @@ from gpunode.workflow.doctor import Examination, diagnose_evidence
 from tests.unit.workflow.test_fleet import NOUVEAU
 
 FOLDER = Path(__file__).parents[3] / "recipes/node-problem-detector"
-SICK = diagnose_evidence(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
+SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU]))
 HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), works=True)
 
 

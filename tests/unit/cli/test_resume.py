@@ -89,7 +89,7 @@ def test_the_boot_gives_apt_the_proxies_that_it_had_before(
         monkeypatch.delenv(name, raising=False)
     run = kept(store, encode_request(asked, PROXIES), asked)
     assert hash_recipe(resume_request(store, run)) == hash_recipe(asked)
-    assert process.proxies() == PROXIES
+    assert process.proxy_variables() == PROXIES
     (file,) = tmp_path.rglob("request.toml")
     assert file.stat().st_mode & 0o777 == 0o600
 

@@ -14,7 +14,7 @@ from gpunode.cli.session import SignalGuard, partial_run_envelope
 from gpunode.cli.setup import SetupFlags, waiting_failure
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
-from gpunode.outcome import WAITED_FOR, Refusal, WaitFor, Waits, reboot_suffices
+from gpunode.outcome import WAITED_FOR, Blocked, Refusal, WaitFor, reboot_suffices
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, StepPlan, raise_refusal
 from gpunode.workflow.setup import SetupResult
@@ -52,7 +52,7 @@ EXITS: dict[WaitFor, int] = {"reboot": 10, "console": 10, "drain": 11}
 
 
 def waits(*kinds: WaitFor) -> SetupResult:
-    return SetupResult((), (), (), tuple(Waits(kind, f"why {kind}") for kind in kinds), "1", 0.0, machine())
+    return SetupResult((), (), (), tuple(Blocked(kind, f"why {kind}") for kind in kinds), "1", 0.0, machine())
 
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
@@ -78,7 +78,7 @@ def test_a_node_reboots_by_itself_only_where_nothing_else_has_to_happen(
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_the_plan_names_what_is_waited_for(kind: WaitFor) -> None:
-    planned = [StagePlan("kernel", (StepPlan(STEPS[0], Waits(kind, "the reason"), ()),))]
+    planned = [StagePlan("kernel", (StepPlan(STEPS[0], Blocked(kind, "the reason"), ()),))]
     lines = [*stage_lines(planned, verbose=False), *outlook_lines(planned, image=False, verbose=False)]
     text = "\n".join("".join(part.text for part in one.spans) for one in lines)
     assert f"waits for {WAITED_FOR[kind]}: the reason" in text

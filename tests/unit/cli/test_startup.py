@@ -159,7 +159,8 @@ def test_a_render_loads_no_step_and_of_the_runtimes_one() -> None:
 
 def test_a_bug_is_kept_without_the_modules_that_may_have_it() -> None:
     found = loaded_by(
-        "import json, sys, gpunode.host.bugs\ngpunode.host.bugs._versions()\nprint(json.dumps(sorted(sys.modules)))"
+        "import json, sys, gpunode.host.bugs\ngpunode.host.bugs._describe_versions()\n"
+        "print(json.dumps(sorted(sys.modules)))"
     )
     assert ours(found) <= {
         f"gpunode{name}" for name in ("", ".command", ".errors", ".host", ".host.bugs", ".host.ownership")

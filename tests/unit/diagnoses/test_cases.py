@@ -23,7 +23,7 @@ ROWS = [(path.stem, number, row) for path in CASES for number, row in enumerate(
 
 def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
     rows = [{"source": one["source"], "text": one["text"]} for one in evidence]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 @pytest.mark.parametrize(("family", "number", "row"), ROWS, ids=[f"{name}-{number}" for name, number, _ in ROWS])

@@ -175,7 +175,7 @@ def test_what_could_not_be_looked_at_is_neither_there_nor_not(
 
 
 def pasted_node(*answers: tuple[str, str]) -> Evidence:
-    return pasted.evidence([*answers])
+    return pasted.collect_pieces([*answers])
 
 
 A100 = "3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)"

@@ -32,7 +32,7 @@ def reports() -> Iterator[tuple[str, str, list[dict[str, str]]]]:
 
 
 def diagnosis(rows: list[dict[str, str]]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 REPORTS = tuple(reports())

@@ -30,7 +30,7 @@ EDITED = {
 
 
 def of(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 def causes(found: Diagnosis) -> list[str]:

@@ -28,7 +28,7 @@ NO_SMI: Row = ("nvidia-smi", "bash: nvidia-smi: command not found")
 
 
 def seen(*rows: Row) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(rows)))
+    return diagnose(take_snapshot(pasted.collect_pieces(rows)))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ OPEN_ONES = (
 
 
 def driver(*rows: Row) -> Fix:
-    return remedies.install_driver(take_snapshot(pasted.evidence(rows)), "install the driver")
+    return remedies.install_driver(take_snapshot(pasted.collect_pieces(rows)), "install the driver")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_one_unknown_gpu_of_two_leaves_it_open() -> None:
 
 
 def test_no_branch_that_drives_the_gpu_is_new_enough() -> None:
-    node = take_snapshot(pasted.evidence([ROCKY, NAMED]))
+    node = take_snapshot(pasted.collect_pieces([ROCKY, NAMED]))
     (fix,) = remedies.change_driver(node, "upgrade the driver", oldest_branch=590)
     assert fix.commands == ()
     assert "no branch that NVIDIA maintains" in fix.text
@@ -110,7 +110,7 @@ def test_a_branch_that_dropped_the_gpu_is_not_brought_again() -> None:
             "               NVRM:  this GPU.  Continuing probe..."
         ),
     )
-    (finding,) = diagnose(take_snapshot(pasted.evidence([ROCKY, gpu(V100), said]))).roots
+    (finding,) = diagnose(take_snapshot(pasted.collect_pieces([ROCKY, gpu(V100), said]))).roots
     commands = " ".join(command for fix in finding.remedy for command in fix.commands)
     assert "nvidia-driver:580-dkms/default" in commands
     assert "cuda-drivers" not in commands

@@ -11,7 +11,7 @@ from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import boots, pasted
 from gpunode.facts.evidence import Capture
-from gpunode.facts.sources import recognise
+from gpunode.facts.sources import identify_source
 
 WORKS = (
     "nvidia-smi",
@@ -32,7 +32,7 @@ MARK = f"-- Boot {'0123456789abcdef' * 2} --\n"
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 OVER = {
@@ -118,10 +118,10 @@ def test_faults_of_two_boots_are_no_one_incident_and_those_of_this_boot_stand_fi
 
 
 def test_lines_keep_their_numbers_and_a_paste_what_is_no_log() -> None:
-    log = recognise("/var/log/kern.log")
-    assert boots.of_running(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
+    log = identify_source("/var/log/kern.log")
+    assert boots.keep_running_boot(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
     paste = "07:00.0 3D controller: NVIDIA Corporation\n" + FELL + BANNER
-    assert boots.of_running(recognise("", paste), "", paste) == f"{paste.splitlines()[0]}\n\n{BANNER}"
+    assert boots.keep_running_boot(identify_source("", paste), "", paste) == f"{paste.splitlines()[0]}\n\n{BANNER}"
 
 
 def test_a_gpu_that_cannot_be_read_has_not_got_over_its_fault() -> None:

@@ -37,7 +37,7 @@ def rule(cause: str = "a-cause", **more: object) -> Rule:
 
 
 def node(*said: str) -> Snapshot:
-    return take_snapshot(pasted.evidence([("a program", f"{words} sign") for words in said]))
+    return take_snapshot(pasted.collect_pieces([("a program", f"{words} sign") for words in said]))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_other_causes_of_the_same_symptom_are_ruled_out_by_the_line_against_them
         ("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
         ("dpkg -l nvidia-driver-550", "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver metapackage"),
     )  # fmt: skip
-    root = diagnose(take_snapshot(pasted.evidence(rows))).findings[0]
+    root = diagnose(take_snapshot(pasted.collect_pieces(rows))).findings[0]
     assert root.cause == "nouveau-bound"
     assert "no NVIDIA driver is installed: a driver is installed" in root.ruled_out
     assert "no NVIDIA GPU is on the bus: a GPU is on the bus" in root.ruled_out

@@ -67,7 +67,7 @@ def test_no_pod_hides_what_the_node_shows() -> None:
 
 def test_a_report_of_nothing_but_a_pods_log_is_heard() -> None:
     log = [{"source": "kubectl logs -n gpu-operator nvidia-driver-daemonset-x7k2p", "text": FELL}]
-    found = diagnose(take_snapshot(pasted.from_json(json.dumps(log), "a report")))
+    found = diagnose(take_snapshot(pasted.parse_json_report(json.dumps(log), "a report")))
     assert causes(found) == ["gpu-fallen-off-bus"]
 
 
@@ -77,9 +77,9 @@ def test_in_a_pasted_report_a_node_that_works_takes_the_certainty_from_a_pod() -
         "|   0  NVIDIA L40S     On  |   00000000:31:00.0 Off |                    0 |\n"
     )
     works, said = ("nvidia-smi", smi), ("kubectl logs app", HEADERS)
-    (found,) = diagnose(take_snapshot(pasted.evidence([works, said]))).findings
+    (found,) = diagnose(take_snapshot(pasted.collect_pieces([works, said]))).findings
     assert (found.confidence, found.heard_from) == ("likely", "kubectl logs app")
-    (found,) = diagnose(take_snapshot(pasted.evidence([works, ("sudo dkms autoinstall", HEADERS)]))).findings
+    (found,) = diagnose(take_snapshot(pasted.collect_pieces([works, ("sudo dkms autoinstall", HEADERS)]))).findings
     assert (found.confidence, found.heard_from) == ("certain", "")
 
 
@@ -88,7 +88,7 @@ def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:
     text = f"$ lspci -nnk\n{gpu}\n\tKernel driver in use: nouveau\n"
     for source in ("kubectl logs app", "docker logs app", "/var/log/pods/a_b_c/app/0.log"):
         rows = [{"source": source, "text": text}]
-        (item,) = take_snapshot(pasted.from_json(json.dumps(rows), "a report")).items
+        (item,) = take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")).items
         assert (item.kind, item.where) == ("lspci", "container")
 
 

@@ -17,12 +17,12 @@ WARNS = re.compile(r"\bsave what\b|\bgo(?:es)? with it\b|\bloses what\b|\bdelete
 
 
 def first(*pieces: tuple[str, str]) -> Finding:
-    return diagnose(take_snapshot(pasted.evidence(pieces))).findings[0]
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces))).findings[0]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_what_must_be_saved_first_is_a_step_of_its_own(system: str) -> None:
-    node = take_snapshot(pasted.evidence(SYSTEMS[system]))
+    node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     fixes = [(cause, fix) for cause, rule in rules_by_cause().items() for fix in rule.remedy(node)]
     assert [(cause, fix.text) for cause, fix in fixes if fix.commands and WARNS.search(fix.text)] == []
 
@@ -31,7 +31,7 @@ def test_what_must_be_saved_first_is_a_step_of_its_own(system: str) -> None:
     "cause", ["docker-from-snap", "nested-node-config-not-applied", "gpu-operator-driver-restart-blocked"]
 )
 def test_what_deletes_data_begins_with_saving_it(cause: str) -> None:
-    save = next(iter(rules_by_cause()[cause].remedy(take_snapshot(pasted.evidence([])))))
+    save = next(iter(rules_by_cause()[cause].remedy(take_snapshot(pasted.collect_pieces([])))))
     assert save.text.startswith("save what")
     assert save.commands == ()
 
@@ -65,7 +65,7 @@ def test_without_the_argument_it_is_added() -> None:
 
 def test_acs_stays_where_it_keeps_virtual_machines_apart() -> None:
     rows = (("lspci -nnk -d 10de:", f"{BUS}\n{LENT}"),)
-    node = take_snapshot(pasted.evidence(rows))
+    node = take_snapshot(pasted.collect_pieces(rows))
     assert not [command for fix in rules_by_cause()["acs-blocks-p2p"].remedy(node) for command in fix.commands]
 
 

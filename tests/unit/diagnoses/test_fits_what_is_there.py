@@ -18,7 +18,7 @@ BARE = (
 
 
 def told(*rows: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(rows)))
+    return diagnose(take_snapshot(pasted.collect_pieces(rows)))
 
 
 def commands(found: Diagnosis) -> list[str]:

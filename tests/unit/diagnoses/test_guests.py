@@ -46,7 +46,7 @@ def commands(finding: Finding) -> list[str]:
 
 @pytest.mark.parametrize("seen", [SHARE, NUMBERED, NAMED, MODE, GRIDD])
 def test_a_guest_is_known(seen: tuple[str, str]) -> None:
-    node = take_snapshot(pasted.evidence([UBUNTU, seen]))
+    node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert guests.is_vgpu(node)
     assert not gpu_models.gpu_cards(node)
     assert not is_supported(node)
@@ -54,14 +54,14 @@ def test_a_guest_is_known(seen: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED, NO_GRIDD])
 def test_a_whole_gpu_is_none(seen: tuple[str, str]) -> None:
-    node = take_snapshot(pasted.evidence([UBUNTU, seen]))
+    node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert not guests.is_vgpu(node)
     assert is_supported(node)
 
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED])
 def test_nor_is_one_for_which_a_licence_was_fetched(seen: tuple[str, str]) -> None:
-    assert not guests.is_vgpu(take_snapshot(pasted.evidence([UBUNTU, seen, GRIDD])))
+    assert not guests.is_vgpu(take_snapshot(pasted.collect_pieces([UBUNTU, seen, GRIDD])))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_share_has_the_name_of_its_profile(name: str, is_share: bool) -> None:
 @pytest.mark.parametrize("system", [UBUNTU, ROCKY])
 @pytest.mark.parametrize("seen", [SHARE, NAMED])
 def test_a_guest_with_too_old_a_driver_gets_that_of_its_host(system: tuple[str, str], seen: tuple[str, str]) -> None:
-    (finding,) = diagnose(take_snapshot(pasted.evidence([system, seen, SMI, ASKS]))).findings
+    (finding,) = diagnose(take_snapshot(pasted.collect_pieces([system, seen, SMI, ASKS]))).findings
     assert finding.cause == "driver-too-old-for-image"
     assert commands(finding) == []
     assert "vGPU guest driver (GRID)" in finding.remedy[0].text
@@ -87,7 +87,7 @@ def test_a_guest_with_too_old_a_driver_gets_that_of_its_host(system: tuple[str, 
 
 @pytest.mark.parametrize("system", [UBUNTU, ROCKY])
 def test_a_guest_without_a_driver_gets_that_of_its_host(system: tuple[str, str]) -> None:
-    (finding,) = diagnose(take_snapshot(pasted.evidence([system, SHARE, *MISSING]))).roots
+    (finding,) = diagnose(take_snapshot(pasted.collect_pieces([system, SHARE, *MISSING]))).roots
     assert finding.cause == "driver-not-installed"
     assert "vGPU guest driver (GRID)" in finding.remedy[0].text
     assert commands(finding) == ["nvidia-smi"]

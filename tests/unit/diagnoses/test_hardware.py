@@ -18,7 +18,7 @@ from gpunode.facts.evidence import Capture
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
@@ -243,7 +243,7 @@ def test_no_evidence_is_too_odd(text: str) -> None:
     rows = [
         {"source": source, "text": text} for source in ("dmesg", "nvidia-smi -q", "nvidia-smi --query-gpu=a,b", "x")
     ]
-    node = take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    node = take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
     for family in rule_families():
         if family.id in {"lost", "memory", "gsp", "xids"}:
             for rule in family.rules:

@@ -19,7 +19,7 @@ REJECTED = ("sudo modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia':
 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 @pytest.mark.parametrize("pieces", [(FAILS, REJECTED), (EMPTY, FAILS, REJECTED), (EMPTY, REJECTED), (REJECTED,)])

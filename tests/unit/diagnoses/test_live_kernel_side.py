@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
-from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 
 RUNNING = "6.1.0-37-amd64"
-SOURCES = {probe.key: probe.source for probe in (*PROBES, *EXAMINATION)}
+SOURCES = {probe.key: probe.source for probe in (*PROBES, *DOCTOR_PROBES)}
 DRIVER = """Package: nvidia-kernel-open-dkms
 Status: install ok installed
 Architecture: amd64

@@ -27,7 +27,7 @@ def causes(examined: Examination) -> list[str]:
 
 
 def pieces(*found: tuple[str, str]) -> Snapshot:
-    return take_snapshot(pasted.evidence(found))
+    return take_snapshot(pasted.collect_pieces(found))
 
 
 # --- LD_LIBRARY_PATH -----------------------------------------------------------------------------------------------
@@ -276,5 +276,5 @@ def test_a_warnings_place_in_a_program_is_no_heading() -> None:
         "/home/u/venv/lib/python3.12/site-packages/torch/cuda/__init__.py:235: UserWarning: \n"
         "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
     )
-    (capture,) = pasted.from_text(text).values()
+    (capture,) = pasted.parse_text_report(text).values()
     assert "UserWarning" in capture.text

@@ -11,7 +11,7 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.numbers import version, whole
+from gpunode.facts.numbers import parse_int, parse_version
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/doctor"
 
@@ -27,13 +27,13 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios/doctor"
 )
 def test_a_long_word_in_a_log_is_no_obstacle(source: str, text: str) -> None:
     """These took from 38 s to four minutes; ``tests/fuzz/slow_patterns.py`` looks for what would again."""
-    assert diagnose(take_snapshot(pasted.evidence([(source, text)])), guarded=True).bugs == ()
+    assert diagnose(take_snapshot(pasted.collect_pieces([(source, text)])), guarded=True).bugs == ()
 
 
 def test_a_number_of_thousands_of_digits_is_none() -> None:
     """Twelve rules ended in it as a bug of gpunode's."""
     node = f"apiVersion: v1\nkind: Node\nstatus:\n  capacity:\n    nvidia.com/gpu: {'1' * 5000}\n"
-    found = diagnose(take_snapshot(pasted.evidence([("kubectl get node gpu1 -o yaml", node)])), guarded=True)
+    found = diagnose(take_snapshot(pasted.collect_pieces([("kubectl get node gpu1 -o yaml", node)])), guarded=True)
     assert found.bugs == ()
 
 
@@ -47,11 +47,11 @@ def test_no_rule_ends_in_a_number(name: str) -> None:
             for one in json.loads(path.read_text())["evidence"]
             if len(one["text"]) < 8000
         ]
-        assert diagnose(take_snapshot(pasted.evidence(pieces)), guarded=True).bugs == ()
+        assert diagnose(take_snapshot(pasted.collect_pieces(pieces)), guarded=True).bugs == ()
 
 
 def test_whole_numbers_and_versions() -> None:
     """Digits of other alphabets are none, although ``isdigit`` says so."""
-    assert [whole(text) for text in ("0", "12", "²", "", "-1", "1" * 5000)] == [0, 12, None, None, None, None]
-    assert version("1.2.3") == (1, 2, 3)
-    assert version("1" * 5000 + ".2") == (int("1" * 18), 2)
+    assert [parse_int(text) for text in ("0", "12", "²", "", "-1", "1" * 5000)] == [0, 12, None, None, None, None]
+    assert parse_version("1.2.3") == (1, 2, 3)
+    assert parse_version("1" * 5000 + ".2") == (int("1" * 18), 2)

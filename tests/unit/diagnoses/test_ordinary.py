@@ -9,7 +9,7 @@ from gpunode.facts import pasted
 
 
 def diagnosis(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 def test_a_host_that_lends_its_gpus_to_guests_needs_no_driver() -> None:

@@ -20,7 +20,7 @@ PROXMOX = ("uname -r", "6.8.12-8-pve\n")
 
 
 def diagnosis(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 def faults(found: Diagnosis) -> list[str]:

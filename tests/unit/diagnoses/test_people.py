@@ -8,7 +8,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.sources import recognise
+from gpunode.facts.sources import identify_source
 
 SMI = (
     "| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |\n"
@@ -18,7 +18,7 @@ XID = "[  100.000000] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off 
 
 
 def of(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_programs_own_line_proves_it_wherever_it_was_pasted(source: str, text:
     "source", ["history", "history | tail", "cat ~/.bash_history", "fc -l", "/root/.zsh_history", "shell history"]
 )
 def test_what_was_typed_is_no_message(source: str) -> None:
-    assert recognise(source).kind == "shell-history"
+    assert identify_source(source).kind == "shell-history"
     typed = "101  echo 'NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.'"
     for pieces in ([(source, typed)], [(source, typed), ("nvidia-smi", SMI)]):
         found = of(*pieces)
@@ -48,5 +48,5 @@ def test_what_was_typed_is_no_message(source: str) -> None:
 
 
 def test_the_history_of_packages_is_that_of_packages() -> None:
-    assert recognise("cat /var/log/zypp/history").kind == "package-history"
-    assert recognise("dnf history").kind == "package-history"
+    assert identify_source("cat /var/log/zypp/history").kind == "package-history"
+    assert identify_source("dnf history").kind == "package-history"

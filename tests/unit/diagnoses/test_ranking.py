@@ -179,7 +179,7 @@ TREE = "-[0000:00]-+-00.0  Intel Corporation\n           +-01.0-[07]----00.0  NV
 
 
 def node(*pieces: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 def log(*lines: tuple[float, str]) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def test_a_program_on_another_gpu_has_its_own_fault_and_the_earlier_comes_first(
 
 
 def clocks(*pieces: tuple[str, str]) -> list[str]:
-    return [message.clock for message in kernel.kernel_messages(take_snapshot(pasted.evidence(pieces)))]
+    return [message.clock for message in kernel.kernel_messages(take_snapshot(pasted.collect_pieces(pieces)))]
 
 
 def test_times_compare_within_one_boot_of_one_log_or_with_their_zone() -> None:

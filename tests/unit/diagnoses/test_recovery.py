@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def xid(code: int, text: str = "", *, at: int = 0, gpu: str = "1b") -> str:

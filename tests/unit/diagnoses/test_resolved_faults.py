@@ -36,7 +36,7 @@ STUCK = "[   12.101] nvidia 0000:01:00.0: Unable to change power state from D3co
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 @pytest.mark.parametrize(

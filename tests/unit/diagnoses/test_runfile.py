@@ -35,7 +35,7 @@ GRIDD = ("ls -l /usr/bin/nvidia-gridd", "-rwxr-xr-x 1 root root 5400000 Jul  1 1
 
 
 def root(*rows: Row) -> Finding:
-    (found,) = diagnose(take_snapshot(pasted.evidence([*BASE, *rows]))).roots
+    (found,) = diagnose(take_snapshot(pasted.collect_pieces([*BASE, *rows]))).roots
     return found
 
 

@@ -16,7 +16,7 @@ WAITS = ("kubectl describe pod", "Warning  FailedScheduling  0/1 nodes are avail
 
 def found(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report")))
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
@@ -174,7 +174,7 @@ SHOWN_LABELS = (
 def scheduled(desired: int, label: str | None, *more: tuple[str, str]) -> Diagnosis:
     labels = () if label is None else (("kubectl get nodes --show-labels", SHOWN_LABELS.format(label)),)
     pieces = (("kubectl get ds -n nvidia-device-plugin", DAEMON_SETS.format(desired)), *labels, *more)
-    return diagnose(take_snapshot(pasted.evidence(pieces)))
+    return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from gpunode.facts.patterns import Pattern
 
 
 def test_registers_of_packages_have_no_messages() -> None:
-    evidence = pasted.evidence([("/var/log/dpkg.log", "NVRM: GPU is lost\n"), ("journalctl -u x", "all is well\n")])
+    evidence = pasted.collect_pieces(
+        [("/var/log/dpkg.log", "NVRM: GPU is lost\n"), ("journalctl -u x", "all is well\n")]
+    )
     seen = take_snapshot(evidence)
     assert [one.is_register for one in seen.items] == [True, False]
     assert not seen.contains(Pattern("GPU is lost"))

@@ -27,7 +27,7 @@ def remedy(path: str, text: str) -> list[str]:
         (f"cat {path}", text),
         ("cat /etc/apt/sources.list.d/nvidia-container-toolkit.list", KEPT),
     ]
-    (found,) = diagnose(take_snapshot(pasted.evidence(pieces))).findings
+    (found,) = diagnose(take_snapshot(pasted.collect_pieces(pieces))).findings
     assert found.cause == "apt-signed-by-conflict"
     return shlex.split(found.remedy[0].commands[0])
 

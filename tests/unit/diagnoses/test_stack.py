@@ -19,7 +19,7 @@ def test_every_layer_has_a_title_and_a_cause() -> None:
 
 def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
     """The stack of the node that these pieces show."""
-    seen = take_snapshot(pasted.evidence(rows))
+    seen = take_snapshot(pasted.collect_pieces(rows))
     return {layer.id: layer for layer in stack_layers(seen, diagnose(seen))}
 
 

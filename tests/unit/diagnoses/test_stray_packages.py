@@ -29,7 +29,7 @@ def listed(packages: dict[str, str], state: str = "ii") -> str:
 
 
 def told(packages: dict[str, str], *more: tuple[str, str], smi: str = SMI) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence([("dpkg -l", listed(packages)), ("nvidia-smi", smi), *more])))
+    return diagnose(take_snapshot(pasted.collect_pieces([("dpkg -l", listed(packages)), ("nvidia-smi", smi), *more])))
 
 
 @pytest.mark.parametrize("version", ["580.65.06-1", "580.191.01-1", "595.91.07-1"])
@@ -63,7 +63,7 @@ def test_a_hold_is_the_reason_where_there_is_one() -> None:
 
 
 def test_without_the_list_of_packages_it_may_be_one() -> None:
-    found = diagnose(take_snapshot(pasted.evidence([("nvidia-smi", SMI), ("./vectorAdd", SAYS_803)])))
+    found = diagnose(take_snapshot(pasted.collect_pieces([("nvidia-smi", SMI), ("./vectorAdd", SAYS_803)])))
     assert [finding.cause for finding in found.findings] == ["cuda-compat-lib-mismatch"]
 
 

@@ -37,7 +37,7 @@ LEGACY = (
 
 
 def told(*rows: tuple[str, str]) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.evidence([SYSTEM, KERNEL, PACKAGES, *rows])))
+    return diagnose(take_snapshot(pasted.collect_pieces([SYSTEM, KERNEL, PACKAGES, *rows])))
 
 
 def commands(finding: Finding) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_maintained_branch_that_drives_both_is_offered() -> None:
     p100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GP100GL [Tesla P100 PCIe 16GB] [10de:15f8] (rev a1)"
     bus = ("lspci -nn -d 10de:", f"{p100}\n{NEW}")
     smi = ("nvidia-smi", "| NVIDIA-SMI 595.58.03    Driver Version: 595.58.03     CUDA Version: 13.2 |")
-    found = diagnose(take_snapshot(pasted.evidence([SYSTEM, KERNEL, bus, smi, WORKS])))
+    found = diagnose(take_snapshot(pasted.collect_pieces([SYSTEM, KERNEL, bus, smi, WORKS])))
     (finding,) = found.findings
     assert (finding.cause, finding.severity) == ("gpu-legacy-unsupported-by-branch", "warning")
     assert "sudo gpunode setup --driver 580" in commands(finding)
@@ -93,7 +93,7 @@ def test_two_gpus_of_one_kind_that_are_bound_and_fail_are_an_error() -> None:
         ),
     )
     bus = ("lspci -nnk -d 10de:", f"1b:00.0 {b200}43:00.0 {b200}")
-    (finding,) = diagnose(take_snapshot(pasted.evidence([SYSTEM, KERNEL, bus, said]))).roots
+    (finding,) = diagnose(take_snapshot(pasted.collect_pieces([SYSTEM, KERNEL, bus, said]))).roots
     assert (finding.cause, finding.severity) == ("proprietary-module-on-blackwell", "error")
 
 

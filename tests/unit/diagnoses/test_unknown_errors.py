@@ -11,7 +11,7 @@ WORKS = ("nvidia-smi -L", "GPU 0: NVIDIA RTX A4000 (UUID: GPU-1)")
 
 
 def test_a_gpu_that_is_listed_and_nothing_that_complains_is_healthy() -> None:
-    assert diagnose_evidence(pasted.evidence([WORKS])).verdict == "healthy"
+    assert diagnose_evidence(pasted.collect_pieces([WORKS])).verdict == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_gpu_that_is_listed_and_nothing_that_complains_is_healthy() -> None:
     ],
 )
 def test_a_complaint_that_no_rule_knows_is_cited_and_is_no_health(source: str, text: str) -> None:
-    found = diagnose_evidence(pasted.evidence([WORKS, (source, text)]))
+    found = diagnose_evidence(pasted.collect_pieces([WORKS, (source, text)]))
     assert found.verdict == "unknown"
     assert not found.diagnosis.findings
     asked = [citation for doubt in found.diagnosis.open_questions for citation in doubt.citations]
@@ -33,4 +33,4 @@ def test_a_complaint_that_no_rule_knows_is_cited_and_is_no_health(source: str, t
 
 def test_a_service_may_fail_at_what_has_nothing_to_do_with_gpus() -> None:
     log = ("journalctl -u docker", "dockerd: error: could not reach the mirror")
-    assert diagnose_evidence(pasted.evidence([WORKS, log])).verdict == "healthy"
+    assert diagnose_evidence(pasted.collect_pieces([WORKS, log])).verdict == "healthy"

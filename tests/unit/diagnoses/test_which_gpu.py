@@ -15,7 +15,7 @@ from gpunode.facts import pasted
 
 def found(*pieces: tuple[str, str]) -> Finding:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report"))).roots[0]
+    return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))).roots[0]
 
 
 def resets(finding: Finding) -> list[str]:
@@ -69,7 +69,7 @@ def test_limits_of_two_gpus_are_both_set_again() -> None:
     )
     option = "nvidia-smi --query-gpu=index,power.limit,power.default_limit --format=csv -d POWER"
     rows = [{"source": option, "text": limits}]
-    (finding,) = diagnose(take_snapshot(pasted.from_json(json.dumps(rows), "a report"))).findings
+    (finding,) = diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))).findings
     assert finding.remedy[0].commands == ("sudo nvidia-smi -i 0 -pl 400", "sudo nvidia-smi -i 1 -pl 400")
 
 
@@ -205,7 +205,7 @@ def test_an_index_is_not_gone_by_once_a_gpu_was_lost() -> None:
     asked = "nvidia-smi -i 1 -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'"
     rows = [("dmesg", lost), listed("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
     pieces = [{"source": source, "text": text} for source, text in rows]
-    every = diagnose(take_snapshot(pasted.from_json(json.dumps(pieces), "a report"))).findings
+    every = diagnose(take_snapshot(pasted.parse_json_report(json.dumps(pieces), "a report"))).findings
     (pending,) = (one for one in every if one.cause == "row-remap-pending")
     assert resets(pending) == ["--gpu-reset --id=ADDRESS"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.budget import MOST_BYTES, SOURCE_LINES, newest, share, within
+from gpunode.facts.budget import MAX_BYTES, MAX_LINES_PER_SOURCE, fair_share, keep_newest, trim_evidence
 from gpunode.facts.evidence import Capture
 
 XID = b"NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus.\n"
@@ -11,28 +11,28 @@ XID = b"NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus.\n"
 
 def test_the_first_messages_of_a_fault_stay_beside_the_newest_lines() -> None:
     log = Capture("journalctl -b", "ok", XID + b"audit: noise\n" * 400_000 + b"the end\n")
-    found, left_out = within({"journal": log})
+    found, left_out = trim_evidence({"journal": log})
     data = found["journal"].data
     assert data.startswith(XID)
     assert data.endswith(b"the end\n")
-    assert data.count(b"\n") <= SOURCE_LINES + 1
+    assert data.count(b"\n") <= MAX_LINES_PER_SOURCE + 1
     assert "journalctl -b" in left_out[0]
 
 
 def test_a_line_without_end_is_bounded() -> None:
-    found, left_out = within({"text": Capture("pasted text", "ok", b"a" * (MOST_BYTES + 1))})
-    assert len(found["text"].data) <= MOST_BYTES
+    found, left_out = trim_evidence({"text": Capture("pasted text", "ok", b"a" * (MAX_BYTES + 1))})
+    assert len(found["text"].data) <= MAX_BYTES
     assert left_out
 
 
 def test_tables_of_packages_stay_whole() -> None:
-    status = Capture("/var/lib/dpkg/status", "ok", b"Package: a\n\n" * SOURCE_LINES)
-    assert within({"dpkg-status": status}) == ({"dpkg-status": status}, ())
+    status = Capture("/var/lib/dpkg/status", "ok", b"Package: a\n\n" * MAX_LINES_PER_SOURCE)
+    assert trim_evidence({"dpkg-status": status}) == ({"dpkg-status": status}, ())
 
 
 @given(st.lists(st.integers(0, 100)), st.integers(0, 500))
 def test_shares_are_no_more_than_all(sizes: list[int], total: int) -> None:
-    most = share(sizes, total)
+    most = fair_share(sizes, total)
     assert sum(min(size, most) for size in sizes) <= total
     assert sum(sizes) > total or most >= max(sizes, default=0)
 
@@ -40,7 +40,7 @@ def test_shares_are_no_more_than_all(sizes: list[int], total: int) -> None:
 @given(st.lists(st.sampled_from([XID, b"x\n", b"\n", b"y" * 50 + b"\n"])), st.integers(1, 20), st.integers(100, 2000))
 def test_what_is_kept_are_lines_of_the_log_and_its_end(rows: list[bytes], lines: int, size: int) -> None:
     data = b"".join(rows)
-    kept = newest(data, lines, size)
+    kept = keep_newest(data, lines, size)
     assert len(kept) <= max(size, 0) or kept == data
     assert kept.endswith(data[-1:])
     if len(rows) <= lines and len(data) <= size:

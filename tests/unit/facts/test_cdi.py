@@ -79,9 +79,9 @@ kind: nvidia.com/gpu
 """
 
 
-def spec(data: bytes, path: str = RUN) -> cdi.Spec:
-    found = cdi.read(path, data)
-    assert isinstance(found, cdi.Spec), found
+def spec(data: bytes, path: str = RUN) -> cdi.CdiSpec:
+    found = cdi.read_spec(path, data)
+    assert isinstance(found, cdi.CdiSpec), found
     return found
 
 
@@ -132,34 +132,34 @@ def test_in_a_driver_container_it_is_the_hosts_path_that_must_be_there() -> None
     ],
 )
 def test_what_is_no_specification_says_why(data: bytes, why: str) -> None:
-    found = cdi.read(RUN, data)
-    assert isinstance(found, cdi.Unread)
+    found = cdi.read_spec(RUN, data)
+    assert isinstance(found, cdi.UnreadableSpec)
     assert why in found.reason
 
 
 @given(st.binary(max_size=200) | st.text(" -:\n'\"#ab{}[]|&", max_size=60).map(str.encode))
 def test_any_bytes_are_a_specification_or_unread(data: bytes) -> None:
-    assert isinstance(cdi.read(RUN, data), cdi.Spec | cdi.Unread)
+    assert isinstance(cdi.read_spec(RUN, data), cdi.CdiSpec | cdi.UnreadableSpec)
 
 
 # Which one counts.
 
 
 def test_the_folder_that_comes_later_wins() -> None:
-    offer = cdi.offer({ETC: named("all", "0"), RUN: named("all")})
+    offer = cdi.resolve_devices({ETC: named("all", "0"), RUN: named("all")})
     assert {name: one.path for name, one in offer.devices.items()} == {"all": RUN, "0": ETC}
-    assert cdi.offer({RUN: named("all")}, ("/etc/cdi",)).devices == {}
+    assert cdi.resolve_devices({RUN: named("all")}, ("/etc/cdi",)).devices == {}
 
 
 def test_a_name_that_two_files_of_one_folder_have_is_nobodys() -> None:
     other = "/var/run/cdi/other.json"
-    offer = cdi.offer({ETC: named("all"), RUN: named("all", "0"), other: named("all")})
+    offer = cdi.resolve_devices({ETC: named("all"), RUN: named("all", "0"), other: named("all")})
     assert {**offer.conflicts} == {"all": (RUN, other)}
     assert [*offer.devices] == ["0"]
 
 
 def test_a_conflict_in_a_folder_that_another_overrules_is_none() -> None:
-    offer = cdi.offer({"/etc/cdi/a.json": named("all"), "/etc/cdi/b.json": named("all"), RUN: named("all")})
+    offer = cdi.resolve_devices({"/etc/cdi/a.json": named("all"), "/etc/cdi/b.json": named("all"), RUN: named("all")})
     assert (offer.conflicts, offer.devices["all"].path) == ({}, RUN)
 
 
@@ -171,6 +171,6 @@ def test_other_kinds_and_files_that_no_engine_reads_do_not_count() -> None:
         "/etc/cdi/sub/nvidia.json": named("all"),
         "/etc/cdi/flow.yaml": b"[cdiVersion: 0.5.0",
     }
-    offer = cdi.offer(files)
+    offer = cdi.resolve_devices(files)
     assert (offer.specs, offer.devices) == ((), {})
-    assert [one.path for one in offer.unread] == ["/etc/cdi/flow.yaml"]
+    assert [one.path for one in offer.unreadable] == ["/etc/cdi/flow.yaml"]

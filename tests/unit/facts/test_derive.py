@@ -12,7 +12,7 @@ from gpunode.errors import Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, Outcome, Ownership, encode_found
 from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, need
-from gpunode.facts.probes import PROBES, probes
+from gpunode.facts.probes import PROBES, list_probes
 from gpunode.package_id import PackageId
 
 STATUS = (
@@ -126,7 +126,7 @@ def test_an_image_does_not_borrow_the_kernel_that_runs_beside_it() -> None:
 
 
 def test_an_image_needs_no_more_than_what_is_stored_in_it() -> None:
-    asked = probes(image=True)
+    asked = list_probes(image=True)
     assert not any(probe.argv or probe.source.startswith(("/proc", "/sys", "/dev")) for probe in asked)
     evidence = node(unit_files_lib=listing("", Found("/lib/systemd/system/crio.service")))
     facts = derive({probe.key: evidence[probe.key] for probe in asked}, image=True)
@@ -161,10 +161,10 @@ def test_a_kernel_without_modules_has_none_loaded() -> None:
 
 
 def test_more_files_and_units_can_be_asked_for() -> None:
-    asked = {probe.key: probe for probe in probes(["crio.service"], ["/etc/cufile.json"])}
+    asked = {probe.key: probe for probe in list_probes(["crio.service"], ["/etc/cufile.json"])}
     assert asked["file:/etc/cufile.json"].path == "/etc/cufile.json"
     assert "crio.service" in asked["units"].argv
-    assert len(asked) == len(probes(["crio.service"], ["/etc/cufile.json"]))
+    assert len(asked) == len(list_probes(["crio.service"], ["/etc/cufile.json"]))
 
 
 KEYS = st.sampled_from([probe.key for probe in PROBES])

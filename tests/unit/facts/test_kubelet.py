@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from gpunode.facts.derive import about_kubelet, derive
+from gpunode.facts.derive import derive, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
-from gpunode.facts.kubelet import read_texts
+from gpunode.facts.kubelet import read_top_level_texts
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
-from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command, kubelet_probes
+from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command_probe, kubelet_probes
 from gpunode.redaction.evidence import redact
 
 KUBEADM_DROPIN = """\
@@ -153,7 +153,7 @@ def test_nobody_looks_into_the_run_of_an_image() -> None:
     wants["unit-files-lib"] = "/lib/systemd/system/kubelet.service"
     seen = {key: capture for key, capture in evidence(KUBEADM).items() if key in stored}
     seen |= {key: Capture(path, "ok", encode_found(iter([Found(path)]))) for key, path in wants.items()}
-    told = about_kubelet(seen, image=True).kubelet
+    told = derive_kubelet_facts(seen, image=True).kubelet
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")
 
@@ -237,7 +237,7 @@ def test_a_unit_that_systemd_knows_and_nobody_finds_is_unknown() -> None:
     ],
 )
 def test_systemd_tells_which_process_it_is(units: str, path: str | None) -> None:
-    probe = kubelet_command(Capture("systemctl show", "ok", units.encode()))
+    probe = kubelet_command_probe(Capture("systemctl show", "ok", units.encode()))
     assert (probe.path if probe else None) == path
 
 
@@ -364,7 +364,7 @@ def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
     ],
 )
 def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
-    assert read_texts(text, ("cgroupDriver",)) == value
+    assert read_top_level_texts(text, ("cgroupDriver",)) == value
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
 )
 def test_yaml_that_may_mean_something_else(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        read_texts(text, ("cgroupDriver",))
+        read_top_level_texts(text, ("cgroupDriver",))
 
 
 K3S_UNIT = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts.evidence import Found
-from gpunode.facts.layout import Layout, layout
+from gpunode.facts.layout import GpuLayout, read_layout
 
 UUID = "GPU-8dd1f2b0-8c58-4a40-b7b0-7bd7f4c2a111"
 
@@ -25,8 +25,8 @@ def access(path: str, minor: int) -> Found:
 
 def test_gpus_by_minor_and_uuid_without_those_that_the_driver_leaves_alone() -> None:
     sleeping = "GPU-????????-????-????-????-????????????"
-    found = layout([gpu(0), gpu(1, sleeping), gpu(2, excluded="Yes")], [])
-    assert found == Layout(frozenset({0, 1}), frozenset({UUID}), frozenset())
+    found = read_layout([gpu(0), gpu(1, sleeping), gpu(2, excluded="Yes")], [])
+    assert found == GpuLayout(frozenset({0, 1}), frozenset({UUID}), frozenset())
 
 
 def test_mig_devices_by_the_capabilities_that_open_them() -> None:
@@ -38,10 +38,10 @@ def test_mig_devices_by_the_capabilities_that_open_them() -> None:
         access("gpu1/mig/gi1/ci0", 148),
         access("gpu1/mig/gi1/ci1", 149),
     ]
-    assert layout([], instances).mig_caps == {12, 13, 147, 148, 149}
+    assert read_layout([], instances).mig_caps == {12, 13, 147, 148, 149}
 
 
 @pytest.mark.parametrize("data", [None, b"", b"Device Minor: \t ?\n"])
 def test_what_is_not_as_the_driver_writes_it_is_not_guessed(data: bytes | None) -> None:
     with pytest.raises(ValueError, match=r"could not be read|Device Minor"):
-        layout([Found("/proc/driver/nvidia/gpus/x/information", data=data)], [])
+        read_layout([Found("/proc/driver/nvidia/gpus/x/information", data=data)], [])

@@ -22,19 +22,19 @@ OPEN = (
     ("text", "driver"), [(PROPRIETARY, LoadedDriver("535.183.01", False)), (OPEN, LoadedDriver("580.95.05", True))]
 )
 def test_both_flavours_of_the_driver_are_read(text: str, driver: LoadedDriver) -> None:
-    assert kernels.loaded_driver(text) == driver
+    assert kernels.parse_nvrm_version(text) == driver
 
 
 def test_a_driver_without_a_version_is_not_understood() -> None:
     with pytest.raises(ValueError, match="NVRM"):
-        kernels.loaded_driver("GCC version: 12\n")
+        kernels.parse_nvrm_version("GCC version: 12\n")
 
 
 def test_loaded_modules() -> None:
     text = "nvidia_uvm 4931584 0 - Live 0x0000000000000000 (O)\nnvidia 54079488 2 nvidia_uvm, Live 0x0 (O)\n"
-    assert kernels.loaded_modules(text) == {"nvidia", "nvidia_uvm"}
+    assert kernels.parse_proc_modules(text) == {"nvidia", "nvidia_uvm"}
     with pytest.raises(ValueError, match="proc/modules"):
-        kernels.loaded_modules("Module Size Used by\n")
+        kernels.parse_proc_modules("Module Size Used by\n")
 
 
 def found(*paths: str) -> list[Found]:
@@ -60,7 +60,7 @@ def test_a_link_to_removed_headers_is_no_headers() -> None:
         Found("/lib/modules/6.9-own/build", link="/home/me/linux"),
     ]
     sources = found("/usr/src/linux-headers-6.1.0-25-amd64")
-    assert kernels.with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
+    assert kernels.kernels_with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
 
 
 def test_module_files_know_their_builder_and_version() -> None:
@@ -77,7 +77,7 @@ def test_module_files_know_their_builder_and_version() -> None:
         Found("/var/lib/dkms/nvidia-fs/kernel-6.1.0-25-amd64-x86_64", "2.24/6.1.0-25-amd64/x86_64"),
         Found("/var/lib/dkms/nvidia/kernel-6.9-x86_64", "../elsewhere"),
     ]
-    assert kernels.module_files(files, links) == (
+    assert kernels.find_module_files(files, links) == (
         ModuleFile("5.15.0-1-generic", files[4].path),
         ModuleFile("6.1.0-25-amd64", files[0].path, "550.163.01", dkms=True),
         ModuleFile("6.8.0-45-generic", files[2].path, "580"),
@@ -86,7 +86,7 @@ def test_module_files_know_their_builder_and_version() -> None:
 
 @given(st.text())
 def test_hostile_text_is_a_value_error_at_most(text: str) -> None:
-    for read in (kernels.loaded_modules, kernels.loaded_driver, kernels.version_key):
+    for read in (kernels.parse_proc_modules, kernels.parse_nvrm_version, kernels.version_key):
         try:
             read(text)
         except ValueError:

@@ -12,15 +12,15 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.nvml import (
     ERRORS,
     READINGS,
-    Inventory,
     NoAnswer,
     NvmlFailure,
-    Unread,
-    answer_of,
-    compare,
+    NvmlInventory,
+    NvmlUnread,
+    compare_versions,
     driver_version,
-    explain,
-    parse,
+    explain_error,
+    parse_answer,
+    read_nvml_answer,
 )
 from gpunode.host.capture import CaptureHost
 
@@ -47,13 +47,13 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def _parse(answer: object) -> Inventory | NvmlFailure:
-    return parse(json.dumps(answer).encode())
+def _parse(answer: object) -> NvmlInventory | NvmlFailure:
+    return parse_answer(json.dumps(answer).encode())
 
 
 def test_an_inventory_is_typed() -> None:
     found = _parse(ANSWER)
-    assert isinstance(found, Inventory)
+    assert isinstance(found, NvmlInventory)
     assert found.driver == "580.178.04"
     assert found.gpus[0].memory_mib == 81559
     assert found.uuids == {GPU["uuid"]}
@@ -63,16 +63,16 @@ def test_an_inventory_is_typed() -> None:
 def test_what_a_model_does_not_have_is_no_fault_and_what_it_refuses_is() -> None:
     row = {**GPU, "ecc": {"error": "NotSupported", "code": 3}, "name": {"error": "NoPermission", "code": 4}}
     found = _parse({**ANSWER, "gpus": [row]})
-    assert isinstance(found, Inventory)
-    assert found.gpus[0].ecc == Unread(3, "NotSupported")
+    assert isinstance(found, NvmlInventory)
+    assert found.gpus[0].ecc == NvmlUnread(3, "NotSupported")
     assert [key for key, _ in found.gpus[0].faults] == ["name"]
 
 
 def test_a_lost_gpu_is_one_row_and_hides_no_other() -> None:
     found = _parse({**ANSWER, "gpus": [{"index": 0, "error": "GpuIsLost", "code": 15}, {**GPU, "index": 1}]})
-    assert isinstance(found, Inventory)
+    assert isinstance(found, NvmlInventory)
     lost, well = found.gpus
-    assert lost.failure == Unread(15, "GpuIsLost")
+    assert lost.failure == NvmlUnread(15, "GpuIsLost")
     assert all(getattr(lost, key) == lost.failure for key in READINGS)
     assert "fallen off the bus" in lost.faults[0][1].meaning
     assert well.name == GPU["name"]
@@ -95,9 +95,9 @@ def test_a_failure_keeps_what_the_library_could_still_say() -> None:
 
 def test_the_errors_that_a_node_meets_have_a_cause_and_a_way_out() -> None:
     for code in (4, 8, 9, 12, 15, 16, 18, 999):
-        assert explain(code).meaning
-        assert explain(code).remedy
-    assert "777" in explain(777).meaning
+        assert explain_error(code).meaning
+        assert explain_error(code).remedy
+    assert "777" in explain_error(777).meaning
 
 
 def test_the_table_has_the_names_and_codes_of_pynvml() -> None:
@@ -122,7 +122,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json_is_read_or_refused(answer: object) -> None:
     with contextlib.suppress(ValueError):
-        assert isinstance(_parse(answer), Inventory | NvmlFailure)
+        assert isinstance(_parse(answer), NvmlInventory | NvmlFailure)
 
 
 @given(st.sampled_from([*ANSWER]), JSON)
@@ -131,8 +131,8 @@ def test_a_spoiled_value_is_refused_or_kept_apart(key: str, value: object) -> No
         found = _parse({**ANSWER, key: value})
     except ValueError:
         return
-    assert isinstance(found, Inventory)
-    assert all(isinstance(getattr(found, name), str | Unread) for name in ("driver", "cuda", "nvml"))
+    assert isinstance(found, NvmlInventory)
+    assert all(isinstance(getattr(found, name), str | NvmlUnread) for name in ("driver", "cuda", "nvml"))
 
 
 @given(st.sampled_from([*READINGS]), JSON)
@@ -141,26 +141,26 @@ def test_a_spoiled_gpu_is_refused_or_typed(key: str, value: object) -> None:
         found = _parse({**ANSWER, "gpus": [{**GPU, key: value}]})
     except ValueError:
         return
-    assert isinstance(found, Inventory)
-    assert isinstance(getattr(found.gpus[0], key), (READINGS[key], Unread))
+    assert isinstance(found, NvmlInventory)
+    assert isinstance(getattr(found.gpus[0], key), (READINGS[key], NvmlUnread))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_are_an_answer_too(data: bytes) -> None:
-    assert isinstance(answer_of(Capture("nvml", "ok", data)), NoAnswer)
+    assert isinstance(read_nvml_answer(Capture("nvml", "ok", data)), NoAnswer)
 
 
 def test_deep_nesting_and_newer_schemas_are_refused() -> None:
     with pytest.raises(ValueError, match="deep"):
-        parse(b"[" * 100_000)
+        parse_answer(b"[" * 100_000)
     with pytest.raises(ValueError, match="schema 2"):
         _parse({**ANSWER, "schema": 2})
 
 
 def test_why_there_is_no_answer_is_said() -> None:
-    hung = answer_of(Capture("nvml", "timeout"))
-    died = answer_of(Capture("nvml", "failed", error="x\nImportError: no pynvml", exit_status=1))
-    absent = answer_of(Capture("nvml", "absent", error="no such program"))
+    hung = read_nvml_answer(Capture("nvml", "timeout"))
+    died = read_nvml_answer(Capture("nvml", "failed", error="x\nImportError: no pynvml", exit_status=1))
+    absent = read_nvml_answer(Capture("nvml", "absent", error="no such program"))
     assert isinstance(hung, NoAnswer)
     assert hung.kind == "hangs"
     assert "did not return: the driver or a GPU hangs" in hung.reason
@@ -171,7 +171,7 @@ def test_why_there_is_no_answer_is_said() -> None:
 
 
 def test_a_capture_without_nvmls_answer_does_not_say_that_nvml_crashed() -> None:
-    found = answer_of(CaptureHost({}).look(Probe("nvml", argv=("nvml",))))
+    found = read_nvml_answer(CaptureHost({}).look(Probe("nvml", argv=("nvml",))))
     assert found == NoAnswer("not asked", "this capture does not hold its answer")
 
 
@@ -197,33 +197,33 @@ def test_a_driver_version_is_found_in_what_others_call_theirs(text: str, version
 
 
 def test_one_version_has_no_problem() -> None:
-    assert compare("580.178.04", "13.580.178.04", "580.178.04-1") == ()
-    assert compare(None, None, "580.178.04-1") == ()
-    assert compare("580.178.04", None, None) == ()
+    assert compare_versions("580.178.04", "13.580.178.04", "580.178.04-1") == ()
+    assert compare_versions(None, None, "580.178.04-1") == ()
+    assert compare_versions("580.178.04", None, None) == ()
 
 
 def test_an_upgrade_under_a_loaded_module_asks_for_a_reboot() -> None:
-    (problem,) = compare("570.211.01", "13.580.178.04", "580.178.04-1")
+    (problem,) = compare_versions("570.211.01", "13.580.178.04", "580.178.04-1")
     assert problem.what == "the loaded nvidia module (570.211.01) is older than the installed package (580.178.04)"
     assert "reboot" in problem.hint
     assert "modprobe -r" in problem.hint
 
 
 def test_a_downgrade_asks_for_the_same() -> None:
-    (problem,) = compare("595.91.07", "13.580.178.04", "580.178.04-1")
+    (problem,) = compare_versions("595.91.07", "13.580.178.04", "580.178.04-1")
     assert "is newer than" in problem.what
     assert problem.hint.startswith("reboot")
 
 
 def test_a_stray_library_is_not_cured_by_a_reboot() -> None:
-    (problem,) = compare("580.178.04", "12.535.261.03", "580.178.04-1")
+    (problem,) = compare_versions("580.178.04", "12.535.261.03", "580.178.04-1")
     assert problem.what == "the NVML library in use (535.261.03) is older than the installed package (580.178.04)"
     assert "a reboot does not help" in problem.hint
 
 
 def test_a_driver_that_no_package_brought_is_compared_with_its_library() -> None:
-    (older,) = compare("570.211.01", "13.580.178.04", None)
-    (newer,) = compare("580.178.04", "12.570.211.01", None)
+    (older,) = compare_versions("570.211.01", "13.580.178.04", None)
+    (newer,) = compare_versions("580.178.04", "12.570.211.01", None)
     assert "older" in older.what
     assert older.hint.startswith("reboot")
     assert "newer" in newer.what
@@ -237,7 +237,7 @@ VERSIONS = st.tuples(st.integers(300, 999), st.integers(0, 300), st.integers(0, 
 
 @given(VERSIONS, VERSIONS)
 def test_older_and_newer_are_opposite(one: str, other: str) -> None:
-    forth, back = compare(one, None, other), compare(other, None, one)
+    forth, back = compare_versions(one, None, other), compare_versions(other, None, one)
     assert len(forth) == len(back) == (one != other)
     if forth:
         assert {"older" in forth[0].what, "older" in back[0].what} == {True, False}

@@ -10,7 +10,7 @@ from gpunode.facts.model import Distro
 
 def test_the_usual_file_is_read() -> None:
     text = 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\nID_LIKE=debian\n'
-    assert os_release.distro(text) == Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.1 LTS", ("debian",))
+    assert os_release.parse_distro(text) == Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.1 LTS", ("debian",))
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ def test_the_usual_file_is_read() -> None:
     ],
 )
 def test_values_are_unquoted_as_by_a_shell(line: str, value: str) -> None:
-    assert os_release.parse(line)["NAME"] == value
+    assert os_release.parse_variables(line)["NAME"] == value
 
 
 def test_a_file_that_names_no_distribution_is_not_understood() -> None:
     with pytest.raises(ValueError, match="neither ID nor NAME"):
-        os_release.distro("HELLO=1\n")
+        os_release.parse_distro("HELLO=1\n")
 
 
 @given(st.dictionaries(st.from_regex(r"\A[A-Z_]{1,12}\Z"), st.text(st.characters(exclude_characters="\n\r\0"))))
@@ -40,9 +40,9 @@ def test_what_is_quoted_comes_back(values: dict[str, str]) -> None:
     def quoted(value: str) -> str:
         return '"' + "".join("\\" + c if c in '"\\$`' else c for c in value) + '"'
 
-    assert os_release.parse("\n".join(f"{key}={quoted(value)}" for key, value in values.items())) == values
+    assert os_release.parse_variables("\n".join(f"{key}={quoted(value)}" for key, value in values.items())) == values
 
 
 @given(st.text())
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    os_release.parse(text)
+    os_release.parse_variables(text)

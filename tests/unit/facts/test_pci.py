@@ -57,16 +57,16 @@ def modalias(address: str, alias: str) -> Found:
 def test_sysfs_tells_what_lspci_tells() -> None:
     alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
     driver = Found("/sys/bus/pci/devices/0000:17:00.0/driver", link="../../../bus/pci/drivers/vfio-pci")
-    (gpu,) = pci.devices_from_sysfs([modalias("0000:17:00.0", alias)], [driver])
+    (gpu,) = pci.read_sysfs_devices([modalias("0000:17:00.0", alias)], [driver])
     assert gpu == PciDevice("0000:17:00.0", "10de", "2330", "0302", ("10de", "16c1"), "vfio-pci")
 
 
 def test_a_device_without_a_board_number_has_no_subsystem() -> None:
     alias = "pci:v00008086d000029C0sv00000000sd00000000bc06sc00i00\n"
-    assert pci.devices_from_sysfs([modalias("0000:00:00.0", alias)], [])[0].subsystem is None
+    assert pci.read_sysfs_devices([modalias("0000:00:00.0", alias)], [])[0].subsystem is None
 
 
 @pytest.mark.parametrize("found", [modalias("0000:00:00.0", "usb:v1"), Found("/sys/bus/pci/devices/x/modalias")])
 def test_an_unreadable_modalias_is_not_passed_over(found: Found) -> None:
     with pytest.raises(ValueError, match="modalias"):
-        pci.devices_from_sysfs([found], [])
+        pci.read_sysfs_devices([found], [])

@@ -20,7 +20,7 @@ from gpunode.change import (
 )
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Promised, Unit, Unknown, holds, need
-from gpunode.facts.project import PLAN, project
+from gpunode.facts.project import PLAN, project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import DEB
@@ -54,14 +54,16 @@ def install(name: str, prefix: str = "") -> PackageChange:
 
 def test_a_written_file_is_known(facts: Facts) -> None:
     state = FileState(b"blacklist nouveau\n")
-    after = project(facts, [FileChange("/etc/modprobe.d/n.conf", None, state)])
+    after = project_changes(facts, [FileChange("/etc/modprobe.d/n.conf", None, state)])
     assert holds(after.file("/etc/modprobe.d/n.conf"), state)
-    gone = project(after, [FileChange("/etc/modprobe.d/n.conf", state, None)])
+    gone = project_changes(after, [FileChange("/etc/modprobe.d/n.conf", state, None)])
     assert holds(gone.file("/etc/modprobe.d/n.conf"), None)
 
 
 def test_a_key_is_promised_and_no_other_key_is_taken_for_it(facts: Facts) -> None:
-    fact = project(facts, [FileChange("/usr/share/keyrings/k.gpg", None, KEY)]).file("/usr/share/keyrings/k.gpg")
+    fact = project_changes(facts, [FileChange("/usr/share/keyrings/k.gpg", None, KEY)]).file(
+        "/usr/share/keyrings/k.gpg"
+    )
     assert isinstance(fact, Unknown)
     assert holds(fact, KEY)
     assert not holds(fact, replace(KEY, fingerprints=frozenset({"0" * 40})))
@@ -71,7 +73,7 @@ def test_a_key_is_promised_and_no_other_key_is_taken_for_it(facts: Facts) -> Non
 
 def test_a_deferred_file_is_promised(facts: Facts) -> None:
     later = Deferred("config.toml with the nvidia runtime", "containerd is installed")
-    fact = project(facts, [FileChange("/etc/c", None, later)]).file("/etc/c")
+    fact = project_changes(facts, [FileChange("/etc/c", None, later)]).file("/etc/c")
     assert holds(fact, later)
     assert fact == Promised("config.toml with the nvidia runtime; known after containerd is installed", PLAN, later)
 
@@ -80,13 +82,13 @@ def test_a_file_that_is_yet_to_be_written_has_no_time_and_others_keep_theirs(fac
     """A daemon is taken to have read a file that a plan writes, since the change owes its restart."""
     node = replace(facts, changed_at={"/etc/a": 1.0, "/etc/b": 2.0})
     for after in (FileState(b""), None, Deferred("what the package ships", "the transaction")):
-        assert project(node, [FileChange("/etc/a", None, after)]).changed_at == {"/etc/b": 2.0}
+        assert project_changes(node, [FileChange("/etc/a", None, after)]).changed_at == {"/etc/b": 2.0}
 
 
 def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
     state = FileState(b"")
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
-    after = project(facts, [*todo, DEB.repair])
+    after = project_changes(facts, [*todo, DEB.repair])
     assert after.file("/etc/a") == Known(state, PLAN)
     assert after.packages == Known(by_id({"vim": PackageState("9")}), PLAN)
     assert after.modules == Known(frozenset(), PLAN)
@@ -95,25 +97,25 @@ def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
 
 def test_a_list_file_brings_its_sources(facts: Facts) -> None:
     change = FileChange(LIST, None, FileState(b"deb [signed-by=/k.gpg] https://r/x/ /\n"))
-    after = project(facts, [change])
+    after = project_changes(facts, [change])
     assert [(one.file, one.signed_by) for one in need(after.sources, "x")] == [(LIST, "/k.gpg")]
-    assert need(project(after, [change]).sources, "x") == need(after.sources, "x")
-    assert need(project(after, [FileChange(LIST, None, None)]).sources, "x") == ()
+    assert need(project_changes(after, [change]).sources, "x") == need(after.sources, "x")
+    assert need(project_changes(after, [FileChange(LIST, None, None)]).sources, "x") == ()
 
 
 def test_a_list_that_apt_would_not_read_leaves_the_sources_unknown(facts: Facts) -> None:
-    after = project(facts, [FileChange(LIST, None, FileState(b"deb nonsense\n"))])
+    after = project_changes(facts, [FileChange(LIST, None, FileState(b"deb nonsense\n"))])
     assert after.sources == Unknown(f"{LIST}:1: not an entry that apt reads", PLAN)
 
 
 def test_a_list_whose_comments_are_not_utf8_is_read(facts: Facts) -> None:
-    after = project(facts, [FileChange(LIST, None, FileState(b"# f\xfcr\ndeb https://r/x/ /\n"))])
+    after = project_changes(facts, [FileChange(LIST, None, FileState(b"# f\xfcr\ndeb https://r/x/ /\n"))])
     assert [one.file for one in need(after.sources, "x")] == [LIST]
 
 
 def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) -> None:
     todo = [install("nvidia-dkms-580-open", "580."), install(f"linux-headers-{KERNEL}"), install("linux-headers-amd64")]
-    after = project(facts, todo)
+    after = project_changes(facts, todo)
     assert need(after.headers, "x") == {KERNEL}
     assert need(after.packages, "x")[PackageId("nvidia-dkms-580-open")].version == "580."
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.", dkms=True)
@@ -123,12 +125,12 @@ def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) ->
 def test_headers_leave_a_module_that_dkms_built_from_a_source_of_no_package(facts: Facts) -> None:
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
     node = replace(facts, module_files=Known((built,), "modules-dkms"))
-    assert project(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((built,), PLAN)
+    assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((built,), PLAN)
 
 
 def test_purged_headers_take_the_module_of_their_kernel_along(facts: Facts) -> None:
-    node = project(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
-    after = project(node, [PackageChange(PackageId.of(f"linux-headers-{KERNEL}"), PackageState("1"), None)])
+    node = project_changes(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
+    after = project_changes(node, [PackageChange(PackageId.of(f"linux-headers-{KERNEL}"), PackageState("1"), None)])
     assert after.headers == Known(frozenset(), PLAN)
     assert after.module_files == Known((), PLAN)
 
@@ -141,7 +143,7 @@ def test_modules_are_built_by_dkms_and_by_the_packages_that_call_it_and_by_nothi
     )
 
     def modules(*changes: Change) -> list[str]:
-        return [one.version for one in need(project(node, changes).module_files, "x")]
+        return [one.version for one in need(project_changes(node, changes).module_files, "x")]
 
     assert modules(CommandChange(("dkms", "autoinstall"), "no module")) == ["470"]
     assert modules(install("linux-headers-6.1.0-26-amd64")) == ["470", "470"]
@@ -152,9 +154,9 @@ def test_without_a_driver_that_is_installed_or_without_known_headers_nothing_is_
     removed = PackageState("470", config_files_only=True)
     for packages in ({}, {"vim": PackageState("9"), "nvidia-kernel-dkms": removed}):
         node = replace(facts, packages=Known(by_id(packages), "dpkg-status"))
-        assert project(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((), PLAN)
+        assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((), PLAN)
     node = replace(facts, headers=Unknown("Permission denied", "kernel-builds"))
-    assert project(node, [install("nvidia-kernel-dkms")]).module_files == Known((), PLAN)
+    assert project_changes(node, [install("nvidia-kernel-dkms")]).module_files == Known((), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_without_a_driver_that_is_installed_or_without_known_headers_nothing_is_
 )
 def test_which_packages_build_the_driver(facts: Facts, name: str, builds: bool) -> None:
     with_headers = replace(facts, headers=Known(frozenset({KERNEL}), "kernel-builds"))
-    assert bool(need(project(with_headers, [install(name)]).module_files, "x")) is builds
+    assert bool(need(project_changes(with_headers, [install(name)]).module_files, "x")) is builds
 
 
 def test_a_purged_driver_takes_its_modules_along_and_a_prebuilt_one_stays(facts: Facts) -> None:
@@ -183,23 +185,25 @@ def test_a_purged_driver_takes_its_modules_along_and_a_prebuilt_one_stays(facts:
         packages=Known({PackageId("nvidia-kernel-dkms"): before}, "dpkg-status"),
         module_files=Known((prebuilt, ModuleFile(KERNEL, "/x", "470.256.02", dkms=True)), "modules-dkms"),
     )
-    after = project(node, [PackageChange(PackageId("nvidia-kernel-dkms"), before, None)])
+    after = project_changes(node, [PackageChange(PackageId("nvidia-kernel-dkms"), before, None)])
     assert need(after.module_files, "x") == (prebuilt,)
     assert need(after.packages, "x") == {}
 
 
 def test_loading_the_driver_tells_version_and_flavour(facts: Facts) -> None:
     installed = PackageChange(PackageId("nvidia-kernel-open-dkms"), None, PackageState("595.91.07-1"))
-    after = project(facts, [installed, ModuleChange("nouveau", True, False), ModuleChange("nvidia-uvm", False, True)])
-    after = project(after, [ModuleChange("nvidia", False, True)])
+    after = project_changes(
+        facts, [installed, ModuleChange("nouveau", True, False), ModuleChange("nvidia-uvm", False, True)]
+    )
+    after = project_changes(after, [ModuleChange("nvidia", False, True)])
     assert need(after.modules, "x") == {"nvidia", "nvidia_uvm"}
     assert after.loaded_driver == Known(LoadedDriver("595.91.07", True), PLAN)
-    assert project(after, [ModuleChange("nvidia-uvm", True, False)]).loaded_driver == after.loaded_driver
-    assert project(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN)
+    assert project_changes(after, [ModuleChange("nvidia-uvm", True, False)]).loaded_driver == after.loaded_driver
+    assert project_changes(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN)
 
 
 def test_the_version_of_a_prebuilt_driver_is_known_once_it_is_loaded(facts: Facts) -> None:
-    after = project(facts, [ModuleChange("nvidia", False, True)])
+    after = project_changes(facts, [ModuleChange("nvidia", False, True)])
     assert after.loaded_driver == Unknown("known after the module is loaded", PLAN)
 
 
@@ -207,12 +211,12 @@ def test_what_the_repair_step_plans_repairs(facts: Facts) -> None:
     broken = replace(facts, packages_interrupted=Known(value=True, probe="x"))
     outcome = REPAIR.plan(Recipe("test"), broken)
     assert isinstance(outcome, Planned)
-    assert need(project(broken, outcome.changes).packages_interrupted, "x") is False
+    assert need(project_changes(broken, outcome.changes).packages_interrupted, "x") is False
 
 
 def test_services_and_repairs(facts: Facts) -> None:
     stopped, running = ServiceState(False, False), ServiceState(True, True)
-    after = project(
+    after = project_changes(
         facts,
         [
             ServiceChange("nvidia-persistenced.service", stopped, running),
@@ -225,24 +229,26 @@ def test_services_and_repairs(facts: Facts) -> None:
 
 @pytest.mark.parametrize("argv", [("dpkg", "--audit"), ("tool", "--configure"), ("dkms", "autoinstall")])
 def test_other_commands_repair_nothing(facts: Facts, argv: tuple[str, ...]) -> None:
-    assert project(facts, [CommandChange(argv, "x")]).packages_interrupted == facts.packages_interrupted
+    assert project_changes(facts, [CommandChange(argv, "x")]).packages_interrupted == facts.packages_interrupted
 
 
 def test_a_unit_that_is_changed_exists_and_keeps_what_else_was_known_of_it(facts: Facts) -> None:
     stopped, running = ServiceState(False, False), ServiceState(True, True)
     unit = Known(Unit(stopped, exists=False, changed_at=7.0), "units")
-    after = project(replace(facts, units={"a.service": unit}), [ServiceChange("a.service", stopped, running)])
+    after = project_changes(replace(facts, units={"a.service": unit}), [ServiceChange("a.service", stopped, running)])
     assert after.units == {"a.service": Known(Unit(running, exists=True, changed_at=7.0), PLAN)}
 
 
 def test_a_held_package_stays_held(facts: Facts) -> None:
     change = PackageChange(PackageId("containerd"), PackageState("1.6", held=True), KnownAfter())
-    assert need(project(facts, [change]).packages, "x")[PackageId("containerd")].held
+    assert need(project_changes(facts, [change]).packages, "x")[PackageId("containerd")].held
 
 
 def test_what_was_unknown_stays_unknown() -> None:
     nothing = derive({})
-    after = project(nothing, [install("nvidia-dkms-580"), FileChange(LIST, None, FileState(b"deb https://r/ /\n"))])
+    after = project_changes(
+        nothing, [install("nvidia-dkms-580"), FileChange(LIST, None, FileState(b"deb https://r/ /\n"))]
+    )
     assert isinstance(after.packages, Unknown)
     assert isinstance(after.sources, Unknown)
     assert isinstance(after.module_files, Unknown)

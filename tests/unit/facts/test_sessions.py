@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts import pasted
-from gpunode.facts.items import items
+from gpunode.facts.items import split_items
 
 AT = "root@gpu1:~# "
 FAILS = ("nvidia-smi", "No devices were found")
@@ -13,7 +13,7 @@ WORKS = ("nvidia-smi", "GPU 0: NVIDIA A100")
 def said(*steps: tuple[str, str], prompts: tuple[str, ...] = ()) -> list[str]:
     prompts = prompts or (AT,) * len(steps)
     text = "".join(f"{prompt}{command}\n{said}\n" for prompt, (command, said) in zip(prompts, steps, strict=True))
-    return [capture.text.strip() for capture in pasted.from_text(text).values()]
+    return [capture.text.strip() for capture in pasted.parse_text_report(text).values()]
 
 
 def test_of_the_same_command_the_later_answer_holds() -> None:
@@ -41,7 +41,7 @@ def test_at_another_machine_s_prompt_it_is_another_answer() -> None:
 
 
 def kinds(text: str) -> list[str]:
-    return [item.kind for item in items(pasted.from_text(text))]
+    return [item.kind for item in split_items(pasted.parse_text_report(text))]
 
 
 LSMOD = "Module                  Size  Used by\nnouveau 2306048 4"
@@ -72,4 +72,4 @@ def test_a_root_shell_within_a_session_has_its_commands() -> None:
 
 
 def test_lines_of_a_shells_history_have_no_output() -> None:
-    assert len(pasted.evidence([("/root/.bash_history", "lsmod\n\nmodprobe nvidia\n")])) == 1
+    assert len(pasted.collect_pieces([("/root/.bash_history", "lsmod\n\nmodprobe nvidia\n")])) == 1

@@ -16,7 +16,7 @@ def block(**values: str) -> str:
 
 def test_a_running_unit_tells_when_its_process_started() -> None:
     text = block(MainPID="77", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
-    assert systemd.units(text) == {"docker.service": Unit(ServiceState(True, True), True, 1795247197.25)}
+    assert systemd.parse_units(text) == {"docker.service": Unit(ServiceState(True, True), True, 1795247197.25)}
 
 
 def test_a_reload_shows_in_when_the_state_last_changed() -> None:
@@ -25,27 +25,27 @@ def test_a_reload_shows_in_when_the_state_last_changed() -> None:
         ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC",
         StateChangeTimestamp="Sat 2026-11-21 07:46:38.500000 UTC",
     )
-    assert systemd.units(text)["docker.service"].changed_at == 1795247198.5
+    assert systemd.parse_units(text)["docker.service"].changed_at == 1795247198.5
 
 
 def test_a_stopped_unit_has_no_start() -> None:
     text = block(ActiveState="failed", MainPID="0", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
-    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
+    assert systemd.parse_units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
 
 
 @pytest.mark.parametrize("state", ["auto-restart", "auto-restart-queued"])
 def test_a_unit_that_systemd_will_start_once_more_has_failed(state: str) -> None:
     text = block(ActiveState="activating", SubState=state, MainPID="0")
-    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
+    assert systemd.parse_units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
 
 
 def test_a_unit_that_is_starting_has_not_failed() -> None:
     text = block(ActiveState="activating", SubState="start", MainPID="77")
-    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, True), starting=True)
+    assert systemd.parse_units(text)["docker.service"] == Unit(ServiceState(True, True), starting=True)
 
 
 def test_an_alias_is_found_under_both_names() -> None:
-    found = systemd.units(block(Id="dbus-broker.service", Names="dbus.service dbus-broker.service"))
+    found = systemd.parse_units(block(Id="dbus-broker.service", Names="dbus.service dbus-broker.service"))
     assert set(found) == {"dbus.service", "dbus-broker.service"}
 
 
@@ -54,11 +54,11 @@ def test_an_alias_is_found_under_both_names() -> None:
 )
 def test_what_systemd_does_not_write_is_not_understood(text: str) -> None:
     with pytest.raises(ValueError, match=r"name|UTC"):
-        systemd.units(text)
+        systemd.parse_units(text)
 
 
 def test_without_systemd_the_links_tell_what_is_enabled() -> None:
-    found = systemd.offline(
+    found = systemd.read_offline_units(
         ("containerd.service", "docker.service", "nvidia-persistenced.service"),
         [Found("/etc/systemd/system/multi-user.target.wants/containerd.service")],
         [Found("/etc/systemd/system/docker.service", link="/dev/null")],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.units import command, reads
+from gpunode.facts.units import find_start_command, unit_file_patterns
 
 UNIT = "docker.service"
 LIB, ETC, RUN = (f"{folder}/systemd/system/{UNIT}" for folder in ("/lib", "/etc", "/run"))
@@ -25,7 +25,7 @@ WantedBy=multi-user.target
 
 
 def argv(files: dict[str, bytes]) -> list[str] | None:
-    found = command(files, UNIT)
+    found = find_start_command(files, UNIT)
     return list(found.argv) if found else None
 
 
@@ -34,21 +34,21 @@ def service(*lines: str) -> bytes:
 
 
 def test_what_is_to_be_read_is_known_step_by_step() -> None:
-    first = reads({}, UNIT)
+    first = unit_file_patterns({}, UNIT)
     assert {LIB, ETC} < set(first)
     assert not any(".conf" in place for place in first), "drop-ins alone start nothing"
-    then = set(reads({LIB: DEBIAN}, UNIT))
+    then = set(unit_file_patterns({LIB: DEBIAN}, UNIT))
     assert {*first, f"{ETC}.d/*.conf", f"{RUN}.d/*.conf", "/etc/default/docker"} < then
-    assert command({}, UNIT) is None
+    assert find_start_command({}, UNIT) is None
     masked = {ETC: b"", LIB: DEBIAN, f"{ETC}.d/a.conf": service("ExecStart=/d")}
-    assert command(masked, UNIT) is None
+    assert find_start_command(masked, UNIT) is None
 
 
 def test_a_variable_alone_is_as_many_words_as_it_holds() -> None:
     files = {LIB: DEBIAN}
     assert argv(files) == ["/usr/sbin/dockerd", "-H", "fd://"]
     files["/etc/default/docker"] = b'# DOCKER_OPTS="no"\nDOCKER_OPTS="--default-runtime=runc  --dns 9.9.9.9"\n'
-    found = command(files, UNIT)
+    found = find_start_command(files, UNIT)
     assert found is not None
     assert found.argv == ("/usr/sbin/dockerd", "-H", "fd://", "--default-runtime=runc", "--dns", "9.9.9.9")
     assert found.sources == (LIB, "/etc/default/docker")

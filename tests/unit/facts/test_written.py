@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts import pasted
-from gpunode.facts.items import items
-from gpunode.facts.sources import recognise, recognise_all
+from gpunode.facts.items import split_items
+from gpunode.facts.sources import identify_source, identify_sources
 
 _SAYS_ALL = {
     "jq . /etc/docker/daemon.json": ("file", "/etc/docker/daemon.json"),
@@ -28,7 +28,7 @@ _SAYS_ALL = {
 
 @pytest.mark.parametrize("written", _SAYS_ALL)
 def test_it_is_the_whole_of_what_was_asked_for(written: str) -> None:
-    seen = recognise(written)
+    seen = identify_source(written)
     assert (seen.kind, seen.subject) == _SAYS_ALL[written]
     assert (seen.only, seen.is_part, seen.where) == ("", False, "host")
 
@@ -42,12 +42,12 @@ def test_it_is_the_whole_of_what_was_asked_for(written: str) -> None:
     ],
 )
 def test_something_may_be_missing(written: str) -> None:
-    assert recognise(written).is_part
+    assert identify_source(written).is_part
 
 
 @pytest.mark.parametrize("written", ["lsmod | grep -c nvidia", "lsmod | wc -l"])
 def test_lines_may_be_counted(written: str) -> None:
-    assert recognise(written).is_count
+    assert identify_source(written).is_count
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_lines_may_be_counted(written: str) -> None:
     ],
 )
 def test_a_line_is_there_where_every_grep_lets_it_through(written: str, only: str) -> None:
-    assert recognise(written).only == only
+    assert identify_source(written).only == only
 
 
 def test_what_goes_nowhere_is_not_the_text() -> None:
-    assert [one.kind for one in recognise_all("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == ["lsmod"]
+    assert [one.kind for one in identify_sources("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == ["lsmod"]
 
 
 def test_lines_found_in_files_are_those_files() -> None:
     told = "/etc/modprobe.d/a.conf:7:one\n/etc/modprobe.d/b.conf:2:two"
-    listing, first, second = items(pasted.evidence([("grep -rn . /etc/modprobe.d", told)]))
+    listing, first, second = split_items(pasted.collect_pieces([("grep -rn . /etc/modprobe.d", told)]))
     assert listing.text == told
     assert (first.subject, first.lines[0]) == ("/etc/modprobe.d/a.conf", "one")
     assert (second.subject, second.lines[1]) == ("/etc/modprobe.d/b.conf", "two")
@@ -98,5 +98,5 @@ def test_lines_found_in_files_are_those_files() -> None:
 def test_what_each_of_several_commands_prints_is_known_by_how_much_the_others_do(
     written: str, said: str, own: list[str]
 ) -> None:
-    found = [one for one in items(pasted.evidence([(written, said)])) if one.kind != "text"]
+    found = [one for one in split_items(pasted.collect_pieces([(written, said)])) if one.kind != "text"]
     assert [one.text.strip("\n") for one in found] == own

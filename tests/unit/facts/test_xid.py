@@ -9,7 +9,7 @@ from gpunode.facts.xid import SxidMessage, XidMessage
 
 
 def read(text: str) -> XidMessage:
-    said = xid.parse(text)
+    said = xid.parse_xid(text)
     assert isinstance(said, XidMessage), text
     return said
 
@@ -58,11 +58,11 @@ def test_a_mig_instance_and_a_device_id_are_read() -> None:
 
 
 def test_an_nvswitch_s_error_is_another_thing() -> None:
-    said = xid.parse(
+    said = xid.parse_xid(
         "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error"
     )
     assert said == SxidMessage(12028, "0000:05:00.0", "Non-fatal, Link 32 egress non-posted PRIV error", False, 32)
-    fatal = xid.parse("nvidia-nvswitch0: SXid (PCI:0000:8a:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    fatal = xid.parse_xid("nvidia-nvswitch0: SXid (PCI:0000:8a:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
     assert isinstance(fatal, SxidMessage)
     assert fatal.fatal is True
 
@@ -77,21 +77,21 @@ def test_an_nvswitch_s_error_is_another_thing() -> None:
     ],
 )
 def test_what_only_speaks_of_such_things_is_none(text: str) -> None:
-    assert xid.parse(text) is None
+    assert xid.parse_xid(text) is None
 
 
 def test_the_body_of_an_nvlink_5_error_is_read() -> None:
-    body = xid.link_error("NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000)")
+    body = xid.parse_link_error("NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000)")
     assert body is not None
     assert (body.unit, body.fatal, body.link, body.words[:2]) == ("NETIR_LINK_EVT", True, 1, (0x021425C6, 0))
-    body = xid.link_error("RLW_REMAP Nonfatal XC0 i0 Link -1 [0x00000004 0x00000001]")
+    body = xid.parse_link_error("RLW_REMAP Nonfatal XC0 i0 Link -1 [0x00000004 0x00000001]")
     assert body is not None
     assert (body.fatal, body.link, body.words) == (False, None, (4, 1))
-    assert xid.link_error("channel 0x00000002, intr 00000000") is None
+    assert xid.parse_link_error("channel 0x00000002, intr 00000000") is None
 
 
 @given(st.text(max_size=300))
 def test_no_text_is_too_odd(text: str) -> None:
-    xid.parse(text)
-    xid.parse(f"Xid (PCI:{text}")
-    xid.link_error(text)
+    xid.parse_xid(text)
+    xid.parse_xid(f"Xid (PCI:{text}")
+    xid.parse_link_error(text)

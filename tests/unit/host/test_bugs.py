@@ -13,9 +13,9 @@ from gpunode.host import bugs
 
 def test_the_versions_stand_above_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bugs, "FOLDER", tmp_path)
-    monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
+    monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
-    first, _, rest = Path(bugs.keep("Traceback\n", "bug.txt")).read_text().partition("\n")
+    first, _, rest = Path(bugs.save_traceback("Traceback\n", "bug.txt")).read_text().partition("\n")
     assert first.startswith(f"gpunode {gpunode.__version__}, Python {platform.python_version()}, ")
     assert first.endswith(f", {platform.machine()}")
     assert rest == "\nTraceback\n"
@@ -32,6 +32,6 @@ def test_a_system_that_cannot_be_named_costs_no_report(
     real = distro.LinuxDistribution
     monkeypatch.setattr(distro, "LinuxDistribution", lambda **more: real(os_release_file=str(file), **more))
     monkeypatch.setattr(bugs, "FOLDER", tmp_path)
-    monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
+    monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
-    assert platform.system() in Path(bugs.keep("Traceback\n", "bug.txt")).read_text()
+    assert platform.system() in Path(bugs.save_traceback("Traceback\n", "bug.txt")).read_text()

@@ -14,7 +14,7 @@ import pytest
 from gpunode.errors import GpunodeError, Refused, UsageError
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
 from gpunode.host import capture
-from gpunode.host.capture import CaptureHost, load, save
+from gpunode.host.capture import CaptureHost, load_capture, save_capture
 from gpunode.redaction.evidence import redact
 
 EVIDENCE: Evidence = {
@@ -35,22 +35,22 @@ INDEX = {"schema": 1, "captures": {"x": {"source": "/x", "outcome": "ok", "file"
 
 @pytest.mark.parametrize("name", ["node.tar.gz", "node.tgz", "node"])
 def test_what_was_saved_is_read_again(tmp_path: Path, name: str) -> None:
-    save(EVIDENCE, tmp_path / name)
-    assert load(tmp_path / name) == EVIDENCE
+    save_capture(EVIDENCE, tmp_path / name)
+    assert load_capture(tmp_path / name) == EVIDENCE
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
 def test_a_capture_is_for_its_owner_alone(tmp_path: Path) -> None:
-    save(EVIDENCE, tmp_path / "node.tgz")
-    save(EVIDENCE, tmp_path / "node")
+    save_capture(EVIDENCE, tmp_path / "node.tgz")
+    save_capture(EVIDENCE, tmp_path / "node")
     for path in (tmp_path / "node.tgz", *(one for one in tmp_path.rglob("*") if one.is_file())):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
 
 
 def test_two_captures_of_the_same_state_are_the_same_bytes(tmp_path: Path) -> None:
-    save(EVIDENCE, tmp_path / "one.tgz")
-    save(dict(sorted(EVIDENCE.items(), reverse=True)), tmp_path / "two.tgz")
+    save_capture(EVIDENCE, tmp_path / "one.tgz")
+    save_capture(dict(sorted(EVIDENCE.items(), reverse=True)), tmp_path / "two.tgz")
     assert (tmp_path / "one.tgz").read_bytes() == (tmp_path / "two.tgz").read_bytes()
 
 
@@ -58,22 +58,22 @@ def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> Non
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis").write_text("x")
     with pytest.raises(UsageError, match="cannot be written"):
-        save(EVIDENCE, tmp_path / "home")
+        save_capture(EVIDENCE, tmp_path / "home")
     assert [one.name for one in (tmp_path / "home").iterdir()] == ["thesis"]
 
 
 def test_a_failed_save_leaves_the_former_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "node.tgz"
-    save(EVIDENCE, path)
+    save_capture(EVIDENCE, path)
 
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(UsageError, match="cannot be written") as caught:
-        save({}, path)
+        save_capture({}, path)
     assert "No space left" in caught.value.why
-    assert load(path) == EVIDENCE
+    assert load_capture(path) == EVIDENCE
     assert [one.name for one in tmp_path.iterdir()] == ["node.tgz"]
 
 
@@ -103,7 +103,7 @@ def index(**row: object) -> bytes:
 @pytest.mark.parametrize("top", ["", "./", "node-17/", "./a/b/"])
 def test_a_folder_that_was_packed_by_hand_is_read(tmp_path: Path, top: str) -> None:
     members = {f"{top}capture.json": json.dumps(INDEX).encode(), f"{top}data/x": b"content"}
-    assert load(archive(tmp_path / "x.tgz", members))["x"].data == b"content"
+    assert load_capture(archive(tmp_path / "x.tgz", members))["x"].data == b"content"
 
 
 def odd(kind: bytes, name: str = "data/x", link: str = "") -> tarfile.TarInfo:
@@ -128,7 +128,7 @@ def odd(kind: bytes, name: str = "data/x", link: str = "") -> tarfile.TarInfo:
 def test_a_harmful_member_is_named(tmp_path: Path, member: tarfile.TarInfo, named: str) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x")}, member)
     with pytest.raises(Refused) as caught:
-        load(path)
+        load_capture(path)
     assert caught.value.why.startswith(f"{named}: ")
 
 
@@ -136,7 +136,7 @@ def test_a_harmful_member_is_named(tmp_path: Path, member: tarfile.TarInfo, name
 def test_a_second_member_at_the_same_place_is_refused_however_it_is_spelt(tmp_path: Path, twin: str) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x"), "data/x": b"1", twin: b"2"})
     with pytest.raises(Refused) as caught:
-        load(path)
+        load_capture(path)
     assert caught.value.why == f"{twin}: appears twice"
 
 
@@ -145,7 +145,7 @@ def test_a_second_member_at_the_same_place_is_refused_however_it_is_spelt(tmp_pa
 )
 def test_a_row_of_other_types_is_damage(tmp_path: Path, row: dict[str, object]) -> None:
     with pytest.raises(Refused, match="is damaged"):
-        load(archive(tmp_path / "x.tgz", {"capture.json": index(**row)}))
+        load_capture(archive(tmp_path / "x.tgz", {"capture.json": index(**row)}))
 
 
 def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_
     many = f'{{"schema":1,"captures":{{{rows}}}}}'.encode()
     for members, why in (({"capture.json": many}, "lists more"), ({"capture.json": many.ljust(9 << 20)}, "is larger")):
         with pytest.raises(Refused) as caught:
-            load(archive(tmp_path / "x.tgz", members))
+            load_capture(archive(tmp_path / "x.tgz", members))
         assert why in caught.value.why
 
 
@@ -162,14 +162,14 @@ def test_an_archive_that_takes_for_ever_to_unpack_to_nothing_is_not_begun(tmp_pa
     path.write_bytes(gzip.compress(b"", mtime=0))
     os.truncate(path, capture.MAX_PACKED + 1)
     with pytest.raises(Refused) as caught:
-        load(path)
+        load_capture(path)
     assert caught.value.why == "the archive: is larger than 64 MiB"
 
 
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {f"data/{number}": b"" for number in range(capture.MAX_MEMBERS + 1)})
     with pytest.raises(Refused, match="an invalid member"):
-        load(path)
+        load_capture(path)
 
 
 def test_a_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_a_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
     path = archive(tmp_path / "x.tgz", {f"data/{number}": bytes(1 << 16) for number in range(3)})
     with pytest.raises(Refused) as caught:
-        load(path)
+        load_capture(path)
     assert "unpacks to more" in caught.value.why
 
 
@@ -187,7 +187,7 @@ def test_a_header_that_promises_too_much_is_stopped(tmp_path: Path) -> None:
     path = tmp_path / "x.tgz"
     path.write_bytes(gzip.compress(huge.tobuf() + bytes(4096)))
     with pytest.raises(Refused) as caught:
-        load(path)
+        load_capture(path)
     assert "data/x: is larger" in caught.value.why
 
 
@@ -209,7 +209,7 @@ def test_a_header_that_promises_too_much_is_stopped(tmp_path: Path) -> None:
 )
 def test_a_damaged_index_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(Refused, match="is damaged"):
-        load(archive(tmp_path / "x.tgz", {"capture.json": content}))
+        load_capture(archive(tmp_path / "x.tgz", {"capture.json": content}))
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "data/../../x", "data/.hidden", "data/a/b", 7])
@@ -218,7 +218,7 @@ def test_an_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
     folder.mkdir()
     (folder / "capture.json").write_bytes(index(file=name))
     with pytest.raises(Refused, match="an invalid member"):
-        load(folder)
+        load_capture(folder)
 
 
 def test_a_folder_cannot_lead_outside_by_links(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_folder_cannot_lead_outside_by_links(tmp_path: Path) -> None:
     for folder, file in (("one", "data/x"), ("two", "data/secret")):
         (tmp_path / folder / "capture.json").write_bytes(index(file=file))
         with pytest.raises(Refused, match="an invalid member"):
-            load(tmp_path / folder)
+            load_capture(tmp_path / folder)
 
 
 def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
@@ -238,29 +238,29 @@ def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
     (tmp_path / "capture.json").write_bytes(index(file="data/x"))
     os.mkfifo(tmp_path / "data/x")
     with pytest.raises(Refused, match="an invalid member"):
-        load(tmp_path)
+        load_capture(tmp_path)
 
 
 def test_a_pipe_instead_of_a_file_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "node.tar.gz")
     with pytest.raises(UsageError, match="is not a capture"):
-        load(tmp_path / "node.tar.gz")
+        load_capture(tmp_path / "node.tar.gz")
 
 
 def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 2, "captures": "anything"}'})
     with pytest.raises(Refused, match="newer gpunode") as caught:
-        load(path)
+        load_capture(path)
     assert "upgrade" in caught.value.hint
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200, -9])
 def test_a_truncated_archive_is_damaged(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.tgz"
-    save(EVIDENCE, path)
+    save_capture(EVIDENCE, path)
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(GpunodeError, match=r"damaged|not a capture"):
-        load(path)
+        load_capture(path)
 
 
 @pytest.mark.parametrize(
@@ -281,22 +281,22 @@ def test_what_is_no_capture_is_told_apart(tmp_path: Path, content: bytes, said: 
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a capture") as caught:
-        load(path)
+        load_capture(path)
     assert said in caught.value.why
 
 
 def test_no_file_and_an_empty_folder_are_no_capture(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        load(tmp_path / "nothing")
+        load_capture(tmp_path / "nothing")
     with pytest.raises(UsageError, match="not a capture"):
-        load(tmp_path)
+        load_capture(tmp_path)
 
 
 def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
     secret = {"file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b'{"token": "hunter2hunter2"}')}
     for name in ("x.tgz", "x"):
-        save(secret, tmp_path / name)
-        assert load(tmp_path / name) == redact(secret) != secret
+        save_capture(secret, tmp_path / name)
+        assert load_capture(tmp_path / name) == redact(secret) != secret
     assert not any(b"hunter2" in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
     assert b"hunter2" not in gzip.decompress((tmp_path / "x.tgz").read_bytes())
 
@@ -304,7 +304,7 @@ def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
 def test_a_named_pipe_is_no_capture_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="not a capture"):
-        load(tmp_path / "pipe")
+        load_capture(tmp_path / "pipe")
 
 
 def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> N
         "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b"{}", ownership=own),
         "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=own),
     }
-    save(evidence, tmp_path / "node")
-    found = {key: one.ownership.changed for key, one in load(tmp_path / "node").items() if one.ownership}
+    save_capture(evidence, tmp_path / "node")
+    found = {key: one.ownership.changed for key, one in load_capture(tmp_path / "node").items() if one.ownership}
     assert found == {"file:/etc/docker/daemon.json": 1795247197.25, "os-release": None}
 
 
@@ -335,15 +335,15 @@ def test_what_is_wrong_with_an_index_is_said_in_words(tmp_path: Path, row: dict[
     index = tmp_path / "capture.json"
     index.write_text(json.dumps({"schema": 1, "captures": {"x": row}}))
     with pytest.raises(Refused, match="is damaged") as caught:
-        load(tmp_path)
+        load_capture(tmp_path)
     assert said in caught.value.why
     index.write_text('{"schema": 1}')
     with pytest.raises(Refused, match="is damaged") as caught:
-        load(tmp_path)
+        load_capture(tmp_path)
     assert caught.value.why == "capture.json does not list captures by name"
 
 
 def test_a_capture_into_a_folder_that_is_not_there_names_that_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        save(EVIDENCE, tmp_path / "none/c.tgz")
+        save_capture(EVIDENCE, tmp_path / "none/c.tgz")
     assert caught.value.why == f"the folder {tmp_path}/none does not exist, or you may not write to it"

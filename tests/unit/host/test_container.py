@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.host import container
-from gpunode.host.container import Commands, ContainerCheck, check, containerd, docker, read_libraries, uuids
-from gpunode.host.process import Finished
+from gpunode.host.container import (
+    ContainerCheck,
+    ContainerCommands,
+    check_container,
+    containerd_commands,
+    docker_commands,
+    parse_uuids,
+    read_libraries,
+)
+from gpunode.host.process import FinishedCommand
 from tests.fakes.runners import ScriptedRunner, ended
 
 A, B = (f"GPU-0000000{n}-aaaa-bbbb-cccc-0123456789ab" for n in (1, 2))
@@ -24,7 +32,7 @@ def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _answering(out: str = "", status: int = 0, *, late: bool = False, import_fails: bool = False) -> ScriptedRunner:
-    def answer(argv: tuple[str, ...]) -> Finished:
+    def answer(argv: tuple[str, ...]) -> FinishedCommand:
         if "run" in argv:
             return ended(argv, status, out.encode(), b"the runtime's own words", late=late)
         if import_fails and ("import" in argv or "load" in argv):
@@ -34,13 +42,15 @@ def _answering(out: str = "", status: int = 0, *, late: bool = False, import_fai
     return ScriptedRunner(answer)
 
 
-BOTH = pytest.mark.parametrize("commands", [containerd("t"), docker("t")], ids=["containerd", "docker"])
+BOTH = pytest.mark.parametrize(
+    "commands", [containerd_commands("t"), docker_commands("t")], ids=["containerd", "docker"]
+)
 
 
 @BOTH
-def test_the_same_gpus_pass_and_nothing_is_left(commands: Commands) -> None:
+def test_the_same_gpus_pass_and_nothing_is_left(commands: ContainerCommands) -> None:
     runner = _answering(f"{A}\n{B}\n")
-    found = check(runner, commands, [B, A])
+    found = check_container(runner, commands, [B, A])
     assert found.passed
     assert found.problems == ()
     assert runner.calls == [commands.load, commands.run, *commands.remove]
@@ -48,9 +58,9 @@ def test_the_same_gpus_pass_and_nothing_is_left(commands: Commands) -> None:
 
 
 @BOTH
-def test_a_gpu_that_is_missing_or_strange_is_named(commands: Commands) -> None:
-    missing = check(_answering(A), commands, [A, B])
-    strange = check(_answering(f"{A}\n{B}"), commands, [A])
+def test_a_gpu_that_is_missing_or_strange_is_named(commands: ContainerCommands) -> None:
+    missing = check_container(_answering(A), commands, [A, B])
+    strange = check_container(_answering(f"{A}\n{B}"), commands, [A])
     assert not missing.passed
     assert missing.problems == (f"the container does not see {B}",)
     assert not strange.passed
@@ -59,9 +69,9 @@ def test_a_gpu_that_is_missing_or_strange_is_named(commands: Commands) -> None:
 
 @BOTH
 @pytest.mark.parametrize("late", [False, True])
-def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: Commands, late: bool) -> None:
+def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: ContainerCommands, late: bool) -> None:
     runner = _answering(status=1, late=late)
-    found = check(runner, commands, [A])
+    found = check_container(runner, commands, [A])
     assert not found.passed
     assert "the container did not run" in found.failure
     assert ("timed out after" in found.failure) == late
@@ -70,36 +80,36 @@ def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: Comma
 
 
 @BOTH
-def test_an_image_that_is_not_taken_runs_nothing_and_is_removed(commands: Commands) -> None:
+def test_an_image_that_is_not_taken_runs_nothing_and_is_removed(commands: ContainerCommands) -> None:
     runner = _answering(import_fails=True)
-    found = check(runner, commands, [A])
+    found = check_container(runner, commands, [A])
     assert "no space left on device" in found.failure
     assert runner.calls == [commands.load, *commands.remove]
 
 
 @BOTH
-def test_an_interruption_removes_the_container_too(commands: Commands) -> None:
-    def answer(argv: tuple[str, ...]) -> Finished:
+def test_an_interruption_removes_the_container_too(commands: ContainerCommands) -> None:
+    def answer(argv: tuple[str, ...]) -> FinishedCommand:
         if argv == commands.run:
             raise KeyboardInterrupt
         return ended(argv)
 
     runner = ScriptedRunner(answer)
     with pytest.raises(KeyboardInterrupt):
-        check(runner, commands, [A])
+        check_container(runner, commands, [A])
     assert runner.calls[-len(commands.remove) :] == list(commands.remove)
     assert set(commands.rescue) <= set(runner.calls)
 
 
 def test_what_could_not_be_removed_is_said_with_the_command() -> None:
-    commands = docker("t")
+    commands = docker_commands("t")
 
-    def answer(argv: tuple[str, ...]) -> Finished:
+    def answer(argv: tuple[str, ...]) -> FinishedCommand:
         if argv in commands.remove:
             return ended(argv, 1, err=b"image is in use")
         return ended(argv, out=A.encode())
 
-    found = check(ScriptedRunner(answer), commands, [A])
+    found = check_container(ScriptedRunner(answer), commands, [A])
     assert found.passed
     assert found.leftovers == ("docker image rm --force localhost/gpunode-check:t: image is in use",)
 
@@ -107,7 +117,7 @@ def test_what_could_not_be_removed_is_said_with_the_command() -> None:
 def test_without_nvidia_smi_nothing_is_run_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "_PROGRAMS", ("/nonexistent/nvidia-smi",))
     runner = _answering()
-    found = check(runner, docker("t"), [A])
+    found = check_container(runner, docker_commands("t"), [A])
     assert "nvidia-smi is not installed" in found.failure
     assert runner.calls == []
 
@@ -136,22 +146,22 @@ def test_ldd_is_not_asked_of_a_program_that_others_can_change(tmp_path: Path) ->
 
 
 def test_no_gpu_on_the_host_is_never_a_pass() -> None:
-    found = check(_answering(), docker("t"), [])
+    found = check_container(_answering(), docker_commands("t"), [])
     assert not found.passed
     assert found.problems
 
 
 def test_a_check_is_out_of_everybodys_way() -> None:
     assert container.new_token() != container.new_token()
-    one = containerd("t")
+    one = containerd_commands("t")
     ctr = [argv for argv in (one.load, one.run, *one.rescue, *one.remove) if argv[0] == "ctr"]
     assert all(argv[3:5] == ("--namespace", "gpunode-t") for argv in ctr)
-    assert "none" in docker("t").run
+    assert "none" in docker_commands("t").run
 
 
 @given(st.binary())
 def test_any_output_is_read(output: bytes) -> None:
-    assert all(one.startswith("GPU-") for one in uuids(output))
+    assert all(one.startswith("GPU-") for one in parse_uuids(output))
 
 
 @given(st.frozensets(st.sampled_from([A, B])), st.frozensets(st.sampled_from([A, B])))
@@ -162,4 +172,4 @@ def test_it_passes_exactly_when_there_is_no_problem(expected: frozenset[str], se
 
 def test_nvidia_smis_own_lines_are_read() -> None:
     listing = f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {A})\n{B}\nUnable to determine the device handle\n"
-    assert uuids(listing.encode()) == {A, B}
+    assert parse_uuids(listing.encode()) == {A, B}

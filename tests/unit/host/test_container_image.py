@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from gpunode.host.container import library_paths, make_image
+from gpunode.host.container import build_image, parse_ldd
 
 FOLDER = "/lib/x86_64-linux-gnu"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -21,15 +21,15 @@ LISTING = f"""\
 \tlibc.so.6 => {FOLDER}/libc.so.6 (0x00007f8a)
 \t{LOADER} (0x00007f8a)
 """
-LIBRARIES = {path: path.encode() for path in library_paths(LISTING)}
+LIBRARIES = {path: path.encode() for path in parse_ldd(LISTING)}
 
 
 def test_it_holds_the_loader_and_glibc_and_nothing_of_nvidia() -> None:
-    assert library_paths(LISTING) == {LOADER, *GLIBC}
+    assert parse_ldd(LISTING) == {LOADER, *GLIBC}
 
 
 def test_libraries_beside_glibc_come_along() -> None:
-    assert "/opt/a/libz.so.1" in library_paths(f"{LISTING}\tlibz.so.1 => /opt/a/libz.so.1 (0x1)\n")
+    assert "/opt/a/libz.so.1" in parse_ldd(f"{LISTING}\tlibz.so.1 => /opt/a/libz.so.1 (0x1)\n")
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_libraries_beside_glibc_come_along() -> None:
 )
 def test_what_is_missing_is_named(listing: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        library_paths(listing)
+        parse_ldd(listing)
 
 
 def test_an_architecture_without_a_driver_is_named() -> None:
     with pytest.raises(ValueError, match="riscv64"):
-        make_image(LIBRARIES, "riscv64", "localhost/x:1", ["a"])
+        build_image(LIBRARIES, "riscv64", "localhost/x:1", ["a"])
 
 
 def _open(archive: bytes) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def _open(archive: bytes) -> dict[str, bytes]:
 
 
 def test_the_image_is_whole_for_oci_and_for_docker() -> None:
-    files = _open(make_image(LIBRARIES, "x86_64", "localhost/gpunode-check:t", ["nvidia-smi"]))
+    files = _open(build_image(LIBRARIES, "x86_64", "localhost/gpunode-check:t", ["nvidia-smi"]))
     for name, data in files.items():
         if name.startswith("blobs/"):
             assert name == f"blobs/sha256/{hashlib.sha256(data).hexdigest()}"
@@ -84,5 +84,5 @@ def test_the_image_is_whole_for_oci_and_for_docker() -> None:
 
 
 def test_the_same_files_are_the_same_bytes() -> None:
-    one = make_image(LIBRARIES, "x86_64", "localhost/x:1", ["a"])
-    assert make_image(dict(reversed(LIBRARIES.items())), "x86_64", "localhost/x:1", ["a"]) == one
+    one = build_image(LIBRARIES, "x86_64", "localhost/x:1", ["a"])
+    assert build_image(dict(reversed(LIBRARIES.items())), "x86_64", "localhost/x:1", ["a"]) == one

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.cuda import CudaError, CudaRun, answer_of, parse
+from gpunode.facts.cuda import CudaError, CudaRun, parse_answer, read_cuda_answer
 from gpunode.facts.nvml import NoAnswer
-from gpunode.host.cuda import PTX, argv, probe
+from gpunode.host.cuda import PTX, child_argv, make_probe
 from tests.fakes.runners import ScriptedRunner, ended, looked
 
 GPU: dict[str, Any] = {
@@ -29,19 +29,22 @@ def _answer(**given: Any) -> bytes:
 
 
 def test_it_passed_only_when_every_gpu_did() -> None:
-    run = parse(_answer(gpus=[GPU, {**GPU, "index": 1}]))
+    run = parse_answer(_answer(gpus=[GPU, {**GPU, "index": 1}]))
     assert isinstance(run, CudaRun)
     assert run.passed
     assert not CudaRun(()).passed
     for spoiled in ({"passed": False}, {"error": ERROR}, {"mismatches": 1}, {"elements": 0}):
-        run = parse(_answer(gpus=[GPU, {**GPU, **spoiled}]))
+        run = parse_answer(_answer(gpus=[GPU, {**GPU, **spoiled}]))
         assert isinstance(run, CudaRun)
         assert not run.passed, spoiled
 
 
 def test_the_failure_of_the_whole_is_the_call_with_cudas_words() -> None:
-    assert parse(_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
-    assert str(parse(_answer(error=ERROR))) == "cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"
+    assert parse_answer(_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
+    assert (
+        str(parse_answer(_answer(error=ERROR)))
+        == "cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,13 +65,13 @@ def test_the_failure_of_the_whole_is_the_call_with_cudas_words() -> None:
 )
 def test_what_is_no_answer_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        parse(data)
+        parse_answer(data)
 
 
 @given(st.sampled_from([*GPU]), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers()))
 def test_a_spoiled_gpu_is_refused_or_does_not_pass_by_it(key: str, value: object) -> None:
     try:
-        run = parse(_answer(gpus=[{**GPU, key: value}]))
+        run = parse_answer(_answer(gpus=[{**GPU, key: value}]))
     except ValueError:
         return
     assert isinstance(run, CudaRun)
@@ -83,7 +86,7 @@ def test_what_to_do_fits_the_error() -> None:
 
 def test_the_ends_of_the_child_are_told_apart() -> None:
     def end(**given: Any) -> object:
-        return answer_of(looked(ScriptedRunner(lambda argv: ended(argv, **given)), probe(7)))
+        return read_cuda_answer(looked(ScriptedRunner(lambda argv: ended(argv, **given)), make_probe(7)))
 
     assert end(out=_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
     hung = end(late=True, err=b"CUDA: cuInit\nGPU 3: cuCtxSynchronize\n")
@@ -102,4 +105,4 @@ def test_the_ends_of_the_child_are_told_apart() -> None:
 
 def test_the_kernels_text_ends_as_c_wants_it_and_the_child_is_isolated() -> None:
     assert PTX.endswith(b"}\n\0")
-    assert argv()[1] == "-I"
+    assert child_argv()[1] == "-I"

@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_link_leads_to_the_file_inside_the_root(root: Path, target: str) -> None:
     root.joinpath("usr/lib/os-release").write_text(TEXT)
     root.joinpath("etc/os-release").symlink_to(target)
-    assert read_distribution(str(root)) == DEBIAN == os_release.distro(TEXT)
+    assert read_distribution(str(root)) == DEBIAN == os_release.parse_distro(TEXT)
 
 
 def test_a_link_out_of_the_root_is_none(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

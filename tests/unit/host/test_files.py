@@ -35,18 +35,18 @@ def names(folder: Path) -> list[str]:
 @given(content=st.binary(max_size=3000), mode=st.integers(0, 0o7777))
 def test_what_is_written_is_what_is_there(tmp_path: Path, content: bytes, mode: int) -> None:
     wanted = owned(content, mode)
-    files.replace("/a/b/file", wanted, root=str(tmp_path))
+    files.replace_file("/a/b/file", wanted, root=str(tmp_path))
     if UID != 0:
         (tmp_path / "a/b/file").chmod(mode | 0o400)
         wanted = owned(content, mode | 0o400)
-    assert files.state("/a/b/file", root=str(tmp_path)) == wanted
+    assert files.read_state("/a/b/file", root=str(tmp_path)) == wanted
     assert names(tmp_path / "a/b") == ["file"]
 
 
 def test_folders_made_for_a_file_are_0755_whatever_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
-        files.replace("/etc/x/y/z.conf", owned(b"1"), root=str(tmp_path))
+        files.replace_file("/etc/x/y/z.conf", owned(b"1"), root=str(tmp_path))
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "etc/x/y").stat().st_mode) == 0o755
@@ -59,10 +59,10 @@ def test_a_link_stays_and_its_target_inside_the_root_is_replaced(tmp_path: Path,
     (tmp_path / "real/target").write_bytes(b"old")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/link").symlink_to(target)
-    files.replace("/etc/link", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/etc/link", owned(b"new"), root=str(tmp_path))
     assert os.readlink(tmp_path / "etc/link") == target
     assert (tmp_path / "real/target").read_bytes() == b"new"
-    assert places.resolve("/etc/link", root=str(tmp_path)) == "/real/target"
+    assert places.resolve_path("/etc/link", root=str(tmp_path)) == "/real/target"
 
 
 def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None
     (root / "etc/direct").symlink_to(outside / "secret")
     (root / "etc/folder").symlink_to("../../outside")
     for path in ("/etc/direct", "/etc/folder/secret", "/../outside/secret", "/etc/../../outside/secret"):
-        assert files.read(path, root=str(root)).outcome == "absent"
-    assert globs.find("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
-    files.replace("/etc/folder/secret", owned(b"mine"), root=str(root))
-    files.remove("/etc/direct", root=str(root))
+        assert files.read_file(path, root=str(root)).outcome == "absent"
+    assert globs.find_matches("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
+    files.replace_file("/etc/folder/secret", owned(b"mine"), root=str(root))
+    files.remove_file("/etc/direct", root=str(root))
     assert (outside / "secret").read_bytes() == b"secret"
     assert (root / "outside/secret").read_bytes() == b"mine"
 
@@ -86,9 +86,9 @@ def test_links_in_a_circle_are_an_error_and_not_a_hang(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("/a")
     (tmp_path / "self").symlink_to("self/self")
     for path in ("/a", "/self", "/a/file"):
-        assert files.read(path, root=str(tmp_path)).outcome == "failed"
+        assert files.read_file(path, root=str(tmp_path)).outcome == "failed"
         with pytest.raises(ChangeFailed, match="could not be written") as caught:
-            files.replace(path, owned(b""), root=str(tmp_path))
+            files.replace_file(path, owned(b""), root=str(tmp_path))
         assert "loop" in caught.value.hint
     assert names(tmp_path) == ["a", "b", "self"]
 
@@ -106,30 +106,30 @@ def odd_files(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", ["folder", "pipe", "socket", "to-pipe"])
 def test_what_is_no_file_is_neither_read_nor_replaced_nor_removed(odd_files: Path, name: str) -> None:
     before = names(odd_files)
-    capture = files.read(f"/{name}", root=str(odd_files))
+    capture = files.read_file(f"/{name}", root=str(odd_files))
     assert capture.outcome == "failed"
     assert capture.error.startswith("it is a")
     with pytest.raises(Refused, match="not a file"):
-        files.replace(f"/{name}", owned(b"x"), root=str(odd_files))
+        files.replace_file(f"/{name}", owned(b"x"), root=str(odd_files))
     with pytest.raises(Refused, match="not a file"):
-        files.remove(f"/{name}", root=str(odd_files))
+        files.remove_file(f"/{name}", root=str(odd_files))
     with pytest.raises(Refused, match="cannot be read"):
-        files.state(f"/{name}", root=str(odd_files))
+        files.read_state(f"/{name}", root=str(odd_files))
     assert names(odd_files) == before
 
 
 def test_the_root_itself_is_no_file(tmp_path: Path) -> None:
-    assert files.read("/", root=str(tmp_path)).outcome == "failed"
+    assert files.read_file("/", root=str(tmp_path)).outcome == "failed"
     with pytest.raises(Refused, match="a folder"):
-        files.replace("/x/..", owned(b""), root=str(tmp_path / "."))
+        files.replace_file("/x/..", owned(b""), root=str(tmp_path / "."))
 
 
 def test_absent_denied_and_too_long_differ(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
-    assert files.read("/nothing/here", root=str(tmp_path)).outcome == "absent"
-    assert files.read("/file/below", root=str(tmp_path)).outcome == "absent"
-    assert files.state("/nothing", root=str(tmp_path)) is None
-    exact, short = (files.read("/file", limit, root=str(tmp_path)) for limit in (5, 4))
+    assert files.read_file("/nothing/here", root=str(tmp_path)).outcome == "absent"
+    assert files.read_file("/file/below", root=str(tmp_path)).outcome == "absent"
+    assert files.read_state("/nothing", root=str(tmp_path)) is None
+    exact, short = (files.read_file("/file", limit, root=str(tmp_path)) for limit in (5, 4))
     assert (exact.outcome, exact.data) == ("ok", b"12345")
     assert (short.outcome, short.data, short.error) == ("failed", b"1234", "longer than 4 bytes")
 
@@ -143,31 +143,31 @@ def test_a_file_of_somebody_else_is_denied_and_not_absent(tmp_path: Path) -> Non
             folder.chmod(0o755)
     os.seteuid(65534)
     try:
-        assert files.read("/secret", root=str(tmp_path)).outcome == "denied"
+        assert files.read_file("/secret", root=str(tmp_path)).outcome == "denied"
     finally:
         os.seteuid(0)
 
 
 def test_a_file_without_an_end_and_a_pseudo_file_are_read_right() -> None:
-    assert files.read("/proc/self/status", 1 << 16).text.startswith("Name:")
-    assert files.read("/dev/zero", 1 << 16).outcome == "failed"
+    assert files.read_file("/proc/self/status", 1 << 16).text.startswith("Name:")
+    assert files.read_file("/dev/zero", 1 << 16).outcome == "failed"
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     versions = {bytes([letter]) * 200_000 for letter in b"ab"}
-    files.replace("/file", owned(b"a" * 200_000), root=str(tmp_path))
+    files.replace_file("/file", owned(b"a" * 200_000), root=str(tmp_path))
     seen: set[bytes] = set()
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            seen.add(files.read("/file", root=str(tmp_path)).data)
+            seen.add(files.read_file("/file", root=str(tmp_path)).data)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     for _ in range(10):
         for content in versions:
-            files.replace("/file", owned(content), root=str(tmp_path))
+            files.replace_file("/file", owned(content), root=str(tmp_path))
     done.set()
     watcher.join()
     assert seen <= versions
@@ -180,31 +180,31 @@ def test_extended_attributes_stay(tmp_path: Path) -> None:
         os.setxattr(file, "user.note", b"kept")
     except OSError as error:
         pytest.skip(f"no extended attributes on {tmp_path}: {error.strerror}")
-    files.replace("/file", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/file", owned(b"new"), root=str(tmp_path))
     assert os.getxattr(file, "user.note") == b"kept"
 
 
 def test_a_leftover_of_a_killed_run_goes_and_nothing_else(tmp_path: Path) -> None:
     for name in (".gpunode-0123abcd", ".gpunode-notes", "mine"):
         (tmp_path / name).write_bytes(b"")
-    files.replace("/file", owned(b""), root=str(tmp_path))
+    files.replace_file("/file", owned(b""), root=str(tmp_path))
     assert names(tmp_path) == [".gpunode-notes", "file", "mine"]
 
 
 def test_removing_is_final_and_removing_nothing_is_fine(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to("file")
-    files.remove("/link", root=str(tmp_path))
+    files.remove_file("/link", root=str(tmp_path))
     assert names(tmp_path) == ["link"]
-    files.remove("/link", root=str(tmp_path))
-    files.remove("/no/such/folder/file", root=str(tmp_path))
+    files.remove_file("/link", root=str(tmp_path))
+    files.remove_file("/no/such/folder/file", root=str(tmp_path))
 
 
 def test_a_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", _no_space)
     with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
-        files.replace("/file", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/file", owned(b"new"), root=str(tmp_path))
     assert "No space left" in caught.value.why
     assert "df -h" in caught.value.hint
     assert names(tmp_path) == ["file"]
@@ -218,7 +218,7 @@ def _no_space(*_args: object, **_named: object) -> None:
 def test_folders_made_for_a_failed_write_are_gone_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "rename", _refuse_rename)
     with pytest.raises(ChangeFailed):
-        files.replace("/a/b/c", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/a/b/c", owned(b"new"), root=str(tmp_path))
     assert names(tmp_path) == []
 
 
@@ -233,7 +233,7 @@ def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/broken.list").symlink_to("gone")
     (tmp_path / "etc/d/.hidden.list").write_bytes(b"")
     os.mkfifo(tmp_path / "etc/d/pipe.list")
-    capture = globs.find("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
+    capture = globs.find_matches("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
     found = {one.path: (one.link, one.data) for one in decode_found(capture.data)}
     assert capture.outcome == "ok"
     assert found == {
@@ -242,7 +242,7 @@ def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
         "/etc/d/broken.list": ("gone", None),
         "/etc/d/pipe.list": (None, None),
     }
-    listed = decode_found(globs.find("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
+    listed = decode_found(globs.find_matches("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
     assert [one.path for one in listed] == ["/etc/d/a.list"]
     assert listed[0].data is None
     assert listed[0].ownership is not None
@@ -252,13 +252,13 @@ def test_folders_are_found_where_names_are_asked_for_and_left_out_where_contents
     (tmp_path / "etc/d/folder").mkdir(parents=True)
     (tmp_path / "etc/d/file").write_text("x")
     for contents, names in ((True, ["/etc/d/file"]), (False, ["/etc/d/file", "/etc/d/folder"])):
-        found = decode_found(globs.find("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
+        found = decode_found(globs.find_matches("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
         assert [one.path for one in found] == names
 
 
 def test_a_glob_that_matches_nothing_says_so_and_not_that_it_failed(tmp_path: Path) -> None:
     for pattern in ("/etc/*.list", "/nothing/*/here", "/exact"):
-        capture = globs.find(pattern, 100, contents=True, root=str(tmp_path))
+        capture = globs.find_matches(pattern, 100, contents=True, root=str(tmp_path))
         assert (capture.outcome, capture.data) == ("ok", b"")
 
 
@@ -267,12 +267,12 @@ def test_a_glob_goes_through_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/0000:01:00.0/modalias").write_bytes(b"pci:v000010DE")
     (tmp_path / "sys/bus").mkdir()
     (tmp_path / "sys/bus/0000:01:00.0").symlink_to("../devices/0000:01:00.0")
-    (found,) = decode_found(globs.find("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
+    (found,) = decode_found(globs.find_matches("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
     assert (found.path, found.data) == ("/sys/bus/0000:01:00.0/modalias", b"pci:v000010DE")
 
 
 def test_a_candidate_stands_beside_the_file_for_root_alone_and_goes(tmp_path: Path) -> None:
-    with files.candidate("/etc/containerd/config.toml", b"version = 3", root=str(tmp_path)) as path:
+    with files.candidate_file("/etc/containerd/config.toml", b"version = 3", root=str(tmp_path)) as path:
         there = tmp_path / path.lstrip("/")
         assert there.parent == tmp_path / "etc/containerd"
         assert there.read_bytes() == b"version = 3"
@@ -281,8 +281,8 @@ def test_a_candidate_stands_beside_the_file_for_root_alone_and_goes(tmp_path: Pa
 
 
 def test_an_edit_in_the_last_moment_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.replace("/file", owned(b"old"), root=str(tmp_path))
-    before, seen = files.state("/file", root=str(tmp_path)), list[FileState | None]()
+    files.replace_file("/file", owned(b"old"), root=str(tmp_path))
+    before, seen = files.read_state("/file", root=str(tmp_path)), list[FileState | None]()
 
     def edit(fd: int, _: int) -> None:
         (tmp_path / "file").write_bytes(b"edited")
@@ -294,11 +294,11 @@ def test_an_edit_in_the_last_moment_is_not_overwritten(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fchmod", edit)
     with pytest.raises(Conflict):
-        files.replace("/file", owned(b"new"), root=str(tmp_path), still=still)
+        files.replace_file("/file", owned(b"new"), root=str(tmp_path), precheck=still)
     assert [one.content for one in seen if one] == [b"edited"]
     assert (tmp_path / "file").read_bytes() == b"edited"
     with pytest.raises(Conflict):
-        files.remove("/file", root=str(tmp_path), still=still)
+        files.remove_file("/file", root=str(tmp_path), precheck=still)
     assert names(tmp_path) == ["file"]
 
 
@@ -308,7 +308,7 @@ def test_an_attribute_that_cannot_be_kept_stops_the_write(tmp_path: Path, monkey
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
     monkeypatch.setattr(os, "setxattr", _refuse_label)
     with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
-        files.replace("/file", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/file", owned(b"new"), root=str(tmp_path))
     assert "security.selinux cannot be kept: Operation not permitted" in caught.value.why
     assert "setfattr -x security.selinux /file" in caught.value.hint
     assert (names(tmp_path), (tmp_path / "file").read_bytes()) == (["file"], b"old")
@@ -324,16 +324,16 @@ def test_an_attribute_that_the_new_file_has_already_is_not_set(tmp_path: Path, m
     monkeypatch.setattr(os, "listxattr", lambda *_, **__: ["security.selinux"])
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
     monkeypatch.setattr(os, "setxattr", _refuse_label)
-    files.replace("/file", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/file", owned(b"new"), root=str(tmp_path))
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def _written(root: Path) -> None:
-    files.replace("/file", owned(b"new"), root=str(root))
+    files.replace_file("/file", owned(b"new"), root=str(root))
 
 
 def _removed(root: Path) -> None:
-    files.remove("/file", root=str(root))
+    files.remove_file("/file", root=str(root))
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_folder_that_could_not_be_made_right_is_gone_again(
 ) -> None:
     monkeypatch.setattr(os, call, _refuse_rename)
     with pytest.raises(ChangeFailed):
-        files.replace("/a/b/c", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/a/b/c", owned(b"new"), root=str(tmp_path))
     assert names(tmp_path) == []
 
 
@@ -380,9 +380,9 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
     tmp_path.chmod(0o755)
 
     def exposed(path: str) -> str:
-        owner = files.read(path, root=str(tmp_path)).ownership
+        owner = files.read_file(path, root=str(tmp_path)).ownership
         assert owner is not None
-        (found,) = decode_found(globs.find(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
+        (found,) = decode_found(globs.find_matches(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
         assert found.ownership is not None
         assert found.ownership.exposed == owner.exposed
         return owner.exposed
@@ -408,12 +408,12 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
 def test_a_path_stands_quoted_in_a_command_that_is_printed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(Refused) as caught:
-        files.state(f"/{name}", root=str(tmp_path))
+        files.read_state(f"/{name}", root=str(tmp_path))
     assert shlex.quote(f"/{name}") in caught.value.hint
 
     (tmp_path / f"{name}.1").write_text("two names")
     (tmp_path / f"{name}.2").hardlink_to(tmp_path / f"{name}.1")
     with pytest.raises(Refused) as caught:
-        files.check(f"/{name}.1", root=str(tmp_path))
+        files.refuse_unreplaceable(f"/{name}.1", root=str(tmp_path))
     assert f"-samefile {shlex.quote(f'/{name}.1')}" in caught.value.hint
     assert f"cp --preserve=all {shlex.quote(f'/{name}.1')} {shlex.quote(f'/{name}.1.own')} &&" in caught.value.hint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import ChangeFailed
-from gpunode.facts.helm import released
+from gpunode.facts.helm import parse_release
 from gpunode.host.helm import Helm
 
 ROWS = [
@@ -54,7 +54,7 @@ def test_releases_of_a_chart_come_with_their_version_and_values(helm: Helm, tmp_
 )
 def test_a_chart_is_known_by_its_name_whatever_its_version(chart: str, name: str, version: str) -> None:
     row = {"namespace": "n", "name": "r", "chart": chart, "revision": "1", "status": "deployed"}
-    assert (released(row).chart, released(row).version) == (name, version)
+    assert (parse_release(row).chart, parse_release(row).version) == (name, version)
 
 
 def test_a_release_that_fails_is_told_in_helm_s_words(helm: Helm) -> None:

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from gpunode.host import journald
-from gpunode.host.journald import Journald, datagram
+from gpunode.host.journald import Journald, encode_datagram
 
 
 def test_a_value_of_one_line_stands_as_it_is_and_a_longer_one_behind_its_length() -> None:
     """As systemd's page on the protocol has it."""
-    found = datagram({"MESSAGE": "a=b", "WHY": "first\nsecond"})
+    found = encode_datagram({"MESSAGE": "a=b", "WHY": "first\nsecond"})
     assert found == b"MESSAGE=a=b\nWHY\n\x0c\0\0\0\0\0\0\0first\nsecond\n"
 
 
 def test_a_value_cannot_bring_a_field_of_its_own() -> None:
-    assert b"\nPRIORITY=0\n" in datagram({"MESSAGE": "x\nPRIORITY=0\n"})
-    assert datagram({"MESSAGE": "x\nPRIORITY=0"}).startswith(b"MESSAGE\n\x0c\0\0\0\0\0\0\0x\n")
+    assert b"\nPRIORITY=0\n" in encode_datagram({"MESSAGE": "x\nPRIORITY=0\n"})
+    assert encode_datagram({"MESSAGE": "x\nPRIORITY=0"}).startswith(b"MESSAGE\n\x0c\0\0\0\0\0\0\0x\n")
 
 
 def test_a_long_value_is_cut_at_a_whole_character() -> None:
-    (line,) = datagram({"MESSAGE": "ä" * 100_000}).splitlines()
+    (line,) = encode_datagram({"MESSAGE": "ä" * 100_000}).splitlines()
     assert len(line) < 9000
     assert line.decode().endswith("ä…")
 
@@ -48,7 +48,7 @@ def test_without_journald_nothing_happens(tmp_path: Path) -> None:
 def test_one_that_takes_nothing_is_given_up_after_one_patience(
     listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journald, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(journald, "_TIMEOUT_S", 0.01)
     tried: list[int] = []
     send = socket.socket.sendto
 

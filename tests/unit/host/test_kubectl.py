@@ -14,7 +14,7 @@ from gpunode.host.kubectl import (
     split_errors,
     version_skew_warning,
 )
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 
 URL = "https://127.0.0.1:6443/api?timeout=20s"
 MISSING = """\
@@ -120,8 +120,8 @@ TOLD = [
 ]
 
 
-def failed(said: str) -> Finished:
-    return Finished(("/usr/bin/kubectl", "--kubeconfig", "x", "get", "nodes"), 1, b"", said.encode(), 1.0, False)
+def failed(said: str) -> FinishedCommand:
+    return FinishedCommand(("/usr/bin/kubectl", "--kubeconfig", "x", "get", "nodes"), 1, b"", said.encode(), 1.0, False)
 
 
 @pytest.mark.parametrize(("said", "kind", "what", "why", "hint"), TOLD)

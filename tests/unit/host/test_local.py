@@ -30,7 +30,7 @@ from gpunode.errors import Busy, ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Probe, decode_found
 from gpunode.host import files
 from gpunode.host.local import LocalHost
-from gpunode.host.places import Place
+from gpunode.host.places import OpenPlace
 from gpunode.host.port import Host, Progress
 from gpunode.package_id import PackageId
 from gpunode.workflow.converge import run_probes
@@ -147,27 +147,27 @@ def test_a_file_change_is_made_once_and_undone_exactly(
     tmp_path: Path, before: FileState | None, after: FileState | None
 ) -> None:
     host, path = LocalHost(str(tmp_path)), "/etc/x.conf"
-    files.remove(path, root=str(tmp_path))
+    files.remove_file(path, root=str(tmp_path))
     if before:
-        files.replace(path, before, root=str(tmp_path))
+        files.replace_file(path, before, root=str(tmp_path))
     change = FileChange(path, before, after)
     undo = change.inverse()
     assert undo is not None
     for step, wanted in ((change, after), (change, after), (undo, before), (undo, before)):
         host.apply([step])
-        assert files.state(path, root=str(tmp_path)) == wanted
+        assert files.read_state(path, root=str(tmp_path)) == wanted
 
 
 @pytest.mark.parametrize("edited", [owned(b"user's"), owned(b"old", 0o600), None])
 def test_a_file_that_somebody_edited_is_left_alone(tmp_path: Path, edited: FileState | None) -> None:
     if edited:
-        files.replace("/x", edited, root=str(tmp_path))
+        files.replace_file("/x", edited, root=str(tmp_path))
     for after in (owned(b"new"), None):
         if after == edited:
             continue
         with pytest.raises(Conflict, match="/x was edited"):
             LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
-        assert files.state("/x", root=str(tmp_path)) == edited
+        assert files.read_state("/x", root=str(tmp_path)) == edited
 
 
 @pytest.mark.parametrize("after", [owned(b"new"), None], ids=["replaced", "removed"])
@@ -175,14 +175,14 @@ def test_a_file_that_somebody_edits_while_the_change_is_made_is_left_alone(
     tmp_path: Path, after: FileState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look saw the old file; the edit comes while the new one is written, or right before the removal."""
-    files.replace("/x", owned(b"old"), root=str(tmp_path))
-    checked = files._checked
+    files.replace_file("/x", owned(b"old"), root=str(tmp_path))
+    checked = files._replaceable_status
 
-    def edit_meanwhile(place: Place, path: str) -> os.stat_result | None:
+    def edit_meanwhile(place: OpenPlace, path: str) -> os.stat_result | None:
         (tmp_path / "x").write_bytes(b"user's")
         return checked(place, path)
 
-    monkeypatch.setattr(files, "_checked", edit_meanwhile)
+    monkeypatch.setattr(files, "_replaceable_status", edit_meanwhile)
     with pytest.raises(Conflict, match="/x was edited"):
         LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
     assert (tmp_path / "x").read_bytes() == b"user's"
@@ -206,14 +206,14 @@ def test_a_full_or_read_only_file_system_changes_nothing_and_is_named(tmp_path: 
     if mounted.returncode != 0:
         pytest.skip("this container may not mount")
     try:
-        files.replace("/etc/x", owned(b"old"), root=str(disk))
+        files.replace_file("/etc/x", owned(b"old"), root=str(disk))
         subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
         change = FileChange("/etc/x", owned(b"old"), owned(b"n" * 200_000))
         with pytest.raises(ChangeFailed, match="/etc/x could not be written") as caught:
             LocalHost(str(disk)).apply([change])
         assert words in caught.value.hint
         assert [path.name for path in (disk / "etc").iterdir()] == ["x"]
-        assert files.state("/etc/x", root=str(disk)) == owned(b"old")
+        assert files.read_state("/etc/x", root=str(disk)) == owned(b"old")
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -288,7 +288,7 @@ def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_f
         os.setxattr(path, "user.note", b"keep")
     except OSError:
         pytest.skip("the file system of the temporary folder has no extended attributes")
-    host, state = LocalHost(str(tmp_path)), files.state("/file", root=str(tmp_path))
+    host, state = LocalHost(str(tmp_path)), files.read_state("/file", root=str(tmp_path))
     removal = host.realize(FileChange("/file", state, None))
     host.apply([removal])
     assert not path.exists()

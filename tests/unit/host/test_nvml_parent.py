@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer, NvmlFailure, answer_of
-from gpunode.host.nvml import argv, probe
+from gpunode.facts.nvml import NoAnswer, NvmlFailure, read_nvml_answer
+from gpunode.host.nvml import child_argv, make_probe
 from tests.fakes.runners import ScriptedRunner, ended, looked
 
 NOT_LOADED = b'{"schema":1,"error":{"code":9,"name":"DriverNotLoaded","text":"Driver Not Loaded"}}'
@@ -10,16 +10,16 @@ NOT_LOADED = b'{"schema":1,"error":{"code":9,"name":"DriverNotLoaded","text":"Dr
 
 def test_the_answer_is_the_same_live_and_from_evidence() -> None:
     runner = ScriptedRunner(lambda argv: ended(argv, out=NOT_LOADED))
-    live = answer_of(looked(runner, probe()))
+    live = read_nvml_answer(looked(runner, make_probe()))
     assert live == NvmlFailure(9, "DriverNotLoaded", "Driver Not Loaded")
-    assert answer_of(Capture(probe().source, "ok", NOT_LOADED)) == live
-    assert runner.calls == [argv()]
-    assert probe().argv == argv()
-    assert probe().timeout_s == 30
+    assert read_nvml_answer(Capture(make_probe().source, "ok", NOT_LOADED)) == live
+    assert runner.calls == [child_argv()]
+    assert make_probe().argv == child_argv()
+    assert make_probe().timeout_s == 30
 
 
 def test_a_driver_that_hangs_is_named_as_that() -> None:
-    found = answer_of(looked(ScriptedRunner(lambda argv: ended(argv, late=True)), probe(30)))
+    found = read_nvml_answer(looked(ScriptedRunner(lambda argv: ended(argv, late=True)), make_probe(30)))
     assert isinstance(found, NoAnswer)
     assert found.kind == "hangs"
     assert "a call into the NVIDIA driver did not return within 30 s" in found.reason
@@ -27,7 +27,7 @@ def test_a_driver_that_hangs_is_named_as_that() -> None:
 
 def test_a_child_that_dies_tells_its_last_words() -> None:
     said = b"Traceback\nModuleNotFoundError: No module named 'pynvml'"
-    found = answer_of(looked(ScriptedRunner(lambda argv: ended(argv, 1, err=said)), probe()))
+    found = read_nvml_answer(looked(ScriptedRunner(lambda argv: ended(argv, 1, err=said)), make_probe()))
     assert isinstance(found, NoAnswer)
     assert found.kind == "crashed"
     assert "No module named 'pynvml'" in found.reason

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.output import replace
+from gpunode.host.output import write_output
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_others_may_read_it_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     former = os.umask(umask)
     try:
-        replace(tmp_path / "x.prom", b"a 1\n")
-        replace(tmp_path / "x.prom", b"a 2\n")
+        write_output(tmp_path / "x.prom", b"a 1\n")
+        write_output(tmp_path / "x.prom", b"a 2\n")
     finally:
         os.umask(former)
     assert (tmp_path / "x.prom").read_bytes() == b"a 2\n"
@@ -25,7 +25,7 @@ def test_others_may_read_it_whatever_the_umask(tmp_path: Path, umask: int) -> No
 def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     (tmp_path / "x.prom").symlink_to(tmp_path / "secret")
-    replace(tmp_path / "x.prom", b"a 1\n")
+    write_output(tmp_path / "x.prom", b"a 1\n")
     assert (tmp_path / "secret").read_text() == "s"
     assert not (tmp_path / "x.prom").is_symlink()
 
@@ -33,7 +33,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
 def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace(tmp_path / "x.prom", b"old\n")
+    write_output(tmp_path / "x.prom", b"old\n")
     drafts: list[str] = []
 
     def full(_: int) -> None:
@@ -42,7 +42,7 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        replace(tmp_path / "x.prom", b"new\n")
+        write_output(tmp_path / "x.prom", b"new\n")
     assert (tmp_path / "x.prom").read_bytes() == b"old\n"
     # node_exporter reads every *.prom of the folder, hidden ones too.
     assert [name.endswith(".prom") for name in drafts] == [False]

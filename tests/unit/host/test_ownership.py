@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.ownership import why_others_write
+from gpunode.host.ownership import explain_writable_by_others
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a file to another user")
 
@@ -22,8 +22,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_what_root_alone_can_change_is_safe(file: Path) -> None:
-    assert why_others_write(file) == ""
-    assert why_others_write(file.parent / "not" / "there") == ""
+    assert explain_writable_by_others(file) == ""
+    assert explain_writable_by_others(file.parent / "not" / "there") == ""
 
 
 @pytest.mark.parametrize("part", ["file", "b", "a"])
@@ -34,30 +34,30 @@ def test_the_file_and_each_folder_above_it_count(file: Path, part: str, mode: in
         os.chown(place, 12345, 0)
     else:
         place.chmod(mode)
-    assert str(place) in why_others_write(file)
+    assert str(place) in explain_writable_by_others(file)
 
 
 def test_a_link_counts_with_what_it_leads_to(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)
-    assert why_others_write(link) == ""
+    assert explain_writable_by_others(link) == ""
     file.parent.chmod(0o777)
-    assert str(file.parent) in why_others_write(link)
+    assert str(file.parent) in explain_writable_by_others(link)
     file.parent.chmod(0o755)
     os.chown(link, 12345, 0, follow_symlinks=False)
-    assert str(link) in why_others_write(link)
+    assert str(link) in explain_writable_by_others(link)
 
 
 def test_a_trusted_user_may_own_it(file: Path) -> None:
     os.chown(file, 12345, 0)
-    assert why_others_write(file, trusted=frozenset({0, 12345})) == ""
+    assert explain_writable_by_others(file, trusted=frozenset({0, 12345})) == ""
 
 
 def test_a_group_counts_when_somebody_is_in_it(file: Path) -> None:
     file.chmod(0o664)
-    assert why_others_write(file) == ""
+    assert explain_writable_by_others(file) == ""
     os.chown(file, 0, 54321)  # a group that nobody knows may have anybody in it
-    assert "54321" in why_others_write(file)
+    assert "54321" in explain_writable_by_others(file)
 
 
 # linux/posix_acl.h: the tags of an ACL's entries.
@@ -80,7 +80,7 @@ def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
 def test_whom_an_acl_lets_write_counts(file: Path, part: str, tag: int, who: int) -> None:
     place = next(one for one in (file, *file.parents) if one.name == part)
     set_acl(place, (tag, 6, who))
-    assert f"{who} can write to {place}" in why_others_write(file).replace("the user with the id ", "")
+    assert f"{who} can write to {place}" in explain_writable_by_others(file).replace("the user with the id ", "")
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,22 @@ def test_whom_an_acl_or_its_mask_lets_only_read_does_not_count(
     file: Path, entries: list[tuple[int, int, int]], mask: int
 ) -> None:
     set_acl(file, *entries, mask=mask)
-    assert why_others_write(file) == ""
+    assert explain_writable_by_others(file) == ""
 
 
 def test_the_mask_of_an_acl_is_not_what_the_files_group_may(file: Path) -> None:
     os.chown(file, 0, 54321)
     set_acl(file, (GROUP_OBJ, 4, 0), (USER, 6, 0))
-    assert why_others_write(file) == ""
+    assert explain_writable_by_others(file) == ""
     set_acl(file, (GROUP_OBJ, 6, 0), (USER, 4, 0))
-    assert "54321" in why_others_write(file)
+    assert "54321" in explain_writable_by_others(file)
 
 
 def test_an_acl_may_let_a_trusted_user_write(file: Path) -> None:
     set_acl(file, (USER, 6, 12345))
-    assert why_others_write(file, trusted=frozenset({0, 12345})) == ""
+    assert explain_writable_by_others(file, trusted=frozenset({0, 12345})) == ""
 
 
 def test_in_a_sticky_folder_nobody_replaces_roots_file(file: Path) -> None:
     file.parent.chmod(0o1777)
-    assert why_others_write(file) == ""
+    assert explain_writable_by_others(file) == ""

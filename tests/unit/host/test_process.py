@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gpunode.errors import UsageError
 from gpunode.host import process
 from gpunode.host.command_log import CommandLog
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import FinishedCommand, Runner
 from gpunode.redaction.secrets import redact_text as redact
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
 SHELL = ("sh", "-c")
 
 
-def run(*argv: str, timeout_s: float = 20) -> Finished:
+def run(*argv: str, timeout_s: float = 20) -> FinishedCommand:
     return Runner().run(argv, timeout_s=timeout_s)
 
 
@@ -144,7 +144,7 @@ def test_a_daemon_left_behind_neither_delays_nor_dies(tmp_path: Path) -> None:
 
 
 def test_it_works_where_the_kernel_has_no_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_exit_descriptor", lambda _pid: None)
+    monkeypatch.setattr(process, "_open_exit_descriptor", lambda _pid: None)
     assert run(*SHELL, "echo x; exec >&- 2>&-; sleep 0.2; exit 4").exit_status == 4
     assert run(*SHELL, "sleep 300", timeout_s=0.3).timed_out
 
@@ -268,7 +268,7 @@ def test_a_listener_that_fails_takes_the_command_with_it(tmp_path: Path) -> None
 
 
 def test_commands_run_side_by_side() -> None:
-    results: list[Finished] = []
+    results: list[FinishedCommand] = []
     threads = [threading.Thread(target=lambda n=n: results.append(run(*SHELL, f"echo {n}"))) for n in range(12)]
     for thread in threads:
         thread.start()

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import CUT, Capture, Evidence
+from gpunode.facts.evidence import CUT_KEY, Capture, Evidence
 from gpunode.host import capture, reports
-from gpunode.host.capture import save
-from gpunode.host.reports import fleet, is_fleet, read
+from gpunode.host.capture import save_capture
+from gpunode.host.reports import find_fleet_reports, is_fleet, read_report
 from gpunode.workflow.doctor import diagnose_evidence
 
 ROWS = [
@@ -47,26 +47,28 @@ def write(path: Path, data: bytes | str) -> str:
 
 
 def test_what_was_pasted_as_a_list_and_as_a_terminal_is_the_same(tmp_path: Path) -> None:
-    listed = read(write(tmp_path / "x.json", json.dumps(ROWS)))
-    typed = read(write(tmp_path / "x.txt", TERMINAL))
+    listed = read_report(write(tmp_path / "x.json", json.dumps(ROWS)))
+    typed = read_report(write(tmp_path / "x.txt", TERMINAL))
     assert texts(listed) == texts(typed)
     assert list(listed) == list(typed)
 
 
 def test_a_list_may_stand_in_an_object_with_more_about_the_report(tmp_path: Path) -> None:
     whole = json.dumps({"source": "https://example.org/thread", "evidence": ROWS})
-    assert texts(read(write(tmp_path / "x.json", whole))) == texts(read(write(tmp_path / "y.json", json.dumps(ROWS))))
+    assert texts(read_report(write(tmp_path / "x.json", whole))) == texts(
+        read_report(write(tmp_path / "y.json", json.dumps(ROWS)))
+    )
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '{"evidence": 1}', "{ nouveau 1", "[[registry]]", '"a" is no JSON'])
 def test_an_object_of_another_kind_is_text(text: str, tmp_path: Path) -> None:
-    assert text[:80] in next(iter(texts(read(write(tmp_path / "x", text))).values()))
+    assert text[:80] in next(iter(texts(read_report(write(tmp_path / "x", text))).values()))
 
 
 def test_a_bug_report_is_read_as_the_script_writes_it_in_a_member_for_each_section(tmp_path: Path) -> None:
     members = b"".join(gzip.compress(f"{section}\n".encode()) for section in BUG_REPORT)
-    packed = read(write(tmp_path / "nvidia-bug-report.log.gz", members))
-    plain = read(write(tmp_path / "nvidia-bug-report.log", "\n".join(BUG_REPORT)))
+    packed = read_report(write(tmp_path / "nvidia-bug-report.log.gz", members))
+    plain = read_report(write(tmp_path / "nvidia-bug-report.log", "\n".join(BUG_REPORT)))
     assert texts(packed) == texts(plain)
     assert packed["nvidia-version"].text == "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01"
     assert "fallen off the bus" in packed["dmesg"].text
@@ -76,20 +78,20 @@ def test_a_bug_report_is_read_as_the_script_writes_it_in_a_member_for_each_secti
 
 @pytest.mark.parametrize("start", ["[root@gpu1 ~]# dmesg\nNVRM: x\n", "[    5.0] NVRM: x\n"])
 def test_a_text_that_begins_with_a_bracket_is_no_list(start: str, tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x", start))
+    assert read_report(write(tmp_path / "x", start))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_a_mark_at_the_beginning_tells_the_encoding(encoding: str, tmp_path: Path) -> None:
     mark = "\ufeff" if encoding[-3:] in {"-le", "-be"} else ""
     for text in (json.dumps(ROWS), TERMINAL):
-        marked = read(write(tmp_path / "marked", (mark + text).encode(encoding)))
-        assert texts(marked) == texts(read(write(tmp_path / "plain", text)))
+        marked = read_report(write(tmp_path / "marked", (mark + text).encode(encoding)))
+        assert texts(marked) == texts(read_report(write(tmp_path / "plain", text)))
 
 
 def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TERMINAL.encode())))
-    assert [*texts(read("-"))] == [row["source"] for row in ROWS]
+    assert [*texts(read_report("-"))] == [row["source"] for row in ROWS]
 
 
 class Dripping(io.RawIOBase):
@@ -117,9 +119,9 @@ NODE: Evidence = {
 
 
 def test_a_capture_comes_from_standard_input_as_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(NODE, tmp_path / "node.tgz")
+    save_capture(NODE, tmp_path / "node.tgz")
     from_pipe(monkeypatch, (tmp_path / "node.tgz").read_bytes())
-    assert read("-") == read(str(tmp_path / "node.tgz"))
+    assert read_report("-") == read_report(str(tmp_path / "node.tgz"))
 
 
 def harmful(*, link: bool = False, padding: int = 0) -> bytes:
@@ -142,7 +144,7 @@ def test_a_link_in_a_capture_from_standard_input_is_refused_before_the_rest_is_r
 ) -> None:
     stream = from_pipe(monkeypatch, harmful(link=True))
     with pytest.raises(Refused, match="standard input was not read") as caught:
-        read("-")
+        read_report("-")
     assert caught.value.why == "data/x: is a link, a device or the like, not a file"
     assert stream.told < len(stream.data) / 2, "it is unpacked as it comes, not held and then unpacked"
 
@@ -151,36 +153,36 @@ def test_a_capture_from_standard_input_has_the_bounds_of_one_from_a_file(monkeyp
     monkeypatch.setattr(capture, "MAX_PACKED", 2 << 20)
     stream = from_pipe(monkeypatch, harmful(padding=3 << 20))
     with pytest.raises(Refused) as caught:
-        read("-")
+        read_report("-")
     assert caught.value.why == "the archive: is larger than 2 MiB"
     assert stream.told <= (2 << 20) + 1
     monkeypatch.setattr(capture, "MAX_BYTES", 1 << 16)
     monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
     from_pipe(monkeypatch, harmful())
     with pytest.raises(Refused, match="an invalid member"):
-        read("-")
+        read_report("-")
 
 
 def test_a_capture_that_ends_too_early_is_damaged_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     from_pipe(monkeypatch, harmful()[: 1 << 19])
     with pytest.raises(Refused, match="standard input is damaged"):
-        read("-")
+        read_report("-")
 
 
 @pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
 def test_a_report_comes_from_the_pipe_that_a_shell_opened(folder: str, tmp_path: Path) -> None:
     """<(cat node.tgz), and <(cat paste.txt)."""
     small: Evidence = {"virt": NODE["virt"]}
-    save(small, tmp_path / "node.tgz")
+    save_capture(small, tmp_path / "node.tgz")
     for data, keys in (((tmp_path / "node.tgz").read_bytes(), small.keys()), (TERMINAL.encode(), None)):
         reading, writing = os.pipe()
         os.write(writing, data)
         os.close(writing)
-        found = read(f"{folder}/{reading}")
+        found = read_report(f"{folder}/{reading}")
         os.close(reading)
         assert found.keys() == keys if keys else texts(found)
     with pytest.raises(UsageError, match="is not a report"):
-        read(f"{folder}/{reading}")
+        read_report(f"{folder}/{reading}")
 
 
 @pytest.mark.parametrize(
@@ -209,23 +211,23 @@ def test_a_report_comes_from_the_pipe_that_a_shell_opened(folder: str, tmp_path:
 def test_what_is_no_report_or_too_much_of_one_says_so(data: bytes, error: type[Exception], tmp_path: Path) -> None:
     path = write(tmp_path / "x", data)
     with pytest.raises(error):
-        read(path)
+        read_report(path)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a report"):
-        read(str(tmp_path / "pipe"))
+        read_report(str(tmp_path / "pipe"))
     with pytest.raises(UsageError, match="is not a report"):
-        read(str(tmp_path / "missing"))
+        read_report(str(tmp_path / "missing"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     top = tmp_path / "rack"
     (top / "row1" / "deep").mkdir(parents=True)
-    save({"x": Capture("dmesg", "ok", b"x")}, top / "row1/n2.tgz")
-    save({"x": Capture("dmesg", "ok", b"x")}, top / "n1")
+    save_capture({"x": Capture("dmesg", "ok", b"x")}, top / "row1/n2.tgz")
+    save_capture({"x": Capture("dmesg", "ok", b"x")}, top / "n1")
     for name in ("n3.json", "row1/deep/n4.txt", ".hidden.json", "README.md"):
         write(top / name, "[]" if name.endswith("json") else "text")
     write(top / "without-suffix", gzip.compress(b"x"))
@@ -240,14 +242,14 @@ def test_a_folder_of_reports_is_a_fleet_and_a_capture_is_not(folder: Path) -> No
 
 
 def test_a_fleet_is_every_report_below_its_folder_once(folder: Path) -> None:
-    names = [one.name for one in fleet([str(folder), str(folder / "n3.json")])]
+    names = [one.name for one in find_fleet_reports([str(folder), str(folder / "n3.json")])]
     assert names == ["n1", "n3.json", "without-suffix", "row1/n2.tgz", "row1/deep/n4.txt"]
 
 
 def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
     (folder / "shadow.txt").symlink_to("/etc/shadow")
     (folder / "around").symlink_to(folder)
-    problems = {one.name: one.problem for one in fleet([str(folder)]) if one.problem}
+    problems = {one.name: one.problem for one in find_fleet_reports([str(folder)]) if one.problem}
     assert set(problems) == {"shadow.txt", "around"}
     assert "not followed" in problems["around"]
 
@@ -255,7 +257,7 @@ def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
 def test_a_pipe_that_is_named_like_a_report_is_told(folder: Path) -> None:
     os.mkfifo(folder / "live.log")
     os.mkfifo(folder / "socket")
-    assert [one.name for one in fleet([str(folder)]) if one.problem] == ["live.log"]
+    assert [one.name for one in find_fleet_reports([str(folder)]) if one.problem] == ["live.log"]
 
 
 def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,23 +270,23 @@ def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch:
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    (told,) = [one for one in fleet([str(folder)]) if one.problem]
+    (told,) = [one for one in find_fleet_reports([str(folder)]) if one.problem]
     assert (told.name, told.problem) == ("row1", "it cannot be read: Permission denied")
     monkeypatch.setattr(os, "scandir", lambda _: refusing(closed))
     with pytest.raises(UsageError, match="cannot be read"):
-        fleet([str(folder)])
+        find_fleet_reports([str(folder)])
 
 
 def test_a_link_that_was_named_is_followed(folder: Path) -> None:
     (folder / "link.json").symlink_to(folder / "n3.json")
-    (one,) = fleet([str(folder / "link.json")])
+    (one,) = find_fleet_reports([str(folder / "link.json")])
     assert not one.problem
 
 
 def test_a_folder_without_end_is_told(tmp_path: Path) -> None:
     deep = tmp_path / "x"
     deep.joinpath(*"abcdefghijkl").mkdir(parents=True)
-    (one,) = fleet([str(deep)])
+    (one,) = find_fleet_reports([str(deep)])
     assert (one.name, one.problem) == ("a/b/c/d/e/f/g", "too many folders deep")
 
 
@@ -292,18 +294,18 @@ def test_a_folder_without_reports_and_one_with_too_many_files_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="contains no report"):
-        fleet([str(tmp_path)])
-    monkeypatch.setattr(reports, "_ENTRIES", 3)
+        find_fleet_reports([str(tmp_path)])
+    monkeypatch.setattr(reports, "_MAX_ENTRIES", 3)
     for number in range(5):
         write(tmp_path / f"{number}.txt", "x")
     with pytest.raises(Refused, match="not read"):
-        fleet([str(tmp_path)])
+        find_fleet_reports([str(tmp_path)])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_a_list_that_was_saved_on_windows_is_read(encoding: str, tmp_path: Path) -> None:
-    plain = read(write(tmp_path / "x.json", json.dumps(ROWS)))
-    assert texts(read(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
+    plain = read_report(write(tmp_path / "x.json", json.dumps(ROWS)))
+    assert texts(read_report(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
 
 
 def closed(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +330,7 @@ def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monke
         write(tmp_path / name / "x.json", json.dumps(ROWS))
     os.mkfifo(tmp_path / "pipe.json")
     closed(tmp_path / "shut", monkeypatch)
-    found = {one.name: one.problem for one in fleet([str(tmp_path)])}
+    found = {one.name: one.problem for one in find_fleet_reports([str(tmp_path)])}
     assert found == {
         "open/x.json": "",
         "pipe.json": "it is neither a file nor a folder",
@@ -336,9 +338,9 @@ def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monke
     }
     assert not is_fleet(str(tmp_path / "shut" / "x.json"))
     with pytest.raises(UsageError, match="cannot be read"):
-        read(str(tmp_path / "shut" / "x.json"))
+        read_report(str(tmp_path / "shut" / "x.json"))
     with pytest.raises(UsageError, match="cannot be read"):
-        fleet([str(tmp_path / "shut")])
+        find_fleet_reports([str(tmp_path / "shut")])
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monke
 )
 def test_what_no_report_is_read_from_is_named_with_the_way_out(data: bytes, what: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        read(write(tmp_path / "x", data))
+        read_report(write(tmp_path / "x", data))
     assert what in f"{caught.value.why} {caught.value.hint}"
 
 
@@ -366,7 +368,7 @@ def test_what_no_report_is_read_from_is_named_with_the_way_out(data: bytes, what
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
 def test_letters_of_other_alphabets_are_text(text: str, encoding: str, tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x", f"$ dmesg\n[ 1.0] NVRM: loading NVIDIA module\n{text}".encode(encoding)))
+    assert read_report(write(tmp_path / "x", f"$ dmesg\n[ 1.0] NVRM: loading NVIDIA module\n{text}".encode(encoding)))
 
 
 @pytest.mark.parametrize(
@@ -375,9 +377,9 @@ def test_letters_of_other_alphabets_are_text(text: str, encoding: str, tmp_path:
 def test_what_unpacks_of_a_cut_report_is_read_and_it_is_said_that_more_is_missing(
     packed: bytes, tmp_path: Path
 ) -> None:
-    found = read(write(tmp_path / "x.log.gz", packed))
-    assert found[CUT].outcome == "failed"
-    assert "cut off or damaged" in found[CUT].error
+    found = read_report(write(tmp_path / "x.log.gz", packed))
+    assert found[CUT_KEY].outcome == "failed"
+    assert "cut off or damaged" in found[CUT_KEY].error
     assert "Xid" in found["sudo dmesg | tail"].text
     examined = diagnose_evidence(found)
     assert examined.diagnosis.roots[0].cause == "gpu-fallen-off-bus"

@@ -48,7 +48,7 @@ def change(tmp_path: Path, content: str, before: str | None = None) -> FileChang
 
 
 def check(name: str, candidate: FileChange, default: str | None = None) -> str:
-    return runtime.check(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,))
+    return runtime.check_candidates(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,))
 
 
 def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_removal_needs_no_parser(tools: Tools, tmp_path: Path) -> None:
 def test_what_docker_has_is_what_its_daemon_says(tools: Tools) -> None:
     answer = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}},"runc":{{"path":"runc"}}}},"default":"runc"}}'
     tools.add("docker", f"echo '{answer}'")
-    configured = runtime.effective(Runner(), "docker")
+    configured = runtime.read_effective(Runner(), "docker")
     assert configured is not None
     assert (configured.handlers["nvidia"], configured.default) == (BINARY, "runc")
 
@@ -146,7 +146,7 @@ def test_a_docker_daemon_that_does_not_answer_is_told(tools: Tools, said: str) -
     words = "echo 'Cannot connect to the Docker daemon' >&2; exit 1"
     tools.add("docker", f"if [ $1 = version ]; then {words}; fi; echo 'template: nil pointer' >&2; {said}")
     with pytest.raises(ChangeFailed) as caught:
-        runtime.effective(Runner(), "docker")
+        runtime.read_effective(Runner(), "docker")
     assert "Cannot connect" in caught.value.why
 
 
@@ -159,12 +159,12 @@ def test_what_containerd_has_is_what_its_parser_reads(
     monkeypatch.setattr("gpunode.host.runtime.runtime", lambda _name: row)
     (tools.folder / "toml").write_text(CONTAINERD)
     tools.add("containerd", f"test $2 = {verb} && cat $T/toml")
-    configured = runtime.effective(Runner(), "containerd")
+    configured = runtime.read_effective(Runner(), "containerd")
     assert configured is not None
     assert configured.handlers["nvidia"] == BINARY
     tools.add("containerd", "exit 1")
     with pytest.raises(ChangeFailed):
-        runtime.effective(Runner(), "containerd")
+        runtime.read_effective(Runner(), "containerd")
 
 
 def test_containerd_is_asked_about_the_configuration_that_its_unit_names(
@@ -174,12 +174,12 @@ def test_containerd_is_asked_about_the_configuration_that_its_unit_names(
     own.write_text("version = 2")
     unit = tmp_path / "containerd.service"
     unit.write_text(f"[Service]\nExecStart=/usr/bin/containerd --config {own}\n")
-    monkeypatch.setattr("gpunode.facts.units.reads", lambda *_: (str(unit),))
-    monkeypatch.setattr("gpunode.facts.units.SYSTEM", (str(tmp_path),))
-    monkeypatch.setattr("gpunode.facts.units.command.__defaults__", ((str(tmp_path),),))
+    monkeypatch.setattr("gpunode.facts.units.unit_file_patterns", lambda *_: (str(unit),))
+    monkeypatch.setattr("gpunode.facts.units.UNIT_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr("gpunode.facts.units.find_start_command.__defaults__", ((str(tmp_path),),))
     (tools.folder / "toml").write_text(CONTAINERD)
     tools.add("containerd", f"test \"$*\" = '--config {own} config dump' && cat $T/toml")
-    configured = runtime.effective(Runner(), "containerd")
+    configured = runtime.read_effective(Runner(), "containerd")
     assert configured is not None
     assert configured.handlers["nvidia"] == BINARY
 
@@ -193,13 +193,13 @@ def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> N
 
 
 def test_no_runtime_has_nothing(tools: Tools) -> None:
-    assert runtime.effective(Runner(), "containerd") is None
-    assert runtime.effective(Runner(), "docker") is None
+    assert runtime.read_effective(Runner(), "containerd") is None
+    assert runtime.read_effective(Runner(), "docker") is None
 
 
 def contradiction(default: str | None = None, patience_s: float = 0.3) -> str:
     expectation = RuntimeExpectation("docker", "/etc/docker/daemon.json", HANDLERS, default)
-    return runtime.contradiction(Runner(), expectation, patience_s)
+    return runtime.find_contradiction(Runner(), expectation, patience_s)
 
 
 def test_a_daemon_that_kept_its_former_configuration_contradicts(tools: Tools) -> None:
@@ -220,7 +220,7 @@ def test_who_cannot_be_asked_contradicts_nothing(tools: Tools) -> None:
     tools.add("docker", "exit 1")
     assert contradiction() == ""
     expectation = RuntimeExpectation("containerd", "/etc/containerd/config.toml", HANDLERS)
-    assert runtime.contradiction(Runner(), expectation, 0.3) == ""
+    assert runtime.find_contradiction(Runner(), expectation, 0.3) == ""
 
 
 CRIO = f"""\
@@ -266,7 +266,7 @@ def test_without_cri_o_gpunodes_own_reading_is_compared(tmp_path: Path, tools: T
 
 def test_cri_o_tells_what_it_runs_with(tools: Tools) -> None:
     tools.add("crio", f"printf '[crio.runtime]\\ndefault_runtime = \"crun\"\\n{CRIO}'")
-    found = runtime.effective(Runner(), "crio")
+    found = runtime.read_effective(Runner(), "crio")
     assert found is not None
     assert (found.default, found.handlers) == ("crun", {"nvidia": BINARY})
 
@@ -275,20 +275,20 @@ def test_an_older_cri_o_is_asked_by_its_own_program_and_a_stopped_one_says_so(to
     tools.add("crio", "echo \"No help topic for 'status'\"; exit 3")
     tools.add("crio-status", 'echo "dial unix /var/run/crio/crio.sock: connect: no such file" >&2; exit 1')
     with pytest.raises(ChangeFailed) as stopped:
-        runtime.effective(Runner(), "crio")
+        runtime.read_effective(Runner(), "crio")
     assert "crio.sock" in stopped.value.why
     assert [call.split()[0] for call in tools.calls] == ["crio", "crio-status"]
 
 
 def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
-    assert runtime.effective(Runner(), "podman") is None
+    assert runtime.read_effective(Runner(), "podman") is None
     tools.add("podman", """echo '{"name":"crun","path":"/usr/bin/crun"}'""")
-    found = runtime.effective(Runner(), "podman")
+    found = runtime.read_effective(Runner(), "podman")
     assert found is not None
     assert (found.default, found.handlers) == ("crun", {"crun": "/usr/bin/crun"})
     tools.add("podman", "echo 'cannot find an OCI runtime' >&2; exit 125")
     with pytest.raises(ChangeFailed, match="cannot read how podman"):
-        runtime.effective(Runner(), "podman")
+        runtime.read_effective(Runner(), "podman")
 
 
 @pytest.fixture
@@ -309,17 +309,19 @@ def test_written_files_are_read_back_with_the_imports_that_containerd_itself_tak
     tools: Tools, written: str
 ) -> None:
     expectation = RuntimeExpectation("containerd", written, HANDLERS)
-    runtime.read_back(Runner(), expectation)  # containerd is not installed to ask
+    runtime.check_written(Runner(), expectation)  # containerd is not installed to ask
     tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
-    runtime.read_back(Runner(), expectation)
+    runtime.check_written(Runner(), expectation)
     assert tools.calls[-1] == f"containerd --config {written} config dump"
     with pytest.raises(ChangeFailed, match="does not read its new configuration") as caught:
-        runtime.read_back(Runner(), RuntimeExpectation("containerd", written, frozenset({("nvidia", "/elsewhere")})))
+        runtime.check_written(
+            Runner(), RuntimeExpectation("containerd", written, frozenset({("nvidia", "/elsewhere")}))
+        )
     assert "expected /elsewhere" in caught.value.why
 
 
 def test_a_written_file_that_containerd_no_longer_takes_is_told_in_its_words(tools: Tools, written: str) -> None:
     tools.add("containerd", "echo 'containerd: config version `9` is not supported' >&2; exit 1")
     with pytest.raises(ChangeFailed) as caught:
-        runtime.read_back(Runner(), RuntimeExpectation("containerd", written, HANDLERS))
+        runtime.check_written(Runner(), RuntimeExpectation("containerd", written, HANDLERS))
     assert "version `9`" in caught.value.why

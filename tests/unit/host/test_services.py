@@ -48,7 +48,7 @@ def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> To
     # As with -r: the newest line first.
     tools.add("journalctl", "echo 'containerd: exiting'; echo 'containerd: failed to load plugin'")
     (tools.folder / "unit").write_text(unit())
-    monkeypatch.setattr(services, "_BOOTED", tmp_path)
+    monkeypatch.setattr(services, "_SYSTEMD_FOLDER", tmp_path)
     return tools
 
 
@@ -240,7 +240,7 @@ def test_a_failed_daemon_reload_is_told(systemd: Tools) -> None:
 def test_without_systemd_nothing_is_called_and_it_is_said(
     systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "_BOOTED", tmp_path / "nothing")
+    monkeypatch.setattr(services, "_SYSTEMD_FOLDER", tmp_path / "nothing")
     for trigger in (RESTART, RELOAD, Trigger("daemon-reload")):
         assert settle(trigger) == [(0.0, "systemd is not running here")]
     assert systemd.calls == []

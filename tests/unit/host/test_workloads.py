@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.workloads import running
+from gpunode.host.workloads import find_workloads
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def process(proc: Path, pid: int, *words: str, files: tuple[str, ...] = ()) -> N
 def test_a_process_with_a_gpu_open_is_named_with_its_command(proc: Path) -> None:
     process(proc, 1, "/sbin/init", files=("/dev/null",))
     process(proc, 812, "python3", "train.py", "--token=abc", files=("/dev/null", "/dev/nvidia0"))
-    (named,) = running(proc).gpu
+    (named,) = find_workloads(proc).gpu
     assert named.startswith("812 (python3 train.py")
     assert "abc" not in named
 
@@ -34,17 +34,17 @@ def test_a_process_with_a_gpu_open_is_named_with_its_command(proc: Path) -> None
 def test_nvidias_own_daemons_are_no_workload(proc: Path) -> None:
     process(proc, 5, "/usr/bin/nvidia-persistenced", "--user", "x", files=("/dev/nvidia0",))
     process(proc, 6, "/usr/bin/nv-fabricmanager", files=("/dev/nvidiactl",))
-    assert running(proc).gpu == ()
+    assert find_workloads(proc).gpu == ()
 
 
 def test_a_container_is_named_by_its_shim(proc: Path) -> None:
     process(proc, 9, "/usr/bin/containerd-shim-runc-v2", "-namespace", "k8s.io", "-id", "4f2a", "-address", "/x")
     process(proc, 10, "/usr/bin/containerd-shim-runc-v2", "-v")
-    assert running(proc).containers == ("k8s.io/4f2a",)
+    assert find_workloads(proc).containers == ("k8s.io/4f2a",)
 
 
 def test_kernel_threads_and_what_ended_meanwhile_are_passed_over(proc: Path) -> None:
     process(proc, 2)
     (proc / "3").mkdir()
     (proc / "self").mkdir()
-    assert running(proc) == running(proc / "nowhere")
+    assert find_workloads(proc) == find_workloads(proc / "nowhere")

@@ -11,7 +11,7 @@ import pytest
 from gpunode import builtin
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.advertisers import refuse_second_advertiser
 from gpunode.kubernetes.model import Rendered
 from gpunode.kubernetes.render import render_cluster
@@ -58,7 +58,7 @@ def affinity(*terms: object) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
 
 
-def look(*objects: Any, wanted: Rendered = PLUGIN, releases: tuple[Released, ...] = ()) -> tuple[str, ...]:
+def look(*objects: Any, wanted: Rendered = PLUGIN, releases: tuple[HelmRelease, ...] = ()) -> tuple[str, ...]:
     return refuse_second_advertiser(wanted, objects, [NODE], releases, *TYPED)
 
 
@@ -148,7 +148,7 @@ def test_the_operator_is_no_second_one_beside_itself() -> None:
 
 def test_the_release_that_is_brought_to_the_recipe_s_values_is_none_whatever_its_name() -> None:
     wanted = render_cluster(builtin.read("hami"), CLUSTERS["sixteen"])
-    theirs = Released("kube-system", "hami", "hami", "2.10.0", 1, "deployed")
+    theirs = HelmRelease("kube-system", "hami", "hami", "2.10.0", 1, "deployed")
     plugin = daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED)
     with pytest.raises(Refused):
         look(plugin, wanted=replace(wanted, releases=(replace(wanted.releases[0], name="other"),)))

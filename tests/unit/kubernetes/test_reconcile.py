@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpunode import builtin
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
 from gpunode.kubernetes.owned import owned_fields
 from gpunode.kubernetes.reconcile import MANAGER, LiveState, PlanItem, format_taints_in, plan_items, removal_of_fields
@@ -222,18 +222,21 @@ RELEASE = OPERATOR.releases[0]
     [
         (None, "create"),
         (
-            Released("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values),
+            HelmRelease("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values),
             "same",
         ),
-        (Released("gpu-operator", "gpu-operator", RELEASE.chart, "v25.10.0", 3, "deployed", RELEASE.values), "change"),
         (
-            Released("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "failed", RELEASE.values),
+            HelmRelease("gpu-operator", "gpu-operator", RELEASE.chart, "v25.10.0", 3, "deployed", RELEASE.values),
             "change",
         ),
-        (Released("ops", "their-operator", RELEASE.chart, RELEASE.version, 2, "deployed", {"driver": 1}), "change"),
+        (
+            HelmRelease("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "failed", RELEASE.values),
+            "change",
+        ),
+        (HelmRelease("ops", "their-operator", RELEASE.chart, RELEASE.version, 2, "deployed", {"driver": 1}), "change"),
     ],
 )
-def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released | None, state: str) -> None:
+def test_a_release_that_is_there_is_adopted_under_its_own_name(there: HelmRelease | None, state: str) -> None:
     found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     (item,) = [one for one in found if one.kind == "Helm release"]
     assert item.state == state
@@ -251,7 +254,7 @@ def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released |
 
 
 def test_a_release_does_not_go_back_to_an_older_chart() -> None:
-    newer = Released("ops", "op", RELEASE.chart, "v99.1.0", 3, "deployed")
+    newer = HelmRelease("ops", "op", RELEASE.chart, "v99.1.0", 3, "deployed")
     with pytest.raises(Refused, match=r"v99\.1\.0, newer than") as refused:
         plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[newer]))
     assert 'set gpu_operator = "v99.1.0" in [kubernetes.versions]' in refused.value.hint
@@ -261,7 +264,7 @@ def test_a_release_does_not_go_back_to_an_older_chart() -> None:
 
 def test_values_that_the_recipe_does_not_set_are_not_shown() -> None:
     values = {"driver": {"enabled": True, "licence": {"token": "c4n4ry"}}, "extra": ["c4n4ry"]}
-    there = Released("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)
+    there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)
     (item,) = (
         one for one in plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there])) if one.diff and one.wave
     )
@@ -269,7 +272,7 @@ def test_values_that_the_recipe_does_not_set_are_not_shown() -> None:
     assert {'-  licence: "…"', '-extra: "…"'} <= set(item.diff)
 
 
-ADOPTED = Released("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
+ADOPTED = HelmRelease("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +293,7 @@ ADOPTED = Released("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
     ],
 )
 def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
-    there: Released | None, undone: int, revision: int | None, due: bool | None
+    there: HelmRelease | None, undone: int, revision: int | None, due: bool | None
 ) -> None:
     found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     change: Change | None

@@ -96,7 +96,7 @@ def _kernel_log() -> Iterator[str]:
 
 def evidence(*pieces: tuple[str, str]) -> Evidence:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return pasted.from_json(json.dumps(rows), "a report")
+    return pasted.parse_json_report(json.dumps(rows), "a report")
 
 
 def large() -> Evidence:

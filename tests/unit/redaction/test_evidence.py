@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Found, Holds, decode_found, encode_found
-from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.evidence import count_masked, redact, redact_change, redact_content
 
@@ -212,7 +212,7 @@ def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
 def test_every_probe_says_what_it_holds() -> None:
     """Nothing that a person writes is a table: there, nothing is looked for."""
     tables = [
-        probe for probe in (*PROBES, *EXAMINATION) if probe.holds == "table" and (not probe.glob or probe.contents)
+        probe for probe in (*PROBES, *DOCTOR_PROBES) if probe.holds == "table" and (not probe.glob or probe.contents)
     ]
     written = [one.source for one in tables if one.source.startswith(("/etc/", "/root", "/home", "journalctl"))]
     assert written == ["/etc/os-release", "/etc/nv_tegra_release"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.units import Command
+from gpunode.facts.units import UnitCommand
 from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, reload, started
 
 
@@ -31,7 +31,7 @@ def test_flags_are_read_as_dockerd_reads_them(line: str, expected: dict[str, tup
 
 def test_what_the_flags_say() -> None:
     argv = ("/usr/bin/dockerd", "--config-file=/srv/d.json", "--add-runtime", "nv=/usr/bin/nv", "--feature", "cdi")
-    given = started(Command(argv, ("/lib/systemd/system/docker.service",)))
+    given = started(UnitCommand(argv, ("/lib/systemd/system/docker.service",)))
     assert given.config == "/srv/d.json"
     assert given.runtimes == {"nv": "/usr/bin/nv"}
     assert given.cdi is True

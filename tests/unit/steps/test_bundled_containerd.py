@@ -10,7 +10,7 @@ import pytest
 from gpunode.change import FileChange, Trigger
 from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_LIST
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.recipe import Recipe
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal, unit
@@ -51,11 +51,13 @@ def test_a_drop_in_and_one_restart() -> None:
     assert isinstance(change, FileChange)
     assert change.path == f"{FOLDER}/config-v3.toml.d/99-nvidia.toml"
     assert change.triggers == {RESTART}
-    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project(facts, outcome.changes))).changes == ()
+    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project_changes(facts, outcome.changes))).changes == ()
 
 
 def test_a_drop_in_that_is_younger_than_k3s_is_read_by_a_restart() -> None:
-    facts = project(node(WITH_FOLDER), planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(WITH_FOLDER))).changes)
+    facts = project_changes(
+        node(WITH_FOLDER), planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(WITH_FOLDER))).changes
+    )
     dropped_in = replace(facts, changed_at={f"{FOLDER}/config-v3.toml.d/99-nvidia.toml": 200.0})
     (change,) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), dropped_in)).changes
     assert isinstance(change, FileChange)
@@ -77,7 +79,7 @@ def test_a_toolkit_that_came_after_the_start_is_found_by_a_restart() -> None:
     assert change.path == CONFIG
     assert change.before == change.after
     assert change.triggers == {RESTART}
-    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project(facts, outcome.changes))).changes == ()
+    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project_changes(facts, outcome.changes))).changes == ()
 
 
 def test_a_k3s_that_did_not_find_it_is_not_restarted_again_and_again() -> None:
@@ -150,5 +152,5 @@ def test_what_inherits_nothing_belongs_under_the_kubelets_driver(
     (change, *_) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes
     assert isinstance(change, FileChange)
     assert (b"SystemdCgroup = true" in change.after.content) is puts_it_there  # type: ignore[union-attr]
-    facts = project(facts, (change,))
+    facts = project_changes(facts, (change,))
     assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes == ()

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpunode.change import Deferred, FileChange, PackageState, ServiceChange, ServiceState, Trigger
-from gpunode.facts.layout import Layout
+from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
-from gpunode.facts.project import PLAN, project
+from gpunode.facts.project import PLAN, project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Runtime
@@ -20,7 +20,7 @@ RUN, ETC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
 PODMAN = recipe("podman", version="none")
 CONTAINERD = recipe("containerd", version="none")
 UUID = "GPU-8dd1f2b0-8c58-4a40-b7b0-7bd7f4c2a111"
-ONE = Layout(frozenset({0}), frozenset({UUID}))
+ONE = GpuLayout(frozenset({0}), frozenset({UUID}))
 REFRESH = {"nvidia-cdi-refresh.service": unit()}
 FAILED = {"nvidia-cdi-refresh.service": unit(active=False, failed=True)}
 
@@ -38,7 +38,7 @@ def spec(driver: str = "580.95.05", gpus: tuple[int, ...] = (0,), caps: tuple[in
 
 
 def node(
-    files: dict[str, bytes] | None = None, layout: Layout | None = ONE, podman: str = "4.9.3+ds1-1", **more: object
+    files: dict[str, bytes] | None = None, layout: GpuLayout | None = ONE, podman: str = "4.9.3+ds1-1", **more: object
 ) -> Facts:
     """A machine with driver 580.95.05 loaded, and podman."""
     facts = with_driver(files=files, layout=Known(layout, "nvidia-gpus"), packages={"podman": podman})
@@ -57,7 +57,7 @@ def test_a_missing_one_is_promised_and_the_trigger_that_writes_it_owed() -> None
     assert isinstance(change.after, Deferred)
     assert change.triggers == {Trigger("cdi")}
     assert "no specification yet" in outcome.reason
-    assert plan(project(node(), outcome.changes)).changes == ()
+    assert plan(project_changes(node(), outcome.changes)).changes == ()
 
 
 def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
@@ -73,11 +73,11 @@ def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
         (spec("535.104.05"), ONE, "is of driver 535.104.05, and 580.95.05 is loaded"),
         (
             spec(),
-            Layout(frozenset({0, 1}), frozenset()),
+            GpuLayout(frozenset({0, 1}), frozenset()),
             "names /dev/nvidia0, and the driver has /dev/nvidia0, /dev/nv",
         ),
         (spec(gpus=(0, 1)), ONE, "names /dev/nvidia0, /dev/nvidia1, and the driver has /dev/nvidia0"),
-        (spec(), Layout(frozenset({0}), frozenset(), frozenset({12, 13})), "other MIG instances than the driver"),
+        (spec(), GpuLayout(frozenset({0}), frozenset(), frozenset({12, 13})), "other MIG instances than the driver"),
         (spec(caps=(12, 13)), ONE, "other MIG instances than the driver"),
         (
             spec(uuid=UUID.replace("8dd1", "0000")),
@@ -87,7 +87,7 @@ def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
         (b"kind: [nvidia.com/gpu]\n", ONE, "no specification yet"),
     ],
 )
-def test_one_that_does_not_fit_the_driver_is_written_anew(written: bytes, layout: Layout, why: str) -> None:
+def test_one_that_does_not_fit_the_driver_is_written_anew(written: bytes, layout: GpuLayout, why: str) -> None:
     outcome = plan(node({RUN: written}, layout))
     assert why in outcome.reason
     assert len(outcome.changes) == 1
@@ -96,12 +96,12 @@ def test_one_that_does_not_fit_the_driver_is_written_anew(written: bytes, layout
 @pytest.mark.parametrize(
     ("written", "layout"),
     [
-        (spec(caps=(12, 13)), Layout(frozenset({0}), frozenset(), frozenset({12, 13}))),
-        (spec(uuid=UUID), Layout(frozenset({0}), frozenset())),  # nobody has woken the GPU yet
+        (spec(caps=(12, 13)), GpuLayout(frozenset({0}), frozenset(), frozenset({12, 13}))),
+        (spec(uuid=UUID), GpuLayout(frozenset({0}), frozenset())),  # nobody has woken the GPU yet
         (spec("535.104.05"), None),
     ],
 )
-def test_what_nobody_can_tell_is_no_fault(written: bytes, layout: Layout | None) -> None:
+def test_what_nobody_can_tell_is_no_fault(written: bytes, layout: GpuLayout | None) -> None:
     facts = node({RUN: written}, layout)
     if layout is None:
         facts = replace(facts, layout=Unknown("denied", "nvidia-gpus"), loaded_driver=Known(LoadedDriver("", True), ""))
@@ -214,7 +214,7 @@ def test_where_it_is_asked_for_the_toolkits_units_are_enabled_and_what_is_masked
         ServiceChange("nvidia-cdi-refresh.service", off.state, ServiceState(enabled=True, active=False)),
         ServiceChange("nvidia-cdi-refresh.path", off.state, ServiceState(enabled=True, active=True)),
     )
-    assert plan(project(facts, outcome.changes)).changes == ()
+    assert plan(project_changes(facts, outcome.changes)).changes == ()
     assert plan(facts, CONTAINERD).changes == ()
     masked = {name: replace(one, masked=True) for name, one in units.items()}
     assert plan(node({RUN: spec()}, units=masked)).changes == ()

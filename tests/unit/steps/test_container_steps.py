@@ -19,12 +19,12 @@ from gpunode.change import (
 )
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts, Known, Platform, Unknown, known
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Runtime, Toolkit
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
-from gpunode.steps.table import STEPS, needed
+from gpunode.steps.table import STEPS, find_needed_steps
 from gpunode.steps.toolkit import TOOLKIT
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, files, machine, names, planned, recipe, refusal, unit
 
@@ -261,7 +261,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
     assert any("nvidia is the default runtime" in note for note in silent.notes)
     explicit = Recipe("test", runtime=Runtime(name, default=False))
     outcome = planned(RUNTIME_CONFIG.plan(explicit, node))
-    after = project(node, outcome.changes)
+    after = project_changes(node, outcome.changes)
     row, state = runtime(name), known(after.file(path), None)
     assert state is not None
     assert row.inspect({path: state.content}, DesiredConfig()).default == "runc"
@@ -301,7 +301,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     assert change.after == replace(mended, content=content)
     assert path in outcome.reason
     assert "root acts on" in outcome.reason
-    assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project(node, outcome.changes))).changes) == {}
+    assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
     wanted = Recipe("test", runtime=Runtime(name, default=False))
     (both,) = files(planned(RUNTIME_CONFIG.plan(wanted, node)).changes).values()
@@ -409,7 +409,7 @@ def test_where_no_systemd_runs_nothing_is_started_and_that_is_said(probe: str) -
     assert any(isinstance(change, ServiceChange) for change in outcome.changes) is (probe == "units")
     said = any("no systemd runs here, so gpunode cannot start docker" in note for note in outcome.change_notes)
     assert said is (probe == "unit-wants")
-    assert planned(RUNTIME_CONFIG.plan(recipe("docker"), project(node, outcome.changes))).changes == ()
+    assert planned(RUNTIME_CONFIG.plan(recipe("docker"), project_changes(node, outcome.changes))).changes == ()
 
 
 def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
@@ -490,11 +490,11 @@ def test_a_step_needs_only_steps_before_it() -> None:
     ids = [step.id for step in STEPS]
     for step in STEPS:
         assert set(step.needs) <= set(ids[: ids.index(step.id)]), step.id
-    assert needed("runtime-config") == {
+    assert find_needed_steps("runtime-config") == {
         "toolkit",
         "toolkit-repository",
         "driver",
         "cuda-repository",
         "runtime-install",
     }
-    assert needed("a step of another version") == set()
+    assert find_needed_steps("a step of another version") == set()

@@ -13,15 +13,15 @@ from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
-from gpunode.facts.project import project
-from gpunode.outcome import Waits
+from gpunode.facts.project import project_changes
+from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
 from gpunode.steps.daemons import PERSISTENCE
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
 from gpunode.steps.kernel import BLACKLIST, HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
-from gpunode.steps.selection import choice
+from gpunode.steps.selection import choose_driver
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (
     B200,
@@ -46,7 +46,7 @@ NEWER = "6.1.0-38-amd64"
 
 
 def chosen(wanted: Recipe, facts: Facts) -> Choice:
-    found = choice(wanted, facts)
+    found = choose_driver(wanted, facts)
     assert isinstance(found, Choice), found
     return found
 
@@ -156,7 +156,7 @@ def test_what_is_of_another_version_than_the_driver_is_brought_to_its_version(na
     assert f"{name} is {version[:-2]}" in outcome.reason
     assert "580.95.05" in outcome.reason
     assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
-    mended = project(node, outcome.changes)
+    mended = project_changes(node, outcome.changes)
     assert planned(DRIVER.plan(recipe(), mended)).changes == ()
 
 
@@ -238,7 +238,7 @@ def test_whatever_versions_stand_side_by_side_one_is_left_and_nothing_is_to_be_d
     node = with_driver("580.95.05", packages=packages)
     changes = [change for step in (CONFLICTS, DRIVER) for change in planned(step.plan(wanted, node)).changes]
     assert len(names(tuple(changes))) == len(set(names(tuple(changes))))
-    after = project(node, changes)
+    after = project_changes(node, changes)
     for step in (CONFLICTS, DRIVER):
         assert planned(step.plan(replace(wanted, upgrade=False), after)).changes == (), step.id
 
@@ -479,7 +479,7 @@ def test_a_module_that_dkms_believes_to_be_there_is_installed_by_force(version: 
     assert isinstance(change, CommandChange)
     assert change.argv[1] == verb
     assert ("--force" in change.argv) is (verb == "install")
-    assert planned(MODULE_BUILD.plan(recipe(), project(node, [change]))).changes == ()
+    assert planned(MODULE_BUILD.plan(recipe(), project_changes(node, [change]))).changes == ()
 
 
 @pytest.mark.parametrize(
@@ -525,7 +525,7 @@ def test_the_module_is_loaded_where_nothing_is_in_the_way() -> None:
 def test_another_driver_in_the_kernel_waits_for_a_reboot(loaded: LoadedDriver) -> None:
     node = with_driver("580.95.05", loaded_driver=loaded)
     outcome = MODULE_LOAD.plan(recipe(), node)
-    assert isinstance(outcome, Waits)
+    assert isinstance(outcome, Blocked)
     assert loaded.version in outcome.reason
 
 
@@ -535,12 +535,12 @@ def test_an_upgrade_within_the_branch_ends_in_a_wait_for_a_reboot() -> None:
     node = with_driver("580.95.05")
     assert planned(MODULE_LOAD.plan(wanted, node)).changes == ()
     upgraded = with_driver("580.199.01", loaded_driver=LoadedDriver("580.95.05", open_module=True))
-    assert isinstance(MODULE_LOAD.plan(wanted, upgraded), Waits)
+    assert isinstance(MODULE_LOAD.plan(wanted, upgraded), Blocked)
 
 
 def test_nouveau_on_the_card_waits_for_a_reboot_and_a_container_loads_nothing() -> None:
     node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"), modules=frozenset({"nouveau"}))
-    assert isinstance(MODULE_LOAD.plan(recipe(), node), Waits)
+    assert isinstance(MODULE_LOAD.plan(recipe(), node), Blocked)
     image = replace(node, platform=Known(Platform("image"), "image"))
     assert planned(MODULE_LOAD.plan(recipe(), image)).changes == ()
 

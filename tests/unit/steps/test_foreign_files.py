@@ -10,7 +10,7 @@ from gpunode.change import PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
 from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.steps.driver import CONFLICTS
 from gpunode.steps.packages import REPAIR
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
@@ -60,7 +60,7 @@ def test_an_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known
     cut = with_driver(driver_libraries=frozenset({CUDA}), packages_interrupted=fact)
     planned(CONFLICTS.plan(recipe(), cut))
     if isinstance(fact, Known):
-        planned(CONFLICTS.plan(recipe(), project(cut, planned(REPAIR.plan(recipe(), cut)).changes)))
+        planned(CONFLICTS.plan(recipe(), project_changes(cut, planned(REPAIR.plan(recipe(), cut)).changes)))
     whole = replace(cut, packages_interrupted=Known(False, "dpkg-status"))
     refusal(CONFLICTS.plan(recipe(), whole))
 

@@ -10,7 +10,7 @@ import pytest
 from gpunode.catalog.gpudirect import FEATURES, without_source
 from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
@@ -44,7 +44,7 @@ def test_what_is_asked_for_is_installed_by_name_and_its_modules_loaded_now_and_a
     wanted = asking(ALL)
 
     packages = planned(GPUDIRECT.plan(wanted, node)).changes
-    modules = planned(GPUDIRECT_MODULES.plan(wanted, project(node, packages))).changes
+    modules = planned(GPUDIRECT_MODULES.plan(wanted, project_changes(node, packages))).changes
 
     assert {str(c.id): c.after for c in packages if isinstance(c, PackageChange)} == {
         "nvidia-fs-dkms": KnownAfter(why="gds"),
@@ -157,7 +157,7 @@ def test_before_the_reboot_into_the_driver_only_the_next_boot_is_prepared() -> N
     node = with_driver(loaded_driver=LoadedDriver("570.211.01", open_module=True))
     (change,) = planned(GPUDIRECT_MODULES.plan(asking(GDS), node)).changes
     assert isinstance(change, FileChange)
-    again = planned(GPUDIRECT_MODULES.plan(asking(GDS), project(node, (change,))))
+    again = planned(GPUDIRECT_MODULES.plan(asking(GDS), project_changes(node, (change,))))
     assert (again.changes, again.later) == ((), True)
 
 
@@ -175,7 +175,7 @@ def test_the_service_that_makes_the_device_node_is_started_after_the_module_is_l
 
 def test_a_module_that_is_no_longer_asked_for_is_no_longer_loaded_at_boot() -> None:
     was = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), with_driver(packages=OFED))).changes
-    node = project(with_driver(packages=OFED), was)
+    node = project_changes(with_driver(packages=OFED), was)
     (change,) = planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes
     assert isinstance(change, FileChange)
     assert change.after is None

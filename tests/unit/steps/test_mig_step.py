@@ -14,8 +14,8 @@ from gpunode.change import FileChange, MigChange, MigInstance, MigLayout, Trigge
 from gpunode.errors import MigFileError
 from gpunode.facts.model import Facts, Known, LoadedDriver, MigGpu, PciDevice, Platform, Unknown
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
-from gpunode.facts.project import PLAN, project
-from gpunode.outcome import Planned, Waits
+from gpunode.facts.project import PLAN, project_changes
+from gpunode.outcome import Blocked, Planned
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe.toml import parse
 from gpunode.steps.mig import MIG
@@ -81,7 +81,7 @@ def test_each_gpu_changes_and_a_unit_makes_the_layout_again_at_each_boot() -> No
     assert (unit_file.path, wants.path) == (MIG_UNIT, MIG_WANTS)
     assert unit_file.triggers == wants.triggers == {Trigger("daemon-reload")}
     assert changes == [MigChange(uuid(index), OFF, BALANCED) for index in (0, 1)]
-    assert planned(MIG.plan(asks("all-balanced"), project(facts, outcome.changes))).changes == ()
+    assert planned(MIG.plan(asks("all-balanced"), project_changes(facts, outcome.changes))).changes == ()
 
 
 def test_the_unit_s_commands_name_gpu_profile_and_place() -> None:
@@ -111,7 +111,7 @@ def test_another_number_of_compute_instances_is_another_layout() -> None:
 
 def test_switched_off_the_unit_goes_too() -> None:
     first = planned(MIG.plan(asks(), node())).changes
-    divided = project(node(), first)
+    divided = project_changes(node(), first)
     outcome = planned(MIG.plan(asks("all-disabled"), divided))
     *files, change = outcome.changes
     gone = [(one.path, one.after) for one in files if isinstance(one, FileChange)]
@@ -200,8 +200,8 @@ def test_a_mode_that_waits_for_a_reset_waits_and_other_gpus_do_not() -> None:
     late = shown(pending=True)
     both = planned(MIG.plan(asks(), node(late, shown(1))))
     assert [change.gpu for change in both.changes if isinstance(change, MigChange)] == [uuid(1)]
-    after = MIG.plan(asks(), project(node(late, shown(1)), both.changes))
-    assert isinstance(after, Waits)
+    after = MIG.plan(asks(), project_changes(node(late, shown(1)), both.changes))
+    assert isinstance(after, Blocked)
     assert after.for_ == "reboot"
     assert uuid(0) in after.reason
     done = node(shown(layout=MigLayout(enabled=True)), shown(1))

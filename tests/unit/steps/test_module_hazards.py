@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver
 from gpunode.outcome import Planned
-from gpunode.steps.kernel import BLACKLIST, NOUVEAU, hazards
+from gpunode.steps.kernel import BLACKLIST, NOUVEAU, hazard_notes
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
 from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
 
@@ -39,7 +39,7 @@ def on(path: str, text: str) -> Facts:
     ],
 )
 def test_a_line_that_stops_driver_or_users_is_named(path: str, text: str, note: str) -> None:
-    (found,) = hazards(on(path, text))
+    (found,) = hazard_notes(on(path, text))
     assert note in found
 
 
@@ -58,33 +58,33 @@ def test_a_line_that_stops_driver_or_users_is_named(path: str, text: str, note: 
     ],
 )
 def test_a_line_that_is_meant_so_is_not(path: str, text: str) -> None:
-    assert hazards(on(path, text)) == ()
+    assert hazard_notes(on(path, text)) == ()
 
 
 def test_one_hazard_is_named_once_by_the_file_that_a_person_edits() -> None:
     files = {ARGUMENTS: b"nouveau.modeset=1", GRUB: b"GRUB_CMDLINE_LINUX=nouveau.modeset=1"}
-    (note,) = hazards(machine(files=files))
+    (note,) = hazard_notes(machine(files=files))
     assert note.startswith(GRUB)
     closed = {SITE: b"options nvidia NVreg_DeviceFileMode=0600", PARAMETERS: b"DeviceFileMode: 384\n"}
-    (note,) = hazards(machine(files=closed))
+    (note,) = hazard_notes(machine(files=closed))
     assert note.startswith(SITE)
 
 
 def test_an_argument_that_the_boot_loader_has_no_more_waits_for_the_reboot() -> None:
-    (note,) = hazards(machine(files={ARGUMENTS: b"modprobe.blacklist=nvidia", GRUB: b"GRUB_CMDLINE_LINUX=quiet"}))
+    (note,) = hazard_notes(machine(files={ARGUMENTS: b"modprobe.blacklist=nvidia", GRUB: b"GRUB_CMDLINE_LINUX=quiet"}))
     assert note.endswith("run update-grub, and reboot")
 
 
 @pytest.mark.parametrize(("made", "noted"), [(1.0, True), (2.0, False), (3.0, False)])
 def test_an_initramfs_from_before_the_blacklist_is_to_be_rebuilt(made: float, noted: bool) -> None:
     facts = replace(machine(), modified_at={BLACKLIST: 2.0, IMAGE: made})
-    notes = hazards(facts)
+    notes = hazard_notes(facts)
     assert [f"update-initramfs -u -k {KERNEL}" in note for note in notes] == ([True] if noted else [])
 
 
 def test_an_initramfs_of_a_kernel_that_does_not_boot_next_is_nobodys_hazard() -> None:
     facts = replace(machine(), kernels=Known(Kernels("6.1.0-38-amd64", ("6.1.0-38-amd64",)), "boot-images"))
-    assert hazards(replace(facts, modified_at={BLACKLIST: 2.0, IMAGE: 1.0})) == ()
+    assert hazard_notes(replace(facts, modified_at={BLACKLIST: 2.0, IMAGE: 1.0})) == ()
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
@@ -92,9 +92,9 @@ def test_a_driver_that_stays_as_it_is_has_hazards_too(name: str) -> None:
     node = of_branch_580(name)
     blacklisted = replace(node, files={**node.files, **on(SITE, "blacklist nvidia").files})
     assert planned(NOUVEAU.plan(recipe(), blacklisted)) == Planned(
-        (), planned(NOUVEAU.plan(recipe(), node)).reason, hazards(blacklisted)
+        (), planned(NOUVEAU.plan(recipe(), node)).reason, hazard_notes(blacklisted)
     )
-    assert "keeps nvidia from being loaded" in hazards(blacklisted)[0]
+    assert "keeps nvidia from being loaded" in hazard_notes(blacklisted)[0]
 
 
 def test_what_the_running_kernel_was_started_with_is_told_with_a_loaded_driver_too() -> None:

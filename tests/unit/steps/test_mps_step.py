@@ -12,7 +12,7 @@ import pytest
 from gpunode.change import FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.probes import MPS_UNIT
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe.toml import parse
 from gpunode.steps.daemons import MPS, MPS_SERVICE, PIPES, unit
@@ -36,7 +36,7 @@ def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_i
     assert file.triggers == {Trigger("daemon-reload")}
     assert service == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(enabled=True, active=True))
     assert any("a fatal fault of one program can end all" in note for note in outcome.change_notes)
-    assert planned(MPS.plan(WANTED, project(node(with_driver()), outcome.changes))).changes == ()
+    assert planned(MPS.plan(WANTED, project_changes(node(with_driver()), outcome.changes))).changes == ()
 
 
 def test_without_a_driver_it_starts_with_the_next_boot() -> None:
@@ -46,7 +46,7 @@ def test_without_a_driver_it_starts_with_the_next_boot() -> None:
 
 
 def test_another_mode_restarts_the_daemon() -> None:
-    done = project(node(with_driver()), planned(MPS.plan(WANTED, node(with_driver()))).changes)
+    done = project_changes(node(with_driver()), planned(MPS.plan(WANTED, node(with_driver()))).changes)
     shared = replace(WANTED, mps=Mps(enabled=True, exclusive=False))
     (change,) = planned(MPS.plan(shared, done)).changes
     assert isinstance(change, FileChange)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpunode import builtin
 from gpunode.change import FileChange, FileState
-from gpunode.facts.kubelet import flags_of
+from gpunode.facts.kubelet import parse_flags
 from gpunode.facts.model import Facts, Known, Kubelet
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.kubernetes.render import render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
@@ -97,13 +97,13 @@ def test_another_value_of_the_same_label_or_taint_is_replaced() -> None:
 def test_second_run_changes_nothing_and_no_flag_is_lost(words: list[str], quote: str) -> None:
     facts = node(f"KUBELET_EXTRA_ARGS={quote}{' '.join(words)}{quote}\n".encode())
     outcome = planned(NODE_REGISTRATION.plan(wanted(TAINT), facts))
-    after = project(facts, outcome.changes)
+    after = project_changes(facts, outcome.changes)
     assert planned(NODE_REGISTRATION.plan(wanted(TAINT), after)).changes == ()
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
     assert set(words) <= set(shlex.split(change.after.content.decode().partition("=")[2])[0].split())
-    assert flags_of(shlex.split(change.after.content.decode().partition("=")[2])[0].split())["node-labels"]
+    assert parse_flags(shlex.split(change.after.content.decode().partition("=")[2])[0].split())["node-labels"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_k3s_gets_a_file_of_ours_that_adds_to_others() -> None:
             "node-label+": ["nvidia.com/gpu.present=true"],
             "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
         }
-        after = project(facts, planned(NODE_REGISTRATION.plan(recipe, facts)).changes)
+        after = project_changes(facts, planned(NODE_REGISTRATION.plan(recipe, facts)).changes)
         assert planned(NODE_REGISTRATION.plan(recipe, after)).changes == ()
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpunode.change import PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile
-from gpunode.outcome import Planned, Waits
+from gpunode.outcome import Blocked, Planned
 from gpunode.recipe import Recipe
 from gpunode.steps.daemons import PERSISTENCE
 from gpunode.steps.driver import CONFLICTS, DRIVER
@@ -128,7 +128,7 @@ def test_libraries_that_were_upgraded_wait_for_the_reboot() -> None:
     node = of_ubuntu(version="580.178.04")
     outcomes = {step: step.plan(recipe(), node) for step in (CONFLICTS, DRIVER, HEADERS, MODULE_BUILD, MODULE_LOAD)}
     waits = outcomes.pop(MODULE_LOAD)
-    assert isinstance(waits, Waits)
+    assert isinstance(waits, Blocked)
     assert "580.178.04" in waits.reason
     assert [one for one in outcomes.values() if not isinstance(one, Planned) or one.changes] == []
 

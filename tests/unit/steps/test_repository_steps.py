@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpunode.catalog import openpgp
 from gpunode.change import FileChange, FileState, SigningKey
 from gpunode.facts.model import Facts, Known
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Repositories
 from gpunode.steps.packages import CUDA_REPOSITORY, REPAIR, TOOLKIT_REPOSITORY
@@ -311,7 +311,7 @@ def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_els
     outcome = CUDA_REPOSITORY.plan(MINE, node)
     if not isinstance(outcome, Planned):
         return
-    after = project(node, outcome.changes)
+    after = project_changes(node, outcome.changes)
     assert isinstance(after.sources, Known)
     assert isinstance(node.sources, Known)
     ours = {(s.signed_by, s.relaxed) for s in after.sources.value if s.enabled and s.uri in SPELLINGS}

@@ -9,7 +9,7 @@ import pytest
 from gpunode import builtin
 from gpunode.change import Change, FileChange, FileState
 from gpunode.facts.model import Facts
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from gpunode.steps.toolkit import CONFIG, VOLUME_MOUNTS
 from gpunode.steps.toolkit import TOOLKIT as TOOLKIT_STEP
@@ -49,7 +49,7 @@ def test_kind_s_mounts_are_accepted_once(content: bytes) -> None:
     assert isinstance(change.after, FileState)
     assert f"{VOLUME_MOUNTS} = true" in change.after.content.decode().splitlines()
     assert "requests for GPUs by mounts" in outcome.reason
-    assert planned(RUNTIME_CONFIG.plan(KIND, project(facts, outcome.changes))).changes == ()
+    assert planned(RUNTIME_CONFIG.plan(KIND, project_changes(facts, outcome.changes))).changes == ()
 
 
 def test_a_recipe_that_says_nothing_of_it_leaves_the_file_alone() -> None:

@@ -11,7 +11,7 @@ from gpunode.change import FileChange, FileState, Trigger
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Ownership
 from gpunode.facts.model import Facts
-from gpunode.facts.project import project
+from gpunode.facts.project import project_changes
 from gpunode.recipe import Recipe, Runtime
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG
@@ -44,7 +44,7 @@ def test_a_daemon_that_is_older_than_its_file_reads_it_again(name: str, times: d
     assert change.triggers == {Trigger(kind, f"{name}.service")}
     assert outcome.expectation is not None, "its own parser looks at the file before the daemon does"
     assert outcome.disrupts == ""
-    facts = project(node(name, **times), outcome.changes)
+    facts = project_changes(node(name, **times), outcome.changes)
     assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed
-from gpunode.facts.derive import about_runtime
+from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.steps.runtime_edits import Target
+from gpunode.steps.runtime_edits import RuntimeTarget
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import CtkVerb, EditOptions, EditResult
 from gpunode.workflow.edits import CtkPlan
@@ -66,8 +66,8 @@ class Machine(Node):
         return {path: state.content for path, state in self.files.items() if state is not None}
 
 
-def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Target:
-    return edits.inspect_target(host, runtime(row), desired, about_runtime({}))
+def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> RuntimeTarget:
+    return edits.inspect_target(host, runtime(row), desired, derive_runtime_facts({}))
 
 
 def plan_of(

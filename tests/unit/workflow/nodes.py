@@ -8,7 +8,7 @@ from gpunode.change import Change, FileState, PackageChange, Trigger
 from gpunode.errors import ChangeFailed
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.packages.simulation import Simulation
 
@@ -46,12 +46,12 @@ class Node(RehearsalHost):
         super().apply(changes)
         self.made += changes
 
-    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         self.triggered += triggers
         for trigger in triggers:
             if not self.accepts(trigger, self):
                 raise ChangeFailed(f"{trigger.target} did not come up again", why="its last lines: bad file")
-        return tuple(Settled(trigger, 0.1) for trigger in triggers)
+        return tuple(TriggerResult(trigger, 0.1) for trigger in triggers)
 
     def bytes_of(self, path: str) -> bytes | None:
         """What the file holds now."""

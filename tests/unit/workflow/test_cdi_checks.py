@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.check import Check
 from gpunode.facts.evidence import Capture, Found, Probe, encode_found
-from gpunode.facts.layout import Layout
+from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe, Runtime
@@ -54,7 +54,7 @@ class Node(RehearsalHost):
 def node(written: bytes | None = WRITTEN, units: dict[str, Unit] | None = None) -> Facts:
     facts = with_driver(
         files={} if written is None else {SPEC: written},
-        layout=Known(Layout(frozenset({0})), "nvidia-gpus"),
+        layout=Known(GpuLayout(frozenset({0})), "nvidia-gpus"),
         packages={"podman": "4.9.3-1"},
     )
     more = {name: Known(one, "units") for name, one in (UNITS if units is None else units).items()}

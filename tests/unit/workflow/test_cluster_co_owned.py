@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 from gpunode.kubernetes.owned import other_managers, owned_fields
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, PLUGIN, User, everything
@@ -78,7 +78,7 @@ def test_another_recipe_gives_up_a_co_owned_configuration(server: ApiServer, use
 def test_object_that_changed_while_it_was_given_up_is_told_and_the_rest_goes_on(
     server: ApiServer, user: User, co_owned: dict[str, Any]
 ) -> None:
-    def write_meanwhile(words: tuple[str, ...]) -> Finished | None:
+    def write_meanwhile(words: tuple[str, ...]) -> FinishedCommand | None:
         if words[0] == "patch":
             user.kubectl.intercept = lambda _: None
             server.update(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import GPU, NODE, PLUGIN, User, everything
 
@@ -65,7 +65,7 @@ def test_label_of_another_manager_is_a_conflict(server: ApiServer, user: User) -
 def test_conflict_that_comes_after_the_plan_ends_the_run_with_both_values(server: ApiServer, user: User) -> None:
     """The fields in question are not gpunode's yet, so that nothing of its own has moved."""
 
-    def write_first(words: tuple[str, ...]) -> Finished | None:
+    def write_first(words: tuple[str, ...]) -> FinishedCommand | None:
         if words[0] == "apply" and "gpunode-labels" in words and "--dry-run=server" not in words:
             label_node(server)
             user.kubectl.intercept = lambda _: None
@@ -109,7 +109,7 @@ def test_taint_with_another_value_is_refused_and_foreign_taints_stay(
 def test_taint_that_comes_after_the_plan_is_a_conflict(server: ApiServer, user: User, tmp_path: Any) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
 
-    def taint_first(words: tuple[str, ...]) -> Finished | None:
+    def taint_first(words: tuple[str, ...]) -> FinishedCommand | None:
         if words[0] == "taint":
             server.peek("Node")[0]["spec"]["taints"] = [{"key": GPU, "value": "theirs", "effect": "NoSchedule"}]
         return None

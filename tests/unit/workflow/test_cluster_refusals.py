@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpunode.host.cluster import Cluster
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, everything, node, run_daemon_sets
 from tests.fakes.runners import ended
@@ -20,15 +20,17 @@ KUBELET = "system:node:gpu-1"
 NO_KUBELET = {"list daemonsets", "list configmaps", "get daemonsets", "get configmaps", "get runtimeclasses"}
 
 
-def at(word: str, act: Callable[[], object], *, dry_run: bool = False) -> Callable[[tuple[str, ...]], Finished | None]:
+def at(
+    word: str, act: Callable[[], object], *, dry_run: bool = False
+) -> Callable[[tuple[str, ...]], FinishedCommand | None]:
     """Return an interception that acts once, before the first command of that verb."""
     done: list[bool] = []
 
-    def intercept(words: tuple[str, ...]) -> Finished | None:
+    def intercept(words: tuple[str, ...]) -> FinishedCommand | None:
         if word in words[:2] and not done and dry_run == ("--dry-run=server" in words):
             done.append(True)
             found = act()
-            return found if isinstance(found, Finished) else None
+            return found if isinstance(found, FinishedCommand) else None
         return None
 
     return intercept
@@ -115,7 +117,7 @@ def test_what_namespace_default_refuses_is_no_obstacle_to_another(server: ApiSer
     """Objects of a namespace that is yet to be made can only be tried out in a namespace that is there."""
     dry_runs = 0
 
-    def refuse_moved(words: tuple[str, ...]) -> Finished | None:
+    def refuse_moved(words: tuple[str, ...]) -> FinishedCommand | None:
         nonlocal dry_runs
         dry_runs += "--dry-run=server" in words
         return ended(status=1, err=said.encode()) if "--dry-run=server" in words and dry_runs == 2 else None
@@ -305,7 +307,7 @@ def test_object_that_becomes_co_owned_while_the_prompt_waits_is_not_deleted(serv
     theirs["metadata"]["namespace"] = NAMESPACE
     seen: list[bool] = []
 
-    def intercept(words: tuple[str, ...]) -> Finished | None:
+    def intercept(words: tuple[str, ...]) -> FinishedCommand | None:
         if words[:3] == ("get", "-f", "-") and not seen:
             seen.append(True)
             server.apply(theirs, "argocd")

@@ -13,7 +13,7 @@ import pytest
 from gpunode.change import CommandChange, display_command
 from gpunode.change.node import without_values
 from gpunode.errors import ChangeFailed, Conflict
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.helm import move_values_to_stdin
 from gpunode.host.kubectl import Forbidden
@@ -24,19 +24,19 @@ from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 
 SECRET = "c4n4ry"
 PLACE = ("gpu-operator", "gpu-operator")
-LIVE = Released(*PLACE, "gpu-operator", "v26.7.0", 4, "deployed", {"driver": {"token": SECRET}})
-OTHER = Released("metrics", "dcgm-exporter", "dcgm-exporter", "4.8.2", 1, "deployed")
+LIVE = HelmRelease(*PLACE, "gpu-operator", "v26.7.0", 4, "deployed", {"driver": {"token": SECRET}})
+OTHER = HelmRelease("metrics", "dcgm-exporter", "dcgm-exporter", "4.8.2", 1, "deployed")
 
 
 @dataclass
 class StandInHelm:
     """Helm over a table of releases, which cannot get some charts."""
 
-    there: dict[tuple[str, str], Released]
+    there: dict[tuple[str, str], HelmRelease]
     unreachable: frozenset[str] = frozenset()
     ran: list[tuple[str, ...]] = field(default_factory=list)
 
-    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
+    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
         return tuple(one for place, one in self.there.items() if place in places)
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:

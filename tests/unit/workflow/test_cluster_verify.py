@@ -13,7 +13,7 @@ from gpunode import builtin
 from gpunode.check import Check
 from gpunode.command import command
 from gpunode.host.cluster import Cluster
-from gpunode.host.process import Finished
+from gpunode.host.process import FinishedCommand
 from gpunode.workflow.cluster_verify import VerifyRequest, verify
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, User, node, pod_of, run_test_pods
@@ -58,7 +58,7 @@ def test_job_ends_the_pods_of_a_run_that_is_killed(applied: ApiServer, user: Use
     """A pod that no node has room for never starts, so its own limit would never begin."""
     seen: dict[str, Any] = {}
 
-    def look(words: tuple[str, ...]) -> Finished | None:
+    def look(words: tuple[str, ...]) -> FinishedCommand | None:
         if words[0] == "logs":
             seen.update({one["kind"]: one for kind in ("Pod", "Job") for one in applied.peek(kind)})
         return None
@@ -170,7 +170,7 @@ def test_pods_that_share_a_gpu_are_waited_for_together(applied: ApiServer, user:
     user.kubectl.pod_log = f"GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-5c6d0a4e-0000-0000-0000-000000000000)\n{PASSED}"
     applied.controllers.remove(run_test_pods)
 
-    def end_later(words: tuple[str, ...]) -> Finished | None:
+    def end_later(words: tuple[str, ...]) -> FinishedCommand | None:
         if user.skipped_s > 3:
             for one in applied.peek("Pod"):
                 one["status"] = done
@@ -275,7 +275,7 @@ def test_test_pods_that_are_not_answered_for_are_deleted(applied: ApiServer, use
     unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
     created: list[int] = []
 
-    def fail_second(words: tuple[str, ...]) -> Finished | None:
+    def fail_second(words: tuple[str, ...]) -> FinishedCommand | None:
         created.extend([1] if words[0] == "create" else [])
         return unreachable if words[0] == "create" and len(created) == 2 else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpunode.facts.helm import Released
+from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import move_values_to_stdin
 from tests.fakes.api_server import ApiServer, Body
@@ -95,15 +95,15 @@ class Helm:
     """Helm for one release, whose chart makes objects by ``make``; ``--wait`` is content with no pod of one node."""
 
     make: Callable[[], object]
-    there: tuple[Released, ...] = ()
+    there: tuple[HelmRelease, ...] = ()
 
-    def list_releases(self, charts: Collection[str]) -> tuple[Released, ...]:
+    def list_releases(self, charts: Collection[str]) -> tuple[HelmRelease, ...]:
         return tuple(one for one in self.there if one.chart in charts)
 
     def run(self, argv: tuple[str, ...]) -> None:
         words, values = move_values_to_stdin(argv)
         namespace, version = (words[words.index(option) + 1] for option in ("--namespace", "--version"))
-        self.there = (Released(namespace, words[2], words[2], version, 1, "deployed", json.loads(values)),)
+        self.there = (HelmRelease(namespace, words[2], words[2], version, 1, "deployed", json.loads(values)),)
         self.make()
 
 

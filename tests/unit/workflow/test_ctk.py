@@ -13,7 +13,7 @@ from gpunode.cli.runtime_config import next_command, reload_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback, standing
@@ -293,9 +293,9 @@ def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str],
     host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})
     plan = plan_of(host, desired, row)
     assert plan.trigger is not None
-    told = (Settled(plan.trigger, 0.0, "systemd is not running here"),)
+    told = (TriggerResult(plan.trigger, 0.0, "systemd is not running here"),)
     assert ctk.reload_was_skipped(host, plan, ctk.EditResult("1", told)) is skipped
-    assert not ctk.reload_was_skipped(host, plan, ctk.EditResult("1", (Settled(plan.trigger, 0.1),)))
+    assert not ctk.reload_was_skipped(host, plan, ctk.EditResult("1", (TriggerResult(plan.trigger, 0.1),)))
     following = reload_command(plan, failed=False, systemd=False)
     assert following == (
         "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import Trigger
-from gpunode.facts.derive import about_runtime
+from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.model import Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.journal.store import Store
@@ -39,7 +39,7 @@ def k3s() -> Runtime:
 
 
 def plan_of(host: Machine, row: Runtime) -> CtkPlan:
-    return edits.plan_configuring(host, edits.inspect_target(host, row, WISH, about_runtime({})))
+    return edits.plan_configuring(host, edits.inspect_target(host, row, WISH, derive_runtime_facts({})))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_the_product_generates_makes_no_daemon_older_than_its_files() -> No
 @pytest.mark.parametrize(("came", "owes"), [(50.0, True), (30.0, False), (None, False)])
 def test_a_product_that_finds_the_runtime_itself_is_only_restarted(came: float | None, owes: bool) -> None:
     host = Machine({CONFIG: OLDER})
-    target = edits.inspect_target(host, k3s(), WISH, about_runtime({}))
+    target = edits.inspect_target(host, k3s(), WISH, derive_runtime_facts({}))
     times = {} if came is None else {CONFIG: 10.0, TOOLKIT_LIST: came}
     facts = replace(target.facts, units={"k3s.service": Known(unit(started_at=40.0), "units")}, changed_at=times)
     plan = edits.plan_configuring(host, replace(target, facts=facts))

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.change import Trigger, triggers
 from gpunode.facts.model import Facts
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.workflow import ctk, edits
@@ -40,7 +40,7 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
     store = Store(tmp_path)
     done = ctk.apply_edit(plan, host, store, EditOptions("configure", "1"), ignore_event)
     assert [settled.trigger for settled in done.settled] == [Trigger("cdi")]
-    assert isinstance(done.settled[0], Settled)
+    assert isinstance(done.settled[0], TriggerResult)
     assert SPEC not in host.files
     assert store.pending_triggers() == {}
 

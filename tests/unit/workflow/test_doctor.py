@@ -4,7 +4,7 @@ from gpunode.cli.screen.doctor import diagnosis_lines
 from gpunode.facts import pasted
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
-from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnose_evidence
@@ -32,7 +32,7 @@ def test_the_text_of_a_wrapper_script_is_no_complaint() -> None:
 def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
     """Whoever writes one file of a node could otherwise end doctor, plan and render with "a bug in gpunode"."""
     deep = b'{"a":' * 3000
-    evidence = {probe.key: Capture(probe.source, "ok", deep, holds=probe.holds) for probe in (*PROBES, *EXAMINATION)}
+    evidence = {probe.key: Capture(probe.source, "ok", deep, holds=probe.holds) for probe in (*PROBES, *DOCTOR_PROBES)}
     for captures in (evidence, redact(evidence)):
         derive(captures)
         derive(captures, image=True)
@@ -92,7 +92,7 @@ def test_a_fault_that_the_roots_power_cycle_settles_has_no_steps_of_its_own() ->
         ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri"),
         ("modinfo -F version nvidia", "550.127.05"),
     )
-    lost, mismatch = diagnose_evidence(pasted.evidence(rows)).diagnosis.roots
+    lost, mismatch = diagnose_evidence(pasted.collect_pieces(rows)).diagnosis.roots
     assert lost.cause == "gpu-fallen-off-bus"
     assert [(fix.kind, fix.commands) for fix in mismatch.remedy] == [("reboot", ())]
     assert lost.cause in mismatch.remedy[0].text

@@ -10,11 +10,11 @@ import pytest
 
 from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
-from gpunode.facts.derive import about_runtime
+from gpunode.facts.derive import derive_runtime_facts
 from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.journal.store import Store
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, Runtime, runtime
-from gpunode.steps.runtime_edits import Target
+from gpunode.steps.runtime_edits import RuntimeTarget
 from gpunode.workflow import edits
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
@@ -31,8 +31,8 @@ from tests.unit.workflow.editing import (
 )
 
 
-def target(host: Machine, row: Runtime, desired: DesiredConfig = IN_PLACE) -> Target:
-    return edits.inspect_target(host, row, desired, about_runtime({}))
+def target(host: Machine, row: Runtime, desired: DesiredConfig = IN_PLACE) -> RuntimeTarget:
+    return edits.inspect_target(host, row, desired, derive_runtime_facts({}))
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from gpunode import diagnoses
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
-from gpunode.facts.examination import EXAMINATION
-from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
+from gpunode.facts.examination import DOCTOR_PROBES
+from gpunode.facts.follow_ups import final_follow_ups, follow_ups, may_ask_driver
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
 from gpunode.workflow import doctor
@@ -21,10 +21,10 @@ from tests.conftest import Tools
 
 
 def test_every_probe_has_its_own_name_and_a_limit_of_its_own() -> None:
-    keys = [probe.key for probe in EXAMINATION]
+    keys = [probe.key for probe in DOCTOR_PROBES]
     assert len(keys) == len(set(keys))
-    assert all(probe.timeout_s <= 20 for probe in EXAMINATION if probe.argv)
-    assert all(bool(probe.argv) + bool(probe.path) + bool(probe.glob) == 1 for probe in EXAMINATION)
+    assert all(probe.timeout_s <= 20 for probe in DOCTOR_PROBES if probe.argv)
+    assert all(bool(probe.argv) + bool(probe.path) + bool(probe.glob) == 1 for probe in DOCTOR_PROBES)
 
 
 def listing(*paths: str) -> Capture:
@@ -54,10 +54,10 @@ EVERYTHING = {
 
 def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked() -> None:
     asked = {
-        probe.argv[0] for probe in (*EXAMINATION, *follow_ups({})) if probe.argv and probe.argv[1:2] != ("--version",)
+        probe.argv[0] for probe in (*DOCTOR_PROBES, *follow_ups({})) if probe.argv and probe.argv[1:2] != ("--version",)
     }
     assert not asked & {"nvidia-smi", "rpm", "kubectl", "crictl"}
-    assert not [probe for probe in EXAMINATION if probe.argv[:2] in {("docker", "info"), ("docker", "version")}]
+    assert not [probe for probe in DOCTOR_PROBES if probe.argv[:2] in {("docker", "info"), ("docker", "version")}]
     unloaded = {**EVERYTHING, "nvidia-version": Capture("/proc/driver/nvidia/version", "absent")}
     assert not [probe for probe in follow_ups(unloaded) if "nvidia-smi" in probe.argv], "its files outlive the module"
     stopped = Capture(
@@ -108,7 +108,7 @@ def test_every_file_that_a_rule_reads_is_looked_at() -> None:
         for source in families.rglob("*.py")
         for match in re.finditer(r'snapshot\.files?\("(/?[^"{]+)"\)', source.read_text("utf-8"))
     }
-    looked_at = [probe.source for probe in (*PROBES, *EXAMINATION, *follow_ups(EVERYTHING)) if not probe.argv]
+    looked_at = [probe.source for probe in (*PROBES, *DOCTOR_PROBES, *follow_ups(EVERYTHING)) if not probe.argv]
     assert len(asked) > 10
     for path in asked:
         assert any(fnmatchcase(source, path) or fnmatchcase(path, source) for source in looked_at), path
@@ -134,9 +134,9 @@ def test_no_command_writes() -> None:
         ),
         *("grep", "zcat", "tail", "nv-fabricmanager", "nvidia-imex"),
     }
-    later = (*follow_ups(EVERYTHING), *last_looks(EVERYTHING))
-    assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES, *later) if probe.argv} - allowed == set()
-    (apt,) = [probe.argv for probe in EXAMINATION if probe.argv[:1] == ("apt-get",)]
+    later = (*follow_ups(EVERYTHING), *final_follow_ups(EVERYTHING))
+    assert {probe.argv[0] for probe in (*DOCTOR_PROBES, *PROBES, *later) if probe.argv} - allowed == set()
+    (apt,) = [probe.argv for probe in DOCTOR_PROBES if probe.argv[:1] == ("apt-get",)]
     assert apt[-1] == "check"
     assert "Debug::NoLocking=1" in apt
 
@@ -149,10 +149,10 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = {"smi", "smi-query", "dmesg", "kernel-journal"}
         return tuple(replace(probe, timeout_s=0.3) for probe in probes if probe.key in wanted)
 
-    monkeypatch.setattr(doctor, "EXAMINATION", few(EXAMINATION))
+    monkeypatch.setattr(doctor, "DOCTOR_PROBES", few(DOCTOR_PROBES))
     monkeypatch.setattr(doctor, "follow_ups", lambda _: few(follow_ups(EVERYTHING)))
     monkeypatch.setattr(doctor, "may_ask_driver", lambda _: True)
-    monkeypatch.setattr(doctor, "probes", lambda _: ())
+    monkeypatch.setattr(doctor, "list_probes", lambda _: ())
     monkeypatch.setattr(doctor, "_NVML_S", 0.3)
 
 
@@ -199,7 +199,7 @@ def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
 
 def test_of_containers_nothing_is_asked_that_may_be_a_secret() -> None:
     started = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2026-11-21 10:00:00.123456 UTC\n"
-    (inspect,) = last_looks({**EVERYTHING, "units": Capture("systemctl show", "ok", started.encode())})
+    (inspect,) = final_follow_ups({**EVERYTHING, "units": Capture("systemctl show", "ok", started.encode())})
     assert inspect.source == "docker inspect"
     assert inspect.argv[-1] == "0123456789ab"
     template = inspect.argv[3]

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
-from gpunode.host.reports import Found
+from gpunode.host.reports import FleetReport
 from gpunode.workflow import fleet, parallel_jobs
 from gpunode.workflow.fleet import FleetRow, fleet_rows
 from gpunode.workflow.fleet_summary import overall_verdict, tally_causes
@@ -25,17 +25,17 @@ NOUVEAU = [
 ]  # fmt: skip
 
 
-def report(path: Path, pieces: object = NOUVEAU) -> Found:
+def report(path: Path, pieces: object = NOUVEAU) -> FleetReport:
     path.write_text(json.dumps(pieces))
-    return Found(path.name, str(path))
+    return FleetReport(path.name, str(path))
 
 
 def test_each_report_has_a_row_and_the_broken_ones_say_why(tmp_path: Path) -> None:
     found = [
         report(tmp_path / "a.json"),
-        Found("link", "/x", "it is a link"),
+        FleetReport("link", "/x", "it is a link"),
         report(tmp_path / "b.json", {"no": "list"}),
-        Found("gone.json", str(tmp_path / "gone.json")),
+        FleetReport("gone.json", str(tmp_path / "gone.json")),
         report(tmp_path / "c.json"),
     ]
     answers = list(fleet_rows(found, processes=2))
@@ -56,7 +56,7 @@ def test_a_report_that_kills_its_process_costs_its_own_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [report(tmp_path / name) for name in ("a.json", "killer.json", "b.json")]
-    read = reports.read
+    read = reports.read_report
 
     def dying(name: str) -> object:
         return _killed(name) if name.endswith("killer.json") else read(name)
@@ -86,7 +86,7 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
             raise MemoryError
         return read(name)
 
-    read = reports.read
+    read = reports.read_report
     monkeypatch.setattr(reports, "read", large)
     monkeypatch.setattr(parallel_jobs, "_pool", noted)
     answers = {row.report: row for row in fleet_rows(found, processes=16)}

@@ -9,7 +9,7 @@ import pytest
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
 from gpunode.facts.model import Known
-from gpunode.facts.probes import probes
+from gpunode.facts.probes import list_probes
 from gpunode.host.capture import CaptureHost
 from gpunode.workflow.converge import probe_with_runtimes
 
@@ -24,7 +24,7 @@ def looked(seen: Mapping[str, Capture]) -> Evidence:
         def look(self, probe: Probe, /) -> Capture:
             return {"pci-driver": NO_DRIVERS, **seen}.get(probe.key) or super().look(probe)
 
-    return probe_with_runtimes(Host({}), probes())
+    return probe_with_runtimes(Host({}), list_probes())
 
 
 def modaliases(*found: Found) -> Capture:

@@ -37,7 +37,7 @@ def node(files: Mapping[str, FileState] | None = None) -> Facts:
 
 def test_everything_that_gpunode_alone_writes_begins_with_the_mark() -> None:
     texts = (PIN.content, kernel._TEXT, gpudirect._HEADER.encode(), daemons.unit(exclusive=False), mig._WANTS)
-    assert all(text.startswith(MARK) for text in (*texts, mig.unit({}), resume_unit(("gpunode", "setup"))))
+    assert all(text.startswith(MARK) for text in (*texts, mig.make_unit({}), resume_unit(("gpunode", "setup"))))
 
 
 def test_files_without_a_record_are_said_with_the_packages_under_their_pin(store: Store) -> None:

@@ -13,7 +13,7 @@ from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError
 from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.local import LocalHost
-from gpunode.host.port import Settled
+from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.workflow.rollback import RollbackResult, mark_undone, plan_rollback, rollback
 from gpunode.workflow.rollback_preview import preview_rollback
@@ -309,7 +309,7 @@ class Unreadable(Node):
             return Capture(probe.path, "failed", error="Input/output error", ownership=Ownership(0o644, 0, 0))
         return super().look(probe)
 
-    def trigger(self, triggers: object, /) -> tuple[Settled, ...]:
+    def trigger(self, triggers: object, /) -> tuple[TriggerResult, ...]:
         raise AssertionError("nothing is restarted")
 
 

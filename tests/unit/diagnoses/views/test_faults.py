@@ -8,7 +8,7 @@ from gpunode.facts import pasted
 
 
 def node(text: str, source: str = "dmesg") -> Snapshot:
-    return take_snapshot(pasted.from_json(json.dumps([{"source": source, "text": text}]), "a report"))
+    return take_snapshot(pasted.parse_json_report(json.dumps([{"source": source, "text": text}]), "a report"))
 
 
 def roots(text: str, source: str = "dmesg") -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ XID = "NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus."
 
 def messages(text: str, source: str = "dmesg") -> tuple[kernel.Message, ...]:
     return kernel.kernel_messages(
-        take_snapshot(pasted.from_json(json.dumps([{"source": source, "text": text}]), "a report"))
+        take_snapshot(pasted.parse_json_report(json.dumps([{"source": source, "text": text}]), "a report"))
     )
 
 

@@ -13,7 +13,7 @@ from gpunode.facts import pasted
 
 def seen(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
 
 def counts(node: kubernetes_nodes.KubeNode) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:

@@ -26,7 +26,7 @@ DNF = """Command Line   : /usr/bin/dnf-automatic --timer
 
 def seen(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
 
 @pytest.mark.parametrize(

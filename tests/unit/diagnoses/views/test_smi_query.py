@@ -51,7 +51,7 @@ XML = """<?xml version="1.0" ?>
 
 def node(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
-    return take_snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
 
 def test_a_whole_answer_is_a_tree_for_each_gpu() -> None:

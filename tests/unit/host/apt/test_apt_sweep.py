@@ -21,7 +21,7 @@ def test_folders_of_a_killed_run_go_and_what_others_planted_stays(tmp_path: Path
     (tmp_path / "tmp/gpunode-somebodys-own").mkdir()
     (tmp_path / "tmp/gpunode-afile123").touch()
 
-    apt.sweep(tmp_path)
+    apt.remove_temporary_folders(tmp_path)
 
     assert sorted(os.listdir(tmp_path / "tmp")) == ["gpunode-afile123", "gpunode-planted_", "gpunode-somebodys-own"]
     assert os.listdir(tmp_path / "var/lib/apt") == []

@@ -9,9 +9,9 @@ import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import ChangeFailed
-from gpunode.host.apt import Apt, marks
+from gpunode.host.apt import Apt, plan_marks
 from gpunode.host.port import Progress
-from gpunode.host.process import Finished, OnLine, Runner
+from gpunode.host.process import FinishedCommand, OnLine, Runner
 from gpunode.package_id import PackageId
 
 NETWORK = "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1), refused\n"
@@ -41,7 +41,7 @@ class Scripted(Runner):
         status: OnLine | None = None,
         outlives: bool = False,
         only_reads: bool = False,
-    ) -> Finished:
+    ) -> FinishedCommand:
         self.commands.append(tuple(argv))
         verb = self._verb(argv)
         code, out, err = 0, "", ""
@@ -53,7 +53,7 @@ class Scripted(Runner):
             self.environment = env
             assert status is not None
             status("pmstatus:driver:50.0:Unpacking driver (amd64)")
-        return Finished(tuple(argv), code, out.encode(), err.encode(), 1.0, code == 124)
+        return FinishedCommand(tuple(argv), code, out.encode(), err.encode(), 1.0, code == 124)
 
     def _verb(self, argv: Sequence[str]) -> str:
         if argv[0] != "apt-get":
@@ -251,7 +251,7 @@ def test_marks_are_as_the_states_say() -> None:
         PackageChange(PackageId("purged"), PackageState("1", held=True), None),
         PackageChange(PackageId("asked-for"), PackageState("1", auto=True), PackageState("1")),
     )
-    assert marks(plan) == {
+    assert plan_marks(plan) == {
         "auto": ("auto",),
         "manual": ("asked-for",),
         "hold": ("held", "kept"),

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from gpunode.host.apt import UNATTENDED
-from gpunode.host.locks import Holder, holder, locked_by, named, runner_of, wait_until_ended
+from gpunode.host.locks import (
+    LockHolder,
+    find_holder,
+    find_lock_pid,
+    find_script_process,
+    make_holder,
+    wait_until_ended,
+)
 from gpunode.host.port import Progress
 
 
@@ -16,13 +23,13 @@ def test_a_line_of_the_table_is_told_from_a_waiting_one() -> None:
         "1: -> POSIX  ADVISORY  WRITE 911 fd:00:132 0 EOF\n"
         "2: FLOCK  ADVISORY  WRITE 12 fd:00:133 0 EOF\n"
     )
-    assert locked_by(table, 0xFD, 0, 131) == 907
-    assert locked_by(table, 0xFD, 0, 132) is None
-    assert locked_by(table, 0x08, 1, 131) is None
+    assert find_lock_pid(table, 0xFD, 0, 131) == 907
+    assert find_lock_pid(table, 0xFD, 0, 132) is None
+    assert find_lock_pid(table, 0x08, 1, 131) is None
 
 
 def test_a_holder_whose_pid_the_kernel_does_not_say_is_said_so() -> None:
-    assert str(Holder("/var/lib/dpkg/lock", 0, "")) == "a process that is not visible from here"
+    assert str(LockHolder("/var/lib/dpkg/lock", 0, "")) == "a process that is not visible from here"
 
 
 def test_an_apt_that_a_gpunode_started_is_told_from_any_other(tmp_path: Path) -> None:
@@ -30,15 +37,17 @@ def test_an_apt_that_a_gpunode_started_is_told_from_any_other(tmp_path: Path) ->
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(b"apt-get\0install\0")
         (tmp_path / str(pid) / "environ").write_bytes(environment)
-    assert str(named("lock", 5, proc=tmp_path)) == "process 5 (apt-get install, left behind by an earlier gpunode)"
-    assert str(named("lock", 6, proc=tmp_path)) == "process 6 (apt-get install)"
+    assert (
+        str(make_holder("lock", 5, proc=tmp_path)) == "process 5 (apt-get install, left behind by an earlier gpunode)"
+    )
+    assert str(make_holder("lock", 6, proc=tmp_path)) == "process 6 (apt-get install)"
     assert "GPUNODE_STARTED" in UNATTENDED, "what gpunode starts carries the mark"
 
 
 @pytest.mark.usefixtures("allow_subprocess")
 def test_a_lock_that_is_a_fifo_keeps_nobody_waiting_for_its_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
-    assert holder(tmp_path / "lock") is None
+    assert find_holder(tmp_path / "lock") is None
 
 
 def test_a_script_is_found_by_itself_and_behind_its_interpreter_and_waited_for(tmp_path: Path) -> None:
@@ -50,9 +59,12 @@ def test_a_script_is_found_by_itself_and_behind_its_interpreter_and_waited_for(t
 
     process(7, "vi", "-R", "/usr/sbin/update-initramfs")
     (tmp_path / "8").mkdir()  # it has ended meanwhile
-    assert runner_of("update-initramfs", proc=tmp_path) is None
+    assert find_script_process("update-initramfs", proc=tmp_path) is None
     script = process(9, "/bin/sh", "/usr/sbin/update-initramfs", "-u")
-    assert str(runner_of("update-initramfs", proc=tmp_path)) == "process 9 (/bin/sh /usr/sbin/update-initramfs -u)"
+    assert (
+        str(find_script_process("update-initramfs", proc=tmp_path))
+        == "process 9 (/bin/sh /usr/sbin/update-initramfs -u)"
+    )
 
     waits: list[Progress] = []
     wait_until_ended("update-initramfs", 60, waits.append, proc=tmp_path, sleep=lambda _seconds: script.unlink())
