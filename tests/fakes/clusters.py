@@ -60,7 +60,7 @@ class User:
         monkeypatch.setattr("time.sleep", self._skip)
         monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + self.skipped_s)
         # A bug in gpunode is to fail the test with its own traceback.
-        monkeypatch.setattr(boundary, "_bug", _reraise)
+        monkeypatch.setattr(boundary, "_report_bug", _reraise)
 
     def _skip(self, seconds: float) -> None:
         """Let no time pass where gpunode waits."""

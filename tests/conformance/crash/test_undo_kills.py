@@ -30,8 +30,8 @@ WITH_TOOLKIT: Final = Case(
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
     """A node with the toolkit and its runtime's configuration; processes that are forked from here meet no apt."""
-    monkeypatch.setattr(package_manager, "package_manager", FilePackages)
-    monkeypatch.setattr(chroot, "furnished", lambda _: nullcontext())
+    monkeypatch.setattr(package_manager, "make_package_manager", FilePackages)
+    monkeypatch.setattr(chroot, "prepare_root", lambda _: nullcontext())
     made = Lab(WITH_TOOLKIT, tmp_path)
     assert b"nvidia-container-toolkit" in made.wanted["var/lib/dpkg/status"][3]
     return made

@@ -61,7 +61,7 @@ def test_a_report_that_kills_its_process_costs_its_own_row_alone(
     def dying(name: str) -> object:
         return _killed(name) if name.endswith("killer.json") else read(name)
 
-    monkeypatch.setattr(reports, "read", dying)
+    monkeypatch.setattr(reports, "read_report", dying)
     answers = {row.report: row for row in fleet_rows(found, processes=1)}
     assert answers["killer.json"].status == "unreadable"
     assert "was killed" in answers["killer.json"].error
@@ -87,7 +87,7 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
         return read(name)
 
     read = reports.read_report
-    monkeypatch.setattr(reports, "read", large)
+    monkeypatch.setattr(reports, "read_report", large)
     monkeypatch.setattr(parallel_jobs, "_pool", noted)
     answers = {row.report: row for row in fleet_rows(found, processes=16)}
     assert given == [(4, 512 << 20), (1, 2 << 30)]
@@ -104,14 +104,14 @@ def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: p
         while True:
             pass
 
-    monkeypatch.setattr(reports, "read", endless)
+    monkeypatch.setattr(reports, "read_report", endless)
     monkeypatch.setattr(parallel_jobs, "_PROCESSOR_S", 0.05)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
 
 
 def test_a_bug_of_ours_is_told_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "read", _killed)
+    monkeypatch.setattr(reports, "read_report", _killed)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert row.error == "a bug in gpunode: ValueError: a bug"
 
