@@ -10,7 +10,7 @@ Status: TypeAlias = Literal["passed", "failed", "not run"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         detail: what was seen.

@@ -151,6 +151,6 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
 
 
 def takes_only_cdi(name: str) -> bool:
-    """Whether containers of the runtime ``name`` get GPUs as CDI devices alone; False of the name "none"."""
+    """Return whether containers of the runtime ``name`` get GPUs as CDI devices alone; False of the name "none"."""
     row = CONTAINER_RUNTIMES.get(name)
     return row is not None and row.cdi == "only"

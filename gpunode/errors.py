@@ -84,7 +84,7 @@ class RecipeError(UsageError):
 
 
 class LockFileError(RecipeError):
-    """As RecipeError, for a lock file: it is written by gpunode, so a damaged one is best written again."""
+    """An error in a lock file, like RecipeError: it is written by gpunode, so a damaged one is best written again."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
         from gpunode.command import gpunode
@@ -95,7 +95,7 @@ class LockFileError(RecipeError):
 
 
 class MigFileError(RecipeError):
-    """As RecipeError, for a configuration file of mig-parted."""
+    """An error in a configuration file of mig-parted, like RecipeError."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
         super().__init__(what, file=file, line=line, key=key, allowed=allowed)
@@ -211,7 +211,7 @@ def exit_codes() -> Iterator[tuple[int, str]]:
 
 
 def _kinds() -> list[type[GpunodeError]]:
-    """One class for each exit code, in order."""
+    """Return a class for each exit code, in order."""
     found: dict[int, type[GpunodeError]] = {}
     pending: list[type[GpunodeError]] = list(GpunodeError.__subclasses__())
     while pending:

@@ -1,4 +1,4 @@
-"""How gpunode came onto this machine.
+"""The way in which gpunode was installed on this machine.
 
 ``--version`` loads this, and gpunode.pyz does so before anything is unpacked: it imports only what Python has loaded.
 """
@@ -20,7 +20,7 @@ _INSTALLER = "INSTALLER"
 
 
 def how() -> tuple[str, str]:
-    """One of ``WORDS``, and the path of the zipapp, or of the folder that holds the package ``gpunode``."""
+    """Return one of ``WORDS``, and the path of the zipapp, or of the folder that holds the package ``gpunode``."""
     archive = getattr(sys.modules["__main__"], "GPUNODE_ZIPAPP", "")
     if archive:
         place = os.path.realpath(archive)

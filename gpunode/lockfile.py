@@ -113,7 +113,7 @@ def _key(name: str) -> str:
 
 
 def moved(before: VersionLock | None, after: VersionLock) -> tuple[Moved, ...]:
-    """What is different in ``after``, by package."""
+    """Return the differences in ``after``, by package."""
     old: Mapping[PackageId, str] = before.packages if before else {}
     packages = sorted({*old, *after.packages}, key=str)
     pairs = (Moved(str(package), old.get(package), after.packages.get(package)) for package in packages)

@@ -1,4 +1,4 @@
-"""What a package is known by, on the node, in changes, journals and locks. Pure."""
+"""The identity of a package, on the node, in changes, journals and locks. Pure."""
 
 from __future__ import annotations
 

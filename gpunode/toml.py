@@ -39,7 +39,7 @@ def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any
 
 
 def _levels(document: dict[str, Any]) -> int:
-    """How many tables and lists stand in each other."""
+    """Return how deeply tables and lists are nested."""
     count, level = 0, list[Any]([document])
     while level:
         count += 1

@@ -25,13 +25,13 @@ _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 
 def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
-    """Those of ``packages`` that belong to a driver."""
+    """Return those of ``packages`` that belong to a driver."""
     return frozenset(package for package in packages if is_drivers(package.name))
 
 
 @lru_cache(maxsize=1 << 14)
 def is_drivers(name: str) -> bool:
-    """Whether a package belongs to a driver, whoever packaged it.
+    """Return whether a package belongs to a driver, whoever packaged it.
 
     Never so: the CUDA and container toolkits, CUDA's compatibility libraries, DCGM, GPUDirect, nouveau's firmware and X
     driver, repository keys and pinning packages.

@@ -39,7 +39,7 @@ class Choice:
 
     @property
     def suffixed_names(self) -> bool:
-        """Whether Ubuntu's package names carry the branch."""
+        """True if Ubuntu's package names carry the branch."""
         branch = branches.find(self.branch)
         return branch is not None and branch.suffixed_names
 
@@ -82,7 +82,7 @@ def choose(models: Sequence[GpuModel], wish: Driver) -> Choice | Impossible:
 
 
 def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
-    """What no wish can change."""
+    """The limits that no recipe can change."""
     if not gpus:
         return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _HINT_GPU)
     old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= _LAST_NOT_OFFERED]
@@ -235,7 +235,7 @@ _AS_ASKED = "proprietary modules, as asked for"
 
 
 def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
-    """What the person should know before saying yes."""
+    """Return what the user should know before agreeing."""
     found = [
         f"{gpu.label} is on none of NVIDIA's lists known to gpunode: branch {branch.number} is a guess from its id"
         for gpu in gpus

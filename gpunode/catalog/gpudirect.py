@@ -1,4 +1,4 @@
-"""What GPUDirect RDMA, GPUDirect Storage (GDS) and GDRCopy need: kernel, driver modules, packages, kernel module."""
+"""Needs of GPUDirect RDMA, GPUDirect Storage (GDS) and GDRCopy: kernel, driver modules, packages, kernel module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_SOURCE: Final = Pattern(
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One way to reach GPU memory directly.
+    """A way to reach GPU memory directly.
 
     Attributes:
         asked: the line of the recipe that asks for it.
@@ -85,7 +85,7 @@ FEATURES: Final = (DMA_BUF, PEERMEM, GDS, GDRCOPY)
 
 
 def without_source(problem: str) -> str:
-    """What to do when apt says that no source has a package of a feature; empty when it says something else."""
+    """Return what to do when apt says that no source has a package of a feature; empty when it says something else."""
     missing = set(_NO_SOURCE.findall(problem))
     found = (feature for feature in FEATURES if missing.intersection(feature.packages))
     return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in found)

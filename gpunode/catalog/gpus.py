@@ -80,7 +80,7 @@ class GpuModel:
 
     @property
     def takes_open_modules(self) -> bool:
-        """Whether the open kernel modules drive it.
+        """True if the open kernel modules drive it.
 
         last_branch is asked first: NVIDIA's own list marks all Maxwell, Pascal and Volta parts ``kernelopen`` by
         mistake (supported-gpus.json 590.48.01), and would give them modules that do not drive them.
@@ -89,7 +89,7 @@ class GpuModel:
 
     @property
     def needs_open_modules(self) -> bool:
-        """Whether only the open kernel modules drive it."""
+        """True if only the open kernel modules drive it."""
         return self.takes_open_modules and self.open_modules == "required"
 
 
@@ -155,7 +155,7 @@ def by_chip(chip: str, name: str) -> GpuModel | None:
 
 
 def is_nvswitch(device_id: str) -> bool:
-    """Whether the PCI device id is that of an NVSwitch.
+    """Return whether the PCI device id is that of an NVSwitch.
 
     Raises:
         ValueError: ``device_id`` is not four hex digits.
@@ -191,7 +191,7 @@ _PROFILE = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
 
 
 def is_vgpu_profile(name: str) -> bool:
-    """Whether a GPU of this name is a share of one, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
+    """Return whether a GPU of this name is a share of one, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
     found = _PROFILE.search(name, name.rfind("-")) if "-" in name else None
     if found is None or found.end() != len(name):
         return False

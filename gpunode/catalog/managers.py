@@ -32,7 +32,7 @@ class Manager:
 
 
 def manager_of(content: bytes) -> Manager | None:
-    """Who says in a comment at the top of ``content`` that it writes the file; None when nobody does."""
+    """Return the tool that claims the file in a comment at the top of ``content``; None if none does."""
     lines = content[:_BYTES].decode("utf-8", "replace").split("\n")[:_LINES]
     comments = [(number, line.lower()) for number, line in enumerate(lines, 1) if _COMMENT.match(line)]
     if any(_OWN in line for _, line in comments):

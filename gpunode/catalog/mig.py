@@ -23,7 +23,7 @@ _WITH_NEW_GPUS: Final = frozenset({"Hopper", "Blackwell", "Rubin"})
 
 @cache
 def profiles(device_id: str) -> Mapping[str, int]:
-    """How many instances of each MIG profile fit on the GPU, by profile; empty where none is known for it.
+    """Return how many instances of each MIG profile fit on the GPU, by profile; empty where none is known for it.
 
     Args:
         device_id: PCI device id, four lower-case hex digits.
@@ -77,7 +77,7 @@ def slices(profile: str) -> int:
 
 
 def placed(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
-    """Where the ``wanted`` instances, counts by profile, go: profile, first memory slice, number of memory slices.
+    """Place the ``wanted`` instances, counts by profile: return profile, first memory slice and number of slices.
 
     The largest first, each as far left as the others allow; None where they do not fit, by number or by place.
 
@@ -131,7 +131,7 @@ def names(device_id: str) -> Iterator[str]:
 
 
 def counts(device_id: str, layout: str) -> Mapping[str, int] | None:
-    """How many instances of each profile the GPU has in the layout of that name; None for a name that tells nothing.
+    """Return the instances of each profile in the layout of that name; None for a name that tells nothing.
 
     Raises:
         KeyError: the GPU does not have the profile that the name says.

@@ -160,7 +160,7 @@ def dearmor(data: bytes) -> bytes:
 
 
 def _is_armored(data: bytes) -> bool:
-    """Whether it is text: the first byte of every packet has its high bit set."""
+    """Return whether it is text: the first byte of every packet has its high bit set."""
     return not data or data[0] < 0x80
 
 
@@ -220,7 +220,7 @@ def _packets(data: bytes) -> Iterator[_Packet]:
 
 
 def _new_length(data: bytes, position: int) -> tuple[int, int]:
-    """Where the body starts, and its length (RFC 9580 §4.2.1)."""
+    """Return where the body starts, and its length (RFC 9580 §4.2.1)."""
     first = _number(data, position + 1, 1)
     if first < 192:
         return position + 2, first
@@ -232,7 +232,7 @@ def _new_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _old_length(data: bytes, position: int) -> tuple[int, int]:
-    """Where the body starts, and its length (RFC 9580 §4.2.2)."""
+    """Return where the body starts, and its length (RFC 9580 §4.2.2)."""
     size = {0: 1, 1: 2, 2: 4}.get(data[position] & 3)
     if size is None:
         raise ValueError(f"the packet at byte {position} has no stated length")

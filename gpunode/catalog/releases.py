@@ -14,7 +14,7 @@ _TABLE = "releases.csv"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release; of a derivative, the release whose packages and repository it uses.
+    """A release; of a derivative, the release whose packages and repository it uses.
 
     Attributes:
         distribution: the ID of os-release(5).

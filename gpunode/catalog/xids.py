@@ -53,7 +53,7 @@ class Xid:
 
     @property
     def advice(self) -> str:
-        """What NVIDIA's catalog says to do, in words; empty where it says nothing, or to ignore it."""
+        """Return what NVIDIA's catalog says to do, in words; empty where it says nothing, or to ignore it."""
         steps = (word for word in (self.action, self.follow_up) if word and word != "ignore")
         return ", then ".join(dict.fromkeys(_IN_WORDS.get(word, word.replace("-", " ")) for word in steps))
 
@@ -80,7 +80,7 @@ _IN_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """What one NVLink 5 error means.
+    """The meaning of an NVLink 5 error.
 
     Attributes:
         units: the names under which messages have the unit.
@@ -104,7 +104,7 @@ def lookup(code: int) -> Xid | None:
 
 
 def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None:
-    """What an NVLink 5 error says: the worst of what its status bits stand for; None where the catalog has nothing.
+    """Return the worst meaning of an NVLink 5 error's status bits; None if the catalog has none.
 
     Args:
         code: 144 to 150.

@@ -1,4 +1,4 @@
-"""One word for the action of a change, shared by screens and JSON. Pure."""
+"""The word for the action of a change, shared by screens and JSON. Pure."""
 
 from __future__ import annotations
 

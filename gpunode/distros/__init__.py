@@ -1,4 +1,4 @@
-"""What differs between distributions: names of packages and addresses of repositories. Pure."""
+"""Differences between distributions: names of packages and addresses of repositories. Pure."""
 
 from __future__ import annotations
 

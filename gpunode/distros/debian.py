@@ -29,7 +29,7 @@ def dkms_package(choice: Choice) -> str:
 
 
 def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
-    """What apt is asked for; in the scope ``full`` NVIDIA's meta package, which from 615 on is never cuda-drivers."""
+    """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
     modules = (dkms_package(choice), "nvidia-persistenced")
     if scope == "full":
         return (_meta_package(choice), *modules)

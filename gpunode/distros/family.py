@@ -1,4 +1,4 @@
-"""What a distribution family answers, and what all that use apt have in common."""
+"""Answers of a distribution family, and those that all families with apt share."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def dkms_package(choice: Choice) -> str:
 
 
 def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
-    """What apt is asked for; in the scope ``full`` NVIDIA's meta package, which from 615 on is never cuda-drivers."""
+    """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
     modules = (dkms_package(choice), _persistenced(choice))
     if scope == "full":
         return (_named("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
@@ -80,7 +80,7 @@ def _flavour(kernel: str) -> str:
 
 
 def _follows(meta: str, flavour: str) -> bool:
-    """Whether the meta package ``linux-image-<meta>`` brings kernels of this flavour."""
+    """Return whether the meta package ``linux-image-<meta>`` brings kernels of this flavour."""
     for stem in (flavour, "virtual") if flavour == "generic" else (flavour,):
         rest = meta.removeprefix(stem)
         if stem and rest != meta and _SERIES.fullmatch(rest):

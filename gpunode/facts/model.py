@@ -193,7 +193,7 @@ EMBEDDED: Final = "(embedded key)"
 
 @dataclass(frozen=True, slots=True)
 class PackageSource:
-    """One archive of one entry in the package repository lists.
+    """An archive of an entry in the package repository lists.
 
     Attributes:
         line: its line in ``file``, from 1.

@@ -1,4 +1,4 @@
-"""How each node offers its GPUs: named configurations of the device plugin, from a recipe and the nodes.
+"""The way in which each node offers its GPUs: named configurations of the device plugin, from a recipe and the nodes.
 
 The configuration file (``version: v1``) is the device plugin's and GPU Feature Discovery's: NVIDIA/k8s-device-plugin
 0.20.0, api/config/v1.

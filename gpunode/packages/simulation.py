@@ -1,4 +1,4 @@
-"""What a package manager says that it would do, and whether that is what was planned."""
+"""Simulation of a transaction by the package manager, compared with the plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANY_PROVIDER: Final = KnownAfter("", "dependency", auto=True)
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One package that a simulated transaction would install, upgrade or remove.
+    """A package that a simulated transaction would install, upgrade or remove.
 
     Attributes:
         version: after the transaction; empty for a removal.
@@ -51,27 +51,27 @@ class Simulation:
 
 
 def is_removal(change: PackageChange) -> bool:
-    """Whether the package goes, with its configuration files or without."""
+    """Return whether the package goes, with its configuration files or without."""
     return change.after is None or leaves_config_files(change)
 
 
 def is_install(change: PackageChange) -> bool:
-    """Whether the package is there afterwards."""
+    """Return whether the package is there afterwards."""
     return not is_removal(change)
 
 
 def leaves_config_files(change: PackageChange) -> bool:
-    """Whether the package goes and its configuration files stay."""
+    """Return whether the package goes and its configuration files stay."""
     return isinstance(change.after, PackageState) and change.after.config_files_only
 
 
 def was_installed(change: PackageChange) -> bool:
-    """Whether the package is there before."""
+    """Return whether the package is there before."""
     return change.before is not None and not change.before.config_files_only
 
 
 def lowers(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
-    """Whether an installed package goes back to an older version, in the order of ``is_older``."""
+    """Return whether an installed package goes back to an older version, in the order of ``is_older``."""
     if change.before is None or not was_installed(change):
         return False
     match change.after:

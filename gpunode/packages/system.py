@@ -1,4 +1,4 @@
-"""What a package system is to the rest of gpunode: one row, of which all steps and workflows read."""
+"""The interface of a package system to the rest of gpunode: one row, of which all steps and workflows read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpunode.package_id import PackageId
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """What the package database and its configuration say.
+    """The facts of the package database and its configuration.
 
     Attributes:
         architecture: in Debian's words (``amd64``).
@@ -68,7 +68,7 @@ class Archive:
 
 
 class Database(Protocol):
-    """What a package database says beyond ``Facts``, for changes that depend on every file."""
+    """The answers of a package database beyond ``Facts``, for changes that depend on every file."""
 
     def packages(self) -> Mapping[PackageId, PackageState]:
         """The packages that there are. Raises ValueError where that cannot be told."""
@@ -91,7 +91,7 @@ class Database(Protocol):
         ...
 
     def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+        """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
         Those ``changing`` their version are there afterwards.
         """
@@ -100,7 +100,7 @@ class Database(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSystem:
-    """One way to install packages; all that depends on which one it is stands in its row.
+    """A way to install packages; all that depends on the package system is in its row.
 
     Attributes:
         id: as ``Facts`` name it.

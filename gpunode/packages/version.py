@@ -1,4 +1,4 @@
-"""What package versions of all systems have in common: ``[epoch:]version-release``."""
+"""Package versions as all systems write them: ``[epoch:]version-release``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def without_epoch(version: str) -> str:
 
 
 def has_prefix(version: str, prefix: str) -> bool:
-    """Whether ``version``, its epoch left out, starts with ``prefix``."""
+    """Return whether ``version``, its epoch left out, starts with ``prefix``."""
     return without_epoch(version).startswith(prefix)
 
 

@@ -22,7 +22,7 @@ LIMIT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Says:
-    """What a key means and, where its type does not tell, what it may hold.
+    """The meaning of a key and, where its type does not tell, its allowed values.
 
     Attributes:
         pattern: what the whole text must match; empty when any text will do.
@@ -90,7 +90,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Repositories:
-    """Where the packages come from; empty means NVIDIA's own address."""
+    """The origin of the packages; empty means NVIDIA's own address."""
 
     cuda: Annotated[
         str,
@@ -181,7 +181,7 @@ class GpuDirect:
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """How MIG divides the GPUs of this node, whatever stack offers them."""
+    """The MIG layout of this node's GPUs, whatever stack offers them."""
 
     layout: Annotated[
         str,
@@ -214,7 +214,7 @@ class Mps:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """What the machine must have; what is left out is not checked."""
+    """The expected hardware; keys that are left out are not checked."""
 
     gpus: Annotated[int | None, Says("how many GPUs")] = None
     model: Annotated[str, Says("what every GPU's name contains (H100)")] = ""

@@ -60,7 +60,7 @@ def children(section: str) -> Iterator[tuple[str, str, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key that a recipe may hold.
+    """A key that a recipe may hold.
 
     Attributes:
         section: its table; empty at the top.
@@ -83,7 +83,7 @@ class Key:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """What it may hold, in words."""
+        """The allowed values, in words."""
         if self.choices or self.says.allowed:
             return self.choices or self.says.allowed
         if bool in self.types:

@@ -49,7 +49,7 @@ def _chart_version(name: str) -> Says:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the pods on a node share its GPUs."""
+    """Sharing of a node's GPUs among its pods."""
 
     mode: Annotated[
         SharingMode, Says("how several pods share a GPU; time-slicing isolates nothing, mps limits each pod's memory")
@@ -60,7 +60,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """How MIG instances are offered."""
+    """The resource names of MIG instances."""
 
     strategy: Annotated[
         MigStrategy,
@@ -89,7 +89,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What runs beside the device plugin."""
+    """The components beside the device plugin."""
 
     gfd: Annotated[bool, Says("whether GPU Feature Discovery and Node Feature Discovery label nodes by their GPUs")] = (
         False
@@ -110,7 +110,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class ArgoCd:
-    """Where Argo CD runs the Applications of ``k8s render --form argocd``."""
+    """The place in which Argo CD runs the Applications of ``k8s render --form argocd``."""
 
     project: Annotated[
         str, Says("project of the Applications", _SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
@@ -152,7 +152,7 @@ class ArgoCd:
 
 @dataclass(frozen=True, slots=True)
 class Flux:
-    """Where Flux finds the folder of ``k8s render --form flux``."""
+    """The place in which Flux finds the folder of ``k8s render --form flux``."""
 
     namespace: Annotated[
         str, Says("namespace of Flux and its GitRepository", _LABEL, ("lower-case letters, digits and -",))
@@ -185,7 +185,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class NamedConfig:
-    """What the nodes with certain GPUs get instead of ``[kubernetes.sharing]`` and ``[kubernetes.mig]``."""
+    """The settings that nodes with certain GPUs get instead of ``[kubernetes.sharing]`` and ``[kubernetes.mig]``."""
 
     gpus: Annotated[str, Says("what the name of the nodes' GPUs contains (A100)")] = ""
     mode: Annotated[SharingMode, Says("as in [kubernetes.sharing]")] = "none"
@@ -197,13 +197,13 @@ class NamedConfig:
     ] = ""
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Whether it is for a node with GPUs of these names: each contains what the recipe says."""
+        """Return whether it is for a node with GPUs of these names: each contains what the recipe says."""
         return all(self.gpus.lower() in name.lower() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """What a cluster offers of the node's GPUs."""
+    """The settings of the Kubernetes layer."""
 
     stack: Annotated[Stack, Says("what offers the GPUs to pods; none leaves the cluster alone")] = "none"
     namespace: Annotated[

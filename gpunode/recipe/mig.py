@@ -26,7 +26,7 @@ _DEVICE_WORDS: Final = ("PCI ids such as 0x233010DE, or with the board's as in 0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one entry of a configuration says of the GPUs that it is for.
+    """An entry of a configuration for certain GPUs.
 
     Attributes:
         models: device ids, each with the board's subsystem ids, device and vendor, or None for any; empty for all GPUs.
@@ -39,7 +39,7 @@ class Part:
     instances: Mapping[str, int] | None
 
     def fits(self, index: int, device: str, subsystem: tuple[str, str] | None) -> bool:
-        """Whether it is for this GPU; ``subsystem`` is vendor and device of the board."""
+        """Return whether it is for this GPU; ``subsystem`` is vendor and device of the board."""
         board = subsystem and (subsystem[1], subsystem[0])
         is_model = any(one == device and wanted in {None, board} for one, wanted in self.models)
         return (is_model or not self.models) and (self.indices is None or index in self.indices)

@@ -36,7 +36,7 @@ _MOST_MISTAKES = 20
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One file of a recipe: its text, for the place of an error, and the values that it sets, by key path."""
+    """A file of a recipe: its text, for the place of an error, and the values that it sets, by key path."""
 
     file: str
     text: str
@@ -108,7 +108,7 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
 
 
 def base_of(extends: str, file: str) -> str:
-    """What ``load`` is asked for when ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
+    """Return what ``load`` gets when ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
     if "/" not in extends and not extends.endswith(".toml"):
         return extends
     parts: list[str] = []
@@ -134,7 +134,7 @@ def _layer(text: str, file: str) -> _Layer:
 
 
 def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError) -> Mapping[str, Any]:
-    """What ``text``, the content of ``file``, says as TOML.
+    """Parse ``text``, the content of ``file``, as TOML.
 
     Raises:
         RecipeError: it is not TOML; it is of ``error_kind`` and names the line.
@@ -224,7 +224,7 @@ def _checked_table(raw: _Layer, key: Key, place: tuple[str, ...], value: dict[st
 
 
 def _is(value: object, types: tuple[type[Any], ...]) -> bool:
-    """Whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
+    """Return whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
     return type(value) in types
 
 
@@ -347,7 +347,7 @@ def _path(toml: str) -> tuple[str, ...]:
 
 
 def _outside_strings(text: str, line: int) -> bool:
-    """Whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
+    """Return whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
     from gpunode.toml import loads
 
     try:

@@ -42,7 +42,7 @@ __all__ = [
 
 
 class _Rules(Protocol):
-    """What a runtime's module ``gpunode/runtimes/<id>.py`` has for its row."""
+    """The functions of a runtime's module ``gpunode/runtimes/<id>.py`` for its row."""
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]: ...
     def located(self, row: Runtime, files: Files, desired: DesiredConfig) -> Runtime: ...

@@ -82,7 +82,7 @@ def _named(files: Files, desired: DesiredConfig) -> containerd_unit.Named | None
 
 
 def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """What the files say, merged as containerd merges them; missing or empty ones say nothing.
+    """Return what the files say, merged as containerd merges them; missing or empty ones say nothing.
 
     Raises:
         Refused: one is not TOML, or not shaped as containerd's configuration.
@@ -92,7 +92,7 @@ def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedC
 
 
 def dump(data: bytes) -> ObservedConfig:
-    """What ``containerd config dump`` printed: the configuration as the daemon itself reads it.
+    """Parse what ``containerd config dump`` printed: the configuration as the daemon itself reads it.
 
     Raises:
         Refused: it is not what that command prints.
@@ -137,7 +137,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 
 
 def _check_own(named: containerd_unit.Named) -> None:
-    """Nothing, unless the configuration is its vendor's: the next update would bring the former one back.
+    """Refuse a configuration that is its vendor's: the next update would bring the former one back.
 
     Raises:
         Refused: it is.

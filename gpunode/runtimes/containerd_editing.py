@@ -90,7 +90,7 @@ class Editing:
         return {path: self._edited(present, document), self.root.path: self._importing(path)}
 
     def _drop_in_path(self) -> str:
-        """Where asked; else in a folder that is imported already, the usual one before others."""
+        """Return the requested drop-in; else one in a folder that is imported already, the usual one before others."""
         if self.desired.drop_in or self.desired.mode != "auto":
             return self.desired.drop_in or DROP_IN
         name = posixpath.basename(DROP_IN)
@@ -192,7 +192,7 @@ def _differing(table: Document, base: Document) -> Document:
 
 
 def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str]) -> Mapping[str, bytes]:
-    """What stands in for imported files in a trial, by their paths: those that changed, and none with imports.
+    """Return the stand-ins for imported files in a trial, by their paths: those that changed, and none with imports.
 
     The root's stand-in imports all of them itself; else a file that names another would bring the present one.
 

@@ -48,7 +48,7 @@ DUMP = "the output of `containerd config dump`"
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile(TomlFile):
-    """One file of the configuration.
+    """A file of the configuration.
 
     Attributes:
         schema: 2 for a file without keys, 1 for one without ``version``, as containerd itself counts.
@@ -62,7 +62,7 @@ class ConfigFile(TomlFile):
 
     @property
     def cri(self) -> Path:
-        """Where this file has the CRI plugin's table."""
+        """The path of the CRI plugin's table in this file."""
         return ("plugins", CRI_PLUGINS.get(self.read_as, CRI_PLUGINS[3]))
 
     @property
@@ -72,7 +72,7 @@ class ConfigFile(TomlFile):
 
     @property
     def has_plugin(self) -> bool:
-        """Whether the file says anything of the CRI plugin."""
+        """True if the file says anything of the CRI plugin."""
         return bool(self.plugin)
 
     @property
@@ -169,7 +169,7 @@ def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes 
 
 
 def is_pattern(place: str) -> bool:
-    """Whether an import names more than one file; containerd looks for a ``*`` alone."""
+    """Return whether an import names more than one file; containerd looks for a ``*`` alone."""
     return "*" in place
 
 
@@ -193,7 +193,7 @@ def load(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
 
 
 def _unasked(file: ConfigFile, root: str, desired: DesiredConfig) -> list[str]:
-    """What containerd imports where its root file says nothing of imports; written out, it means the same."""
+    """Return what containerd imports if its root file says nothing of imports; written out, it means the same."""
     is_silent = file.path == root and "imports" not in file.document
     return [_CONF_D] if is_silent and desired.version is not None and desired.version >= _READS_CONF_D else []
 
@@ -219,7 +219,7 @@ def _is_match(names: Sequence[str], parts: Sequence[str]) -> bool:
 
 @cache
 def _component(pattern: str) -> re.Pattern[str]:
-    """One component of a pattern as Go's filepath.Match has it: ``[^a]``, backslashes, hidden files like others."""
+    """Match a component of a pattern as Go's filepath.Match has it: ``[^a]``, backslashes, hidden files like others."""
     found = ""
     for token in re.finditer(r"\\(.)|(\[\^?(?:\\.|[^\]\\])+\])|(.)", pattern, re.DOTALL):
         escaped, characters, other = token.groups()
@@ -259,7 +259,7 @@ def effective(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
 
 
 def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
-    """Those of the files whose CRI table containerd takes, in its order."""
+    """Return those of the files whose CRI table containerd takes, in its order."""
     return tuple(file for file in loaded if file.has_plugin and file.cri == loaded[0].cri)
 
 
@@ -275,7 +275,7 @@ def overruling(plugin: Document, desired: DesiredConfig) -> Document:
 
 
 def merges(schema: int, desired: DesiredConfig) -> bool:
-    """Whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
+    """Return whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
     return schema > 3 or (schema > 1 and desired.version is not None and desired.version >= MERGES)
 
 
@@ -285,7 +285,7 @@ def first_merging(schema: int) -> tuple[int, ...]:
 
 
 def is_drop_in(root: ConfigFile, desired: DesiredConfig) -> bool:
-    """Whether the handler goes into a drop-in."""
+    """Return whether the handler goes into a drop-in."""
     return desired.mode == "drop-in" or (desired.mode == "auto" and merges(root.schema, desired))
 
 

@@ -1,4 +1,4 @@
-"""What the user should know of containerd's files as they will be. Pure."""
+"""Notes for the user about containerd's files as they will be. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: De
 
 
 def _alone(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
-    """That one file's CRI table takes the place of the others', and they say otherwise."""
+    """Note that one file's CRI table replaces those of the others, which say otherwise."""
     *others, last = counting(loaded) or (loaded[0],)
     if merges(loaded[0].schema, desired):
         return
@@ -78,7 +78,7 @@ def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -
 
 
 def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """What becomes of the nameless default runtime, where another one is asked for as the default."""
+    """Note what becomes of the nameless default runtime if another one is asked for as the default."""
     former = overruling(effective(loaded, desired), desired)
     if not former or not desired.default:
         return

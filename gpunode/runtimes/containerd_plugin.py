@@ -32,7 +32,7 @@ _GENERIC: Document = {
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a CRI table is read beside.
+    """The context in which a CRI table is read.
 
     Attributes:
         inherited: the table whose default runtime the entry is copied from, and whose runtimes count beside its own.
@@ -104,7 +104,7 @@ def why_runc(schema: int, desired: DesiredConfig) -> str:
 
 
 def follows_blindly(desired: DesiredConfig) -> bool:
-    """Whether nvidia-ctk is followed also where containerd makes nothing of it: as asked, by who knows no daemon."""
+    """Return whether to follow nvidia-ctk where containerd makes nothing of it: no daemon is known."""
     return desired.exact and desired.mode != "auto" and desired.version is None
 
 
@@ -147,7 +147,7 @@ def _plain(source: Document) -> Document:
 
 
 def is_of_runc(entry: Document) -> bool:
-    """Whether runc's shim runs it, as it does an entry without a type, and what a variable of microk8s' stands for."""
+    """Return whether runc's shim runs it: also an entry without a type, and a variable of microk8s'."""
     return str(entry.get("runtime_type") or GENERIC_TYPE).startswith((*_OF_RUNC, "${"))
 
 

@@ -140,7 +140,7 @@ def _keep_sound(after: dict[str, bytes | None], desired: DesiredConfig, notes: l
 
 
 def _is_unsound(contents: Mapping[str, bytes | None], desired: DesiredConfig) -> bool:
-    """Whether it was so before gpunode that the CRI plugin had no default runtime: then that comes back, too."""
+    """Return whether it was so before gpunode that the CRI plugin had no default runtime: then that comes back, too."""
     files = [read(content, path, desired) for path, content in contents.items() if content is not None]
     return any(_is_orphan(file, desired) for file in files) or _lacks_runc(contents, desired)
 

@@ -58,7 +58,7 @@ def in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """What CRI-O reads in all of its files together; its support for CDI is always on.
+    """Return what CRI-O reads in all of its files together; its support for CDI is always on.
 
     Raises:
         Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
@@ -91,7 +91,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 
 
 def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """What ``configure`` added is gone: byte for byte where a file is still as it was left, else key by key.
+    """Remove what ``configure`` added: byte for byte where a file is still as it was left, else key by key.
 
     Raises:
         Refused: a file cannot be read or edited.
@@ -170,7 +170,7 @@ def _rank(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
 
 
 def _read(files: Files, desired: DesiredConfig) -> list[_File]:
-    """What CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
+    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
     return [_file(path, files[path]) for path in in_order(files, desired)]
 
 
@@ -329,7 +329,7 @@ def _edit(file: _File, before: bytes | None, wanted: Document) -> bytes | None:
 
 
 def _says_anything(document: Document) -> bool:
-    """Whether there is anything beside empty tables."""
+    """Return whether there is anything beside empty tables."""
     return any(_says_anything(value) if isinstance(value, dict) else True for value in document.values())
 
 

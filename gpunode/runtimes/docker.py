@@ -123,7 +123,7 @@ def without_empty(
 
 
 def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool:
-    """Whether SIGHUP brings all of ``after`` into a dockerd that runs with ``before``.
+    """Return whether SIGHUP brings all of ``after`` into a dockerd that runs with ``before``.
 
     It looks at CDI at its start alone, and of a default that the file no longer names it keeps what it had.
 
@@ -137,7 +137,7 @@ def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool
 
 
 def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
-    """Whether containers outlive a restart of dockerd (``live-restore``)."""
+    """Return whether containers outlive a restart of dockerd (``live-restore``)."""
     node = node_of(files, desired)
     said = document_of(files.get(node.config), node.config).get("live-restore")
     return said is True or (said is None and node.flags.live_restore is True)
@@ -181,7 +181,7 @@ def object_at(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def binary_of(entry: Any) -> str:
-    """What a runtime runs; empty for a shim without a path, and for what nvidia-ctk replaces because it is none."""
+    """Return the program of a runtime; empty for a shim without a path, and for what nvidia-ctk replaces."""
     # Go takes a field's name in any case, and of several the last.
     named = [value for key, value in entry.items() if key.lower() == "path"] if isinstance(entry, dict) else []
     return named[-1] if named and type(named[-1]) is str else ""

@@ -177,7 +177,7 @@ def _installed(files: Files, desired: DesiredConfig) -> Kind:
 
 
 def _has_engine(files: Files) -> bool:
-    """Whether systemd would start one; it does not start what is masked."""
+    """Return whether systemd would start one; it does not start what is masked."""
     return units.find_start_command(files, ENGINE.unit) is not None
 
 

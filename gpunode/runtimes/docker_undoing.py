@@ -55,7 +55,7 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
 
 
 def _without_file(result: ConfigEdit) -> ConfigEdit:
-    """As ``result``; a file that gpunode made goes when nothing is left in it."""
+    """Return the result; a file that gpunode made goes when nothing is left in it."""
     for edit in result.edits:
         if edit.after is not None and not document_of(edit.after, edit.path):
             return ConfigEdit((Edit(edit.path, edit.before, None),), result.how, result.notes)
@@ -63,7 +63,7 @@ def _without_file(result: ConfigEdit) -> ConfigEdit:
 
 
 def _is_about(on_record: RecordedEdit, desired: DesiredConfig, path: str) -> bool:
-    """Whether no other handler than the desired one would go with it; an empty one stands for all of them."""
+    """Return whether no other handler than the desired one would go with it; an empty one stands for all of them."""
     made = _made(document_of(on_record.before, path), document_of(on_record.after, path))
     return not desired.handler or desired.handler not in made or made == [desired.handler]
 
@@ -101,7 +101,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Undoing:
-    """What gpunode changed, taken out of the file as others have left it since.
+    """The removal of gpunode's changes from the file as others have left it since.
 
     Attributes:
         before: the document before gpunode, whose text is ``former_text``.
@@ -132,7 +132,7 @@ class _Undoing:
         )
 
     def steps(self) -> list[_Step]:
-        """What is to be done, the entries first."""
+        """Yield the changes to make, the entries first."""
         entries = [step for name in self.names for step in self._entry(name)]
         gone = {step.change[0][1] for step in entries if step.change and step.change[1] is DROPPED}
         return [*entries, *self._default(gone), *self._cdi()]

@@ -55,7 +55,7 @@ _REJECTED = ("unable to configure the Docker daemon with file", "Error reconfigu
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What dockerd's log tells of a reload.
+    """The outcome of a reload in dockerd's log.
 
     Attributes:
         rejection: its own line when it goes on with its former configuration; empty when it does not say so.
@@ -106,14 +106,14 @@ class Flags:
 
     @property
     def cdi(self) -> bool | None:
-        """Whether CDI is switched on; None where no flag says."""
+        """True if CDI is switched on; None where no flag says."""
         pairs = (value.partition("=") for value in self.given.get("feature", ()))
         said = [(value or "true") for name, _, value in pairs if name == "cdi"]
         return said[-1].lower() in _TRUE if said else None
 
     @property
     def live_restore(self) -> bool | None:
-        """Whether containers outlive the daemon; None where no flag says."""
+        """True if containers outlive the daemon; None where no flag says."""
         said = self.last("live-restore")
         return None if said is None else said.lower() in _TRUE
 

@@ -100,7 +100,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredC
 
 
 def one_by_looking(look: Callable[[Probe], Capture], path: str) -> States:
-    """As ``by_looking``, the file at ``path`` alone."""
+    """Read as ``by_looking`` does, the file at ``path`` alone."""
     capture = look(Probe(f"file:{path}", path=path, limit_bytes=_LIMIT_BYTES))
     if capture.outcome == "absent":
         return {}

@@ -171,12 +171,12 @@ def installation(id: str) -> Installation:  # noqa: A002 - the rows' own word
 
 
 def socket_of(unit: str) -> str:
-    """Where the containerd answers that ``unit`` starts; empty for other units."""
+    """Return the socket of the containerd that ``unit`` starts; empty for other units."""
     return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
 
 
 def chosen(row: Runtime, facts: Facts) -> Chosen:
-    """What to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
+    """Return what to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
 
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
@@ -187,7 +187,7 @@ def chosen(row: Runtime, facts: Facts) -> Chosen:
 
 
 def has_products(row: Runtime) -> bool:
-    """Whether products bring this runtime, each with rules of its own."""
+    """Return whether products bring this runtime, each with rules of its own."""
     return any(product.brings == row.id for product in INSTALLATIONS)
 
 

@@ -47,7 +47,7 @@ class Spelt(str):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where a member stands: the offset of its key, and its value's with the one behind its end."""
+    """The position of a member: the offset of its key, and its value's with the one behind its end."""
 
     start: int
     value: int
@@ -145,14 +145,14 @@ class _Scan:
         return self.at
 
     def takes(self, mark: str) -> bool:
-        """Whether ``mark`` comes next; then it has been read."""
+        """Return whether ``mark`` comes next; then it has been read."""
         end = self.at
         found = self.text.startswith(mark, self.skip())
         self.at = self.at + 1 if found else end
         return found
 
     def takes_comma(self) -> bool:
-        """As `takes`, of a comma after which something has to come."""
+        """Read a comma after which something has to come."""
         if not self.takes(","):
             return False
         behind = self.at

@@ -103,7 +103,7 @@ _BREAK = re.compile(r"\r\n|\n|\r")
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How the document is written.
+    """The layout of the document.
 
     Attributes:
         unit: one step of indentation; None when the document stands on one line.

@@ -26,7 +26,7 @@ _MARK: Final = "# k0s_managed=true"
 
 
 def is_managed(data: bytes | None) -> bool:
-    """Whether k0s makes the file: its first line says so, or it is not there; releases before 1.30 began it blank."""
+    """Return whether k0s makes the file: its first line says so (blank before 1.30), or it is not there."""
     lines = (data or b"").decode("utf-8", "replace").lstrip("\r\n").splitlines()
     return data is None or lines[:1] == [_MARK]
 
@@ -37,7 +37,7 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """What containerd reads once k0s has noticed the drop-ins."""
+    """Return what containerd reads once k0s has noticed the drop-ins."""
     return containerd.inspect(_merged(files), _located(files, desired))
 
 

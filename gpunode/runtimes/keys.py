@@ -59,7 +59,7 @@ def taken_back(
 
 
 def _meant(was: Document, set_to: Document, found: Document, whole: Collection[Path] | None) -> Document | None:
-    """What ``found`` is to become; None where what gpunode set was changed since."""
+    """Return what ``found`` is to become; None if what gpunode set was changed since."""
     try:
         meant = _taken_back(was, set_to, found, (), whole, is_new=False)
     except _Changed:
@@ -80,7 +80,7 @@ def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple
 
 
 def about(former: RecordedEdit, handler: str, path: str, copied: Collection[str] = ()) -> RecordedEdit | None:
-    """What gpunode made of a file as far as it is about one handler; None where it is about others alone.
+    """Return gpunode's changes of a file that concern one handler; None where it is about others alone.
 
     A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them. It
     may be that of an unconfigure, which took the handler out.
@@ -110,7 +110,7 @@ def entries_changed(former: RecordedEdit, path: str) -> frozenset[str]:
 
 
 def took_out(former: RecordedEdit, handler: str, path: str) -> bool:
-    """Whether gpunode took the handler's entry out of the file."""
+    """Return whether gpunode took the handler's entry out of the file."""
     had, has = (handler in entries_changed(RecordedEdit(None, data), path) for data in (former.before, former.after))
     return had and not has
 
@@ -147,7 +147,7 @@ def _with_entry_of(before: Document, after: Document, handler: str) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class _Language:
-    """How a file's text is read and edited; ``edit`` is None where no way of writing it was found."""
+    """The reader and editor of a file's text; ``edit`` is None where no way of writing it was found."""
 
     parse: Callable[[str], Document]
     edit: Callable[[str, Document, Document], str | None]
@@ -215,7 +215,7 @@ _GONE = object()
 
 
 class _Changed(Exception):
-    """What gpunode set was changed since."""
+    """Raised where what gpunode set was changed since."""
 
 
 def _taken_back(
@@ -264,7 +264,7 @@ def _table_back(was: Any, set_to: Document, found: Any, here: Path, whole: Colle
 
 
 def _is_entry(table: Document) -> bool:
-    """Whether ``table`` is more than the way to others."""
+    """Return whether ``table`` is more than the way to others."""
     tables = [value for value in table.values() if isinstance(value, dict)]
     collections = [inner for inner in tables if inner and all(isinstance(value, dict) for value in inner.values())]
     return len(tables) < len(table) and not collections

@@ -64,7 +64,7 @@ class DesiredConfig:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One file of a runtime's configuration, before and after; None where it does not exist.
+    """A file of a runtime's configuration, before and after; None where it does not exist.
 
     Attributes:
         like: the file whose mode and owner a new one takes, since it may hold that one's secrets; empty for none.
@@ -95,7 +95,7 @@ class ConfigEdit:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEdit:
-    """What gpunode's recorded changes made of a file: it was ``before``, and they left it ``after``."""
+    """The effect of gpunode's recorded changes on a file: it was ``before``, and they left it ``after``."""
 
     before: bytes | None
     after: bytes | None
@@ -166,7 +166,7 @@ class Runtime(ContainerRuntime):
 
     @property
     def own_files(self) -> frozenset[str]:
-        """Those that say what it does; of the others that it reads some say how it is started."""
+        """The files that say what it does; of the others that it reads some say how it is started."""
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
 
 
@@ -223,7 +223,7 @@ def runs(binary: str | None, desired: DesiredConfig) -> bool:
 
 
 def satisfies(configured: ObservedConfig, desired: DesiredConfig) -> bool:
-    """Whether there is nothing to do; costs no more than ``inspect`` did."""
+    """Return whether there is nothing to do; costs no more than ``inspect`` did."""
     return (
         configured.handlers.get(desired.handler) == desired.binary
         and (not desired.default or configured.default == desired.handler)
@@ -234,7 +234,7 @@ def satisfies(configured: ObservedConfig, desired: DesiredConfig) -> bool:
 
 
 def _cri_is_sound(configured: ObservedConfig, desired: DesiredConfig) -> bool:
-    """Whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
+    """Return whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
     default = desired.handler if desired.default else configured.default or "runc"
     if not configured.cri_disabled and needs_runc(default, configured.handlers, configured.schema or 2, desired):
         return False
@@ -253,7 +253,7 @@ def is_under_systemd(default: str, cgroup: Mapping[str, bool]) -> bool:
 
 
 def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desired: DesiredConfig) -> bool:
-    """Whether a runc table is missing that the file must have.
+    """Return whether a runc table is missing that the file must have.
 
     containerd 1 takes the file's handlers instead of its built-in ones, so a file with no runc table leaves the default
     runtime undefined, and the CRI plugin does not load. containerd 2 merges the two, but its built-in runc is under
@@ -267,7 +267,7 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desire
 
 
 def keeps_built_in(schema: int, desired: DesiredConfig) -> bool:
-    """Whether containerd has its built-in handlers beside those of its files."""
+    """Return whether containerd has its built-in handlers beside those of its files."""
     return schema > 2 or (desired.version is not None and desired.version >= (2,))
 
 

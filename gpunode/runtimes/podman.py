@@ -50,13 +50,13 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """What podman's files say of handlers: nothing; its support for CDI is always on."""
+    """Return what podman's files say of handlers: nothing; its support for CDI is always on."""
     del files, desired
     return ObservedConfig(cdi=True)
 
 
 def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
-    """Where podman looks for CDI specifications; the last folder wins.
+    """Return the folders in which podman looks for CDI specifications; the last folder wins.
 
     Raises:
         Refused: a file of its configuration is not UTF-8.
@@ -83,7 +83,7 @@ def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
 
 
 def takes(version: Version | None, spec_version: str) -> bool:
-    """Whether podman reads specifications of that version of CDI, as far as it is known."""
+    """Return whether podman reads specifications of that version of CDI, as far as it is known."""
     numbers = tuple(int(part) for part in spec_version.split(".") if part.isdecimal())
     limit = next((most for before, most in _READS_UP_TO if version is not None and version < before), None)
     return limit is None or numbers[:2] <= limit

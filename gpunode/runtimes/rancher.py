@@ -50,7 +50,7 @@ class Rancher:
 
     @property
     def folder(self) -> str:
-        """Where it keeps containerd's configuration."""
+        """The folder of containerd's configuration."""
         return f"{self.data}/agent/etc/containerd"
 
     @property
@@ -73,7 +73,7 @@ class Rancher:
 
     @property
     def beside(self) -> frozenset[str]:
-        """What is written beside the generated file."""
+        """Yield the files to write beside the generated one."""
         return frozenset({self.settings, *(at(schema) for schema in (2, 3) for at in (self.template, self.drop_in))})
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:

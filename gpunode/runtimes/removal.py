@@ -25,7 +25,7 @@ Recorded = Mapping[str, Sequence[RecordedEdit]]
 
 
 def others_in(path: str, files: Files, recorded: Recorded) -> bytes | None:
-    """What others than gpunode have in the file; None where nobody can tell, or gpunode has no part in it."""
+    """Return what others than gpunode have in the file; None where nobody can tell, or gpunode has no part in it."""
     left = files.get(path) if path in recorded else None
     for former in recorded.get(path, ()):
         left = None if left is None else taken_back(former.before, former.after, left, path)
@@ -57,7 +57,7 @@ def removed(row: Runtime, desired: DesiredConfig, files: Files, recorded: Record
 
 
 def _by_record(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> Iterator[ConfigEdit]:
-    """What takes back the recorded edits, newest first: a file written between two of them goes back through both."""
+    """Return the edits that take back the recorded ones, newest first: one written in between goes through both."""
     handler = desired.handler
     copied = _from_before(row, desired, files, recorded) - {handler}
     others = _others(row, desired, files, recorded) - copied
@@ -90,7 +90,7 @@ def _from_before(row: Runtime, desired: DesiredConfig, files: Files, recorded: R
 def _concerned(
     former: Mapping[str, RecordedEdit], handler: str, others: Collection[str], copied: Collection[str]
 ) -> dict[str, RecordedEdit]:
-    """What is about ``handler``; what is about none, such as an import, only when no other needs it."""
+    """Return what is about ``handler``; what is about none, such as an import, only when no other needs it."""
     cut = ((path, about(each, handler, path, copied)) for path, each in former.items())
     return {path: one for path, one in cut if one is not None and (not others or entries_changed(one, path))}
 
@@ -104,7 +104,7 @@ def _dangling(row: Runtime, desired: DesiredConfig, before: Files, after: Files)
 
 
 def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
-    """Nothing, unless the handler is one that neither gpunode nor nvidia-ctk can have added.
+    """Refuse to remove a handler that neither gpunode nor nvidia-ctk can have added.
 
     Raises:
         Refused: it is, and nobody has on record that gpunode did.
@@ -121,7 +121,7 @@ def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
 
 
 def _joined(rounds: Iterable[ConfigEdit]) -> Iterator[Edit]:
-    """One edit for each path; a way that leads back to where it began is none."""
+    """Join the edits of each path; a way that leads back to where it began is none."""
     found: dict[str, Edit] = {}
     for edit in (edit for one in rounds for edit in one.edits):
         first = found.pop(edit.path, edit)

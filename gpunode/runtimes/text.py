@@ -32,7 +32,7 @@ def decode(data: bytes | None, path: str) -> str:
 
 
 def is_marked(data: bytes | None) -> bool:
-    """Whether a file begins with a byte order mark."""
+    """Return whether a file begins with a byte order mark."""
     return (data or b"").startswith(_BOM.encode())
 
 
@@ -42,7 +42,7 @@ def encode(text: str, former: bytes | None) -> bytes:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two documents, or parts of them, are equal in value and kind: 1 is not true, nor the text "1.0" a number.
+    """Return whether two documents or parts are equal in value and kind: 1 is not true, nor is "1.0" a number.
 
     Members may stand in another order. Dates are the same when they are written alike.
     """

@@ -59,7 +59,7 @@ def parsed(data: bytes | None, path: str, *, hint: str, also: str = "") -> tuple
 
 
 def at(document: Document, keys: Sequence[str]) -> Any:
-    """What stands at ``keys``; None when nothing does, or what is above it is no table."""
+    """Return the value at ``keys``; None when nothing does, or what is above it is no table."""
     node: Any = document
     for key in keys:
         node = node.get(key) if isinstance(node, dict) else None

@@ -116,7 +116,7 @@ def _is_comment(line: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the places where a table's keys stand: below a header, in dotted keys, or within braces.
+    """A place where a table's keys stand: below a header, in dotted keys, or within braces.
 
     A table that has no header of its own (``a`` of ``[a.b]``) is a part, too.
 

@@ -111,7 +111,7 @@ _SWITCH = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a key shall be set to; None takes it out."""
+    """The value to set a key to; None removes it."""
 
     key: Key
     value: Value | None
@@ -135,13 +135,13 @@ def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
 
 
 def _usual(key: Key) -> object:
-    """What the toolkit takes where the file does not say; None where that is nothing."""
+    """Return the toolkit's default for the key; None where that is nothing."""
     usual = key.default if key.default is not None else key.shown if isinstance(key.shown, bool) else None
     return list(usual) if isinstance(usual, tuple) else usual
 
 
 def settings(words: Iterable[str]) -> tuple[Setting, ...]:
-    """What the values of ``--set`` ask for, in their order.
+    """Parse the values of ``--set``, in their order.
 
     Raises:
         UsageError: a key is unknown, or a value is none that its key can have.
@@ -222,7 +222,7 @@ def _example(key: Key) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the usual values hang on.
+    """The system that the usual values depend on.
 
     Attributes:
         suse: whether the distribution is of SUSE's family, where device nodes are the group video's.

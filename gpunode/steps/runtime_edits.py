@@ -39,7 +39,7 @@ class RuntimeTarget:
 
     @property
     def is_usual(self) -> bool:
-        """Whether ``main`` is the file that the runtime reads by itself."""
+        """True if ``main`` is the file that the runtime reads by itself."""
         config = self.desired.config
         usual = replace(self.desired, config="")
         return not config or config == self.row.located(self.row, contents(self.present), usual).config
@@ -51,13 +51,13 @@ class RuntimeTarget:
 
     @property
     def unit(self) -> Unit | None:
-        """What runs it; None where nobody can tell."""
+        """The unit that runs it; None if unknown."""
         fact = self.facts.unit(self.row.unit)
         return fact.value if isinstance(fact, Known) else None
 
     @property
     def trigger(self) -> Trigger | None:
-        """What makes its daemon read all of its files again; None where nothing need, or no unit runs it.
+        """The trigger after which its daemon has read all of its files; None where nothing need, or no unit runs it.
 
         A reload does not bring docker's features: where ctk is asked for them, nobody knows whether it has read them.
         Somebody else's edit of them is no reason for setup to stop containers.

@@ -143,7 +143,7 @@ def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
 
 
 def limit_to_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...]]:
-    """What the kubelet of ``node`` may do of it, and what it may not, in a sentence each.
+    """Return what the kubelet of ``node`` may do of it, and what it may not, in a sentence each.
 
     Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
 

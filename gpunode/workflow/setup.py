@@ -175,7 +175,7 @@ def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) ->
 
 @dataclass(slots=True)
 class _SetupRun:
-    """One walk that applies its stages, and its results so far.
+    """A walk that applies the stages, and its results so far.
 
     Attributes:
         knows_losses: whether the plan has been compared with what archives have.

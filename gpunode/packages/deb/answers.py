@@ -1,4 +1,4 @@
-"""What apt says of packages that it cannot install, and of the archives that it has: its words in the C locale."""
+"""Answers of apt about packages that it cannot install, and about its archives, in the C locale."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
 
 
 def hint(refusal: str) -> str:
-    """What to do about a refusal that a fresh index did not help."""
+    """Return what to do about a refusal that a fresh index did not help."""
     return (
         _missing_headers(refusal)
         or _missing_version(refusal)
@@ -52,7 +52,7 @@ def hint(refusal: str) -> str:
 
 
 def _missing_headers(problem: str) -> str:
-    """What to do when the archive lacks the headers of a kernel that is installed, which may be older or newer."""
+    """Return what to do when the archive lacks the headers of an installed kernel, which may be older or newer."""
     if (found := _HEADERS.search(problem)) is None:
         return ""
     return (
@@ -63,7 +63,7 @@ def _missing_headers(problem: str) -> str:
 
 
 def _missing_version(problem: str) -> str:
-    """What to do when the archive does not have the installed driver's version any more."""
+    """Return what to do when the archive does not have the installed driver's version any more."""
     if (found := _NO_VERSION.search(problem)) is None:
         return ""
     return (
@@ -74,7 +74,7 @@ def _missing_version(problem: str) -> str:
 
 
 def _unmet_dependencies(problem: str) -> str:
-    """What to do about packages that were broken before, of which gpunode did not name every one to apt."""
+    """Return what to do about packages that were broken before, of which gpunode did not name every one to apt."""
     if _UNMET.search(problem) is None:
         return ""
     return (
@@ -85,7 +85,7 @@ def _unmet_dependencies(problem: str) -> str:
 
 
 def question(packages: Collection[PackageId]) -> Probe:
-    """What tells the archives of each version of ``packages``."""
+    """Return the command that lists the archives of each version of ``packages``."""
     return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
 
 
@@ -118,7 +118,7 @@ def changed_in(answer: str) -> tuple[str, ...]:
 
 
 def serves(source: PackageSource, archive: Archive) -> bool:
-    """Whether an entry of the sources is for an archive as apt prints it."""
+    """Return whether an entry of the sources is for an archive as apt prints it."""
     if not _means(_bare(source.uri), _bare(archive.uri)):
         return False
     if not source.components:
@@ -131,5 +131,5 @@ def _bare(uri: str) -> str:
 
 
 def _means(written: str, printed: str) -> bool:
-    """Whether what is ``written`` in the sources is what apt prints, which names the architecture; sources.list(5)."""
+    """Return whether an address in the sources is the one that apt prints with its architecture; sources.list(5)."""
     return re.fullmatch(re.escape(written).replace(re.escape("$(ARCH)"), "[^/]+"), printed) is not None

@@ -31,7 +31,7 @@ _RELAXED_DPKG = frozenset({"--force-bad-verify", "--force-all"})
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as it is set; ``name`` in lower case, its scopes joined by ``::``."""
+    """An option as it is set; ``name`` in lower case, its scopes joined by ``::``."""
 
     file: str
     line: int
@@ -40,13 +40,13 @@ class Option:
 
 
 def is_read(path: str) -> bool:
-    """Whether apt reads ``path`` as configuration."""
+    """Return whether apt reads ``path`` as configuration."""
     folder, _, name = path.rpartition("/")
     return path == MAIN or (folder == FOLDER and _NAME.fullmatch(name) is not None)
 
 
 def is_relaxed(name: str, value: str) -> bool:
-    """Whether apt, with this option, asks less of an archive than it does by default."""
+    """Return whether apt, with this option, asks less of an archive than it does by default."""
     word = value.lower()
     if name == "dpkg::options":
         return word in _RELAXED_DPKG

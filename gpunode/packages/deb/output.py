@@ -1,4 +1,4 @@
-"""What apt prints, as data; pure. Every form here stands in ``tests/conformance/apt`` as apt itself printed it."""
+"""Output of apt, as data; pure. Every form here stands in ``tests/conformance/apt`` as apt itself printed it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNMET = "The following packages have unmet dependencies:"
 
 
 def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
-    """What ``apt-get --simulate`` printed."""
+    """Parse the output of ``apt-get --simulate``."""
     return Simulation(tuple(_actions(stdout)), "" if ok else refusal(stdout, stderr), "apt")
 
 
@@ -69,7 +69,7 @@ def parse_madison(output: str) -> Mapping[PackageId, frozenset[str]]:
 
 
 def incomplete_update(output: str) -> bool:
-    """Whether ``apt-get update`` went without some index although it says that it ended well.
+    """Return whether ``apt-get update`` went without some index although it says that it ended well.
 
     apt before Debian 11's knows no APT::Update::Error-Mode, and only warns of a server's 503 or a missing key.
     """
@@ -86,7 +86,7 @@ def failed_fetches(output: str) -> tuple[str, ...]:
 
 
 def list_prefix(uri: str) -> str:
-    """What the names of the index files of a repository start with in ``/var/lib/apt/lists``.
+    """Return the beginning of the names of a repository's index files in ``/var/lib/apt/lists``.
 
     Args:
         uri: of any of its index files. Source of the escaping: URItoFileName of apt.

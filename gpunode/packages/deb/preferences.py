@@ -38,7 +38,7 @@ _PIN_HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record.
+    """A record of a preferences file.
 
     Attributes:
         line: where it begins in ``file``, from 1.
@@ -52,12 +52,12 @@ class Record:
     pin: str
 
     def names(self, package: str) -> bool:
-        """Whether it is about ``package`` by name; one about all packages is weaker than any that is."""
+        """Return whether it is about ``package`` by name; one about all packages is weaker than any that is."""
         return any(_fits(pattern, package) for pattern in self.packages if pattern != "*")
 
 
 def in_order(paths: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``paths`` that apt reads, in its order."""
+    """Return those of ``paths`` that apt reads, in its order."""
     read = [path for path in paths if path == MAIN or _is_read(path)]
     return tuple(sorted(read, key=lambda path: (path != MAIN, path)))
 
@@ -163,6 +163,6 @@ def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator
 
 
 def _is_for(pin: str, choice: Choice) -> bool:
-    """Whether a record is about the chosen versions, which it may want as much as it likes."""
+    """Return whether a record is about the chosen versions, which it may want as much as it likes."""
     kind, _, version = pin.partition(" ")
     return kind == "version" and f"{version.strip().rstrip('*-')}.".replace("..", ".").startswith(f"{choice.branch}.")

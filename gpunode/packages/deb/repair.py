@@ -1,4 +1,4 @@
-"""How a dpkg that was stopped in the middle of its work is finished."""
+"""Repair of a dpkg that was stopped in the middle of its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a repository of NVIDIA's is enabled in apt's source lists: one entry, one key, nobody else's entry beside it."""
+"""Enabling a repository of NVIDIA's in apt's source lists: one entry, one key, nobody else's entry beside it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _wrong_entries(repository: Repository, sources: Sequence[PackageSource]) -> 
 
 
 def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
-    """What the keyring holds that it should not."""
+    """Return the keys in the keyring that it should not hold."""
     if (present := known(facts.file(repository.keyring), None)) is None:
         return
     try:
@@ -160,12 +160,12 @@ def _closed_folder(repository: Repository, facts: Facts) -> Iterator[str]:
 
 
 def _is_sound(state: FileState) -> bool:
-    """Whether apt's own user can read a file and nobody can write to it who is not root."""
+    """Return whether apt's own user can read a file and nobody can write to it who is not root."""
     return bool(state.mode & _FOR_ALL) and not describe_write_access(state)
 
 
 def _trusts(keyring: bytes, key: SigningKey) -> bool:
-    """Whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
+    """Return whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
     try:
         return keyring[:1] >= b"\x80" and frozenset(fingerprints(keyring)) == key.fingerprints
     except ValueError:
@@ -183,7 +183,7 @@ def _is_right(source: PackageSource, repository: Repository) -> bool:
 
 
 def _fault(source: PackageSource, repository: Repository) -> str:
-    """How an entry lets packages of the archive in by other means than the wanted key; empty when it does not."""
+    """Return how an entry bypasses the desired key of the archive; empty if it does not."""
     if not source.enabled:
         return ""
     address, _ = _of_archive(source, repository.architecture)
@@ -213,17 +213,17 @@ def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts
 
 
 def _names(source: PackageSource, repository: Repository) -> bool:
-    """Whether an enabled entry is for this repository, be it for its source packages."""
+    """Return whether an enabled entry is for this repository, be it for its source packages."""
     return source.enabled and _of_archive(source, repository.architecture)[0] == _archive(repository)
 
 
 def _is_rival(source: PackageSource, repository: Repository) -> bool:
-    """Whether an entry outside the own list names the archive in another way, or by another address of it."""
+    """Return whether an entry outside the own list names the archive in another way, or by another address of it."""
     return source.file != repository.list_file and bool(_fault(source, repository))
 
 
 def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
-    """Whether removing a whole list file takes nothing else away."""
+    """Return whether removing a whole list file takes nothing else away."""
     entries = (source for source in sources if source.file == file and source.enabled)
     return file != "/etc/apt/sources.list" and all(
         source.source_package or _names(source, repository) or _fault(source, repository) for source in entries
@@ -240,7 +240,7 @@ def _conflict(repository: Repository, rival: PackageSource) -> Refusal:
 
 
 def _is_crowded(repository: Repository, sources: Sequence[PackageSource]) -> bool:
-    """Whether the own list file names archives that have nothing to do with this one, such as by its key."""
+    """Return whether the own list file names archives that have nothing to do with this one, such as by its key."""
     own = [
         source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring
     ]

@@ -21,7 +21,7 @@ _FILE_NAME = Pattern(r"[A-Za-z0-9_.-]{1,255}\.(?:list|sources)")
 
 
 def is_source_list(path: str) -> bool:
-    """Whether apt reads ``path`` as a list of sources; in sources.list.d it passes over any other name."""
+    """Return whether apt reads ``path`` as a list of sources; in sources.list.d it passes over any other name."""
     folder, _, name = path.rpartition("/")
     return path == "/etc/apt/sources.list" or (
         folder == "/etc/apt/sources.list.d" and _FILE_NAME.fullmatch(name) is not None

@@ -106,7 +106,7 @@ def _is_auto(entry: Entry, native: str, auto: set[tuple[str | None, str]]) -> bo
 
 
 def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
-    """Whether dpkg stopped in the middle: a package is not whole, or its own journal in ``updates`` is left over.
+    """Return whether dpkg stopped in the middle: a package is not whole, or its journal in ``updates`` is there.
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
@@ -152,7 +152,7 @@ def obsolete(text: str) -> Mapping[str, str]:
 
 
 def needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
-    """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+    """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
     Those ``changing`` their version are there afterwards; what they need then ``text`` does not tell, so nobody asks.
 
@@ -222,11 +222,11 @@ class Status:
         return shipped(self.text)
 
     def obsolete(self) -> Mapping[str, str]:
-        """Those that no package ships any more."""
+        """Return those that no package ships any more."""
         return obsolete(self.text)
 
     def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Those of the packages ``leaving`` that others still need."""
+        """Return those of the packages ``leaving`` that others still need."""
         # Relations go by name; whose architecture they mean is left to apt.
         names = {package.name: package for package in leaving if not package.arch}
         found = needed(self.text, names, {package.name for package in changing if not package.arch})
@@ -238,7 +238,7 @@ _ALTERNATIVE: Final = Pattern(r"\s*([^\s:(\[<|,]+)(?::([^\s(\[<|,]+))?\s*(?:\(\s
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One package of a clause ``a (>= 1) | b:any``.
+    """A package of a clause ``a (>= 1) | b:any``.
 
     Attributes:
         qualifier: the architecture that is asked for: empty for that of the package that asks, ``any``, or a name.

@@ -26,7 +26,7 @@ class DpkgVersion:
 
     @property
     def key(self) -> tuple[int, _Key, _Key]:
-        """What is compared, in this order: epoch, upstream version, Debian revision."""
+        """Return what is compared, in this order: epoch, upstream version, Debian revision."""
         upstream, hyphen, revision = without_epoch(self.text).rpartition("-")
         parts = (upstream, revision) if hyphen else (revision, "")
         return epoch(self.text), _key(parts[0]), _key(parts[1])
@@ -59,5 +59,5 @@ def _weight(char: str) -> int:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Whether ``version`` comes before ``other`` in dpkg's order."""
+    """Return whether ``version`` comes before ``other`` in dpkg's order."""
     return DpkgVersion(version) < DpkgVersion(other)
