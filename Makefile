@@ -108,6 +108,7 @@ check: $(READY) ## ruff, mypy --strict, the import contracts, the generated page
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(PYTEST) -q -p no:cacheprovider tests/test_language.py
 
 format: $(READY) ## let ruff put the sources in order
 	$(BIN)/ruff check --fix .

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpunode.recipe.keys import Key
+    from gpunode.recipe.keys import RecipeKey
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference"
@@ -185,7 +185,7 @@ def recipes() -> str:
     return "\n".join(lines)
 
 
-def _key(key: Key) -> str:
+def _key(key: RecipeKey) -> str:
     import json
 
     plain = [] if key.types == (list,) else key.default

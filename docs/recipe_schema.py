@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.recipe import SCHEMA, Recipe
-from gpunode.recipe.keys import CHOSEN_NAME, KUBERNETES, SECTIONS, Key, children, keys_in, sections
+from gpunode.recipe.keys import CHOSEN_NAME, KUBERNETES, SECTIONS, RecipeKey, children, keys_in, sections
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
@@ -34,7 +34,7 @@ def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
     return {"description": summary, "type": "object", "additionalProperties": False, "properties": dict(properties)}
 
 
-def _property(key: Key) -> dict[str, object]:
+def _property(key: RecipeKey) -> dict[str, object]:
     names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
     made: dict[str, object] = {"description": key.says.doc, "type": names[key.types[0]]}
     if key.name == "schema":

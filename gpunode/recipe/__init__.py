@@ -138,7 +138,7 @@ class Toolkit:
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class RuntimeSettings:
     """The container runtime and how NVIDIA's handler is registered in it."""
 
     name: Annotated[
@@ -180,7 +180,7 @@ class GpuDirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Mig:
+class MigSettings:
     """The MIG layout of this node's GPUs, whatever stack offers them."""
 
     layout: Annotated[
@@ -264,10 +264,10 @@ class Recipe:
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)
     toolkit: Toolkit = field(default_factory=Toolkit)
-    runtime: Runtime = field(default_factory=Runtime)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
     gpudirect: GpuDirect = field(default_factory=GpuDirect)
     expect: Expect = field(default_factory=Expect)
-    mig: Mig = field(default_factory=Mig)
+    mig: MigSettings = field(default_factory=MigSettings)
     mps: Mps = field(default_factory=Mps)
     kubernetes: Kubernetes | None = None
     upgrade: bool = False

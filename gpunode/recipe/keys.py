@@ -8,16 +8,28 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from gpunode.recipe import SCHEMA, Driver, Expect, GpuDirect, Mig, Mps, Recipe, Repositories, Runtime, Says, Toolkit
+from gpunode.recipe import (
+    SCHEMA,
+    Driver,
+    Expect,
+    GpuDirect,
+    MigSettings,
+    Mps,
+    Recipe,
+    Repositories,
+    RuntimeSettings,
+    Says,
+    Toolkit,
+)
 
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "driver": Driver,
         "repositories": Repositories,
         "toolkit": Toolkit,
-        "runtime": Runtime,
+        "runtime": RuntimeSettings,
         "gpudirect": GpuDirect,
-        "mig": Mig,
+        "mig": MigSettings,
         "mps": Mps,
         "expect": Expect,
     }
@@ -59,7 +71,7 @@ def children(section: str) -> Iterator[tuple[str, str, bool]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class RecipeKey:
     """A key that a recipe may hold.
 
     Attributes:
@@ -94,19 +106,21 @@ class Key:
 
 
 TOP = (
-    Key("", "schema", (int,), (), SCHEMA, Says("the format of recipes that this one is written in")),
-    Key("", "extends", (str,), (), "", Says("the recipe that this one changes: a shipped one by name, or a path")),
+    RecipeKey("", "schema", (int,), (), SCHEMA, Says("the format of recipes that this one is written in")),
+    RecipeKey(
+        "", "extends", (str,), (), "", Says("the recipe that this one changes: a shipped one by name, or a path")
+    ),
 )
 
 
 @cache
-def known_keys() -> tuple[Key, ...]:
+def known_keys() -> tuple[RecipeKey, ...]:
     """Every key that a recipe may hold, in the order of the reference page."""
     return tuple(key for section in ("", *SECTIONS, *sections(KUBERNETES)) for key in keys_in(section))
 
 
 @cache
-def keys_in(section: str) -> tuple[Key, ...]:
+def keys_in(section: str) -> tuple[RecipeKey, ...]:
     """The keys of a section; none where it only holds further tables."""
     if not section:
         return (*TOP, *_keys_of("", Recipe))
@@ -114,7 +128,7 @@ def keys_in(section: str) -> tuple[Key, ...]:
     return tuple(_keys_of(section, kind)) if kind else ()
 
 
-def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
+def _keys_of(section: str, kind: type[Any]) -> Iterator[RecipeKey]:
     hints = get_type_hints(kind, localns={"Kubernetes": Any}, include_extras=True)
     for one in fields(kind):
         if get_origin(hint := hints[one.name]) is Annotated:
@@ -122,7 +136,7 @@ def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
             choices = get_args(held) if get_origin(held) is Literal else ()
             types = _types(held)
             default = {} if types == (dict,) else None if one.default is MISSING else one.default
-            yield Key(section, one.name, types, choices, default, says)
+            yield RecipeKey(section, one.name, types, choices, default, says)
 
 
 def _types(held: Any) -> tuple[type[Any], ...]:

@@ -59,7 +59,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Mig:
+class MigResources:
     """The resource names of MIG instances."""
 
     strategy: Annotated[
@@ -252,7 +252,7 @@ class Kubernetes:
         ),
     ] = "none"
     sharing: Sharing = field(default_factory=Sharing)
-    mig: Mig = field(default_factory=Mig)
+    mig: MigResources = field(default_factory=MigResources)
     taint: Taint = field(default_factory=Taint)
     extras: Extras = field(default_factory=Extras)
     kind: Kind = field(default_factory=Kind)
@@ -293,7 +293,7 @@ SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {
         "kubernetes": Kubernetes,
         "kubernetes.sharing": Sharing,
-        "kubernetes.mig": Mig,
+        "kubernetes.mig": MigResources,
         "kubernetes.taint": Taint,
         "kubernetes.extras": Extras,
         "kubernetes.kind": Kind,

@@ -20,7 +20,7 @@ from gpunode.recipe.keys import (
     KUBERNETES,
     SECTIONS,
     TOP,
-    Key,
+    RecipeKey,
     children,
     keys_in,
     known_keys,
@@ -206,14 +206,14 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     return value
 
 
-def _checked_list(raw: _Layer, key: Key, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
+def _checked_list(raw: _Layer, key: RecipeKey, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
     for item in value:
         if not isinstance(item, str) or not _fits(key, item):
             raise raw.error(f"{key.path} holds {_shown(item)}, which it cannot", place, key.allowed)
     return tuple(value)
 
 
-def _checked_table(raw: _Layer, key: Key, place: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
+def _checked_table(raw: _Layer, key: RecipeKey, place: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
     kind, *allowed = key.says.names or ("a key",)
     for name, held in value.items():
         if key.says.name_pattern and not re.fullmatch(key.says.name_pattern, name):
@@ -228,7 +228,7 @@ def _is(value: object, types: tuple[type[Any], ...]) -> bool:
     return type(value) in types
 
 
-def _fits(key: Key, value: str) -> bool:
+def _fits(key: RecipeKey, value: str) -> bool:
     if key.choices:
         return value in key.choices
     return not key.says.pattern or re.fullmatch(key.says.pattern, value) is not None

@@ -16,7 +16,7 @@ from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DockerInstallation:
     """A docker as one way of installing it brings it.
 
     Attributes:
@@ -31,12 +31,12 @@ class Kind:
     product: str = ""
 
 
-ENGINE = Kind(DOCKER_CONFIG, "docker.service", "/run/docker.sock")
-SNAP = Kind(
+ENGINE = DockerInstallation(DOCKER_CONFIG, "docker.service", "/run/docker.sock")
+SNAP = DockerInstallation(
     "/var/snap/docker/current/config/daemon.json", "snap.docker.dockerd.service", "/run/docker.sock", "the docker snap"
 )
 # Every user has one of their own; systemctl --user starts it.
-ROOTLESS = Kind("", "", "")
+ROOTLESS = DockerInstallation("", "", "")
 
 _SNAP_UNIT = f"/etc/systemd/system/{SNAP.unit}"
 _SNAP_PROGRAMS = "/snap/docker/"
@@ -56,7 +56,7 @@ class Node:
         like: the file whose owner a new configuration takes; empty for root's.
     """
 
-    kind: Kind
+    kind: DockerInstallation
     config: str
     flags: Flags
     files: Files
@@ -168,7 +168,7 @@ def _no_cgroups(config: bytes) -> bool:
         return False  # whoever edits that file says what is wrong with it
 
 
-def _installed(files: Files, desired: DesiredConfig) -> Kind:
+def _installed(files: Files, desired: DesiredConfig) -> DockerInstallation:
     if desired.config == SNAP.config:
         return SNAP
     if _has_engine(files) or desired.config:

@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["switch", "text", "list", "feature"]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ToolkitKey:
     """A key of the file.
 
     Attributes:
@@ -55,51 +55,53 @@ class Key:
 
 _CLI, _RUNTIME, _MODES = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime.modes"
 # In the order of a file that is made anew.
-KEYS: tuple[Key, ...] = (
-    Key("accept-nvidia-visible-devices-as-volume-mounts", "switch", shown=False),
-    Key("accept-nvidia-visible-devices-envvar-when-unprivileged", "switch", shown=True),
-    Key("disable-require", "switch", default=False),
-    Key("supported-driver-capabilities", "text", default="compat32,compute,display,graphics,ngx,utility,video"),
-    Key("swarm-resource", "text", shown="DOCKER_RESOURCE_GPU"),
-    Key("features.allow-cuda-compat-libs-from-container", "feature"),
-    Key("features.allow-ldconfig-from-container", "feature"),
-    Key("features.allow-unknown-oci-spec-fields", "feature"),
-    Key("features.disable-cuda-compat-lib-hook", "feature"),
-    Key("features.disable-imex-channel-creation", "feature"),
-    Key("features.ignore-imex-channel-requests", "feature"),
-    Key("features.no-additional-gids-for-device-nodes", "feature"),
-    Key(f"{_CLI}.debug", "text", shown="/var/log/nvidia-container-toolkit.log"),
-    Key(f"{_CLI}.environment", "list", default=()),
-    Key(f"{_CLI}.ldcache", "text", shown="/etc/ld.so.cache"),
-    Key(f"{_CLI}.ldconfig", "text", default="@/sbin/ldconfig"),
-    Key(f"{_CLI}.load-kmods", "switch", default=True),
-    Key(f"{_CLI}.no-cgroups", "switch", shown=False),
-    Key(f"{_CLI}.no-pivot", "switch"),
-    Key(f"{_CLI}.path", "text", shown="/usr/bin/nvidia-container-cli"),
-    Key(f"{_CLI}.root", "text", shown="/run/nvidia/driver"),
-    Key(f"{_CLI}.user", "text", shown="root:video"),
-    Key(f"{_RUNTIME}.debug", "text", shown="/var/log/nvidia-container-runtime.log"),
-    Key(f"{_RUNTIME}.log-level", "text", default="info"),
-    Key(f"{_RUNTIME}.mode", "text", default="auto", allowed=("auto", "legacy", "cdi", "csv", "jit-cdi")),
-    Key(f"{_RUNTIME}.runtimes", "list", default=("runc", "crun")),
-    Key(f"{_MODES}.cdi.annotation-prefixes", "list", default=("cdi.k8s.io/",)),
-    Key(f"{_MODES}.cdi.default-kind", "text", default="nvidia.com/gpu"),
-    Key(f"{_MODES}.cdi.spec-dirs", "list", default=("/etc/cdi", "/var/run/cdi")),
-    Key(f"{_MODES}.csv.compat-container-root", "text"),
-    Key(f"{_MODES}.csv.mount-spec-path", "text", default="/etc/nvidia-container-runtime/host-files-for-container.d"),
-    Key(f"{_MODES}.jit-cdi.nvcdi-disable-hooks", "list"),
-    Key(f"{_MODES}.jit-cdi.nvcdi-feature-flags", "list"),
-    Key(
+KEYS: tuple[ToolkitKey, ...] = (
+    ToolkitKey("accept-nvidia-visible-devices-as-volume-mounts", "switch", shown=False),
+    ToolkitKey("accept-nvidia-visible-devices-envvar-when-unprivileged", "switch", shown=True),
+    ToolkitKey("disable-require", "switch", default=False),
+    ToolkitKey("supported-driver-capabilities", "text", default="compat32,compute,display,graphics,ngx,utility,video"),
+    ToolkitKey("swarm-resource", "text", shown="DOCKER_RESOURCE_GPU"),
+    ToolkitKey("features.allow-cuda-compat-libs-from-container", "feature"),
+    ToolkitKey("features.allow-ldconfig-from-container", "feature"),
+    ToolkitKey("features.allow-unknown-oci-spec-fields", "feature"),
+    ToolkitKey("features.disable-cuda-compat-lib-hook", "feature"),
+    ToolkitKey("features.disable-imex-channel-creation", "feature"),
+    ToolkitKey("features.ignore-imex-channel-requests", "feature"),
+    ToolkitKey("features.no-additional-gids-for-device-nodes", "feature"),
+    ToolkitKey(f"{_CLI}.debug", "text", shown="/var/log/nvidia-container-toolkit.log"),
+    ToolkitKey(f"{_CLI}.environment", "list", default=()),
+    ToolkitKey(f"{_CLI}.ldcache", "text", shown="/etc/ld.so.cache"),
+    ToolkitKey(f"{_CLI}.ldconfig", "text", default="@/sbin/ldconfig"),
+    ToolkitKey(f"{_CLI}.load-kmods", "switch", default=True),
+    ToolkitKey(f"{_CLI}.no-cgroups", "switch", shown=False),
+    ToolkitKey(f"{_CLI}.no-pivot", "switch"),
+    ToolkitKey(f"{_CLI}.path", "text", shown="/usr/bin/nvidia-container-cli"),
+    ToolkitKey(f"{_CLI}.root", "text", shown="/run/nvidia/driver"),
+    ToolkitKey(f"{_CLI}.user", "text", shown="root:video"),
+    ToolkitKey(f"{_RUNTIME}.debug", "text", shown="/var/log/nvidia-container-runtime.log"),
+    ToolkitKey(f"{_RUNTIME}.log-level", "text", default="info"),
+    ToolkitKey(f"{_RUNTIME}.mode", "text", default="auto", allowed=("auto", "legacy", "cdi", "csv", "jit-cdi")),
+    ToolkitKey(f"{_RUNTIME}.runtimes", "list", default=("runc", "crun")),
+    ToolkitKey(f"{_MODES}.cdi.annotation-prefixes", "list", default=("cdi.k8s.io/",)),
+    ToolkitKey(f"{_MODES}.cdi.default-kind", "text", default="nvidia.com/gpu"),
+    ToolkitKey(f"{_MODES}.cdi.spec-dirs", "list", default=("/etc/cdi", "/var/run/cdi")),
+    ToolkitKey(f"{_MODES}.csv.compat-container-root", "text"),
+    ToolkitKey(
+        f"{_MODES}.csv.mount-spec-path", "text", default="/etc/nvidia-container-runtime/host-files-for-container.d"
+    ),
+    ToolkitKey(f"{_MODES}.jit-cdi.nvcdi-disable-hooks", "list"),
+    ToolkitKey(f"{_MODES}.jit-cdi.nvcdi-feature-flags", "list"),
+    ToolkitKey(
         f"{_MODES}.legacy.cuda-compat-mode",
         "text",
         default="ldconfig",
         allowed=("ldconfig", "hook", "mount", "disabled"),
     ),
-    Key("nvidia-container-runtime-hook.path", "text", default="nvidia-container-runtime-hook"),
-    Key("nvidia-container-runtime-hook.skip-mode-detection", "switch", default=False),
-    Key("nvidia-ctk.path", "text", default="nvidia-ctk"),
+    ToolkitKey("nvidia-container-runtime-hook.path", "text", default="nvidia-container-runtime-hook"),
+    ToolkitKey("nvidia-container-runtime-hook.skip-mode-detection", "switch", default=False),
+    ToolkitKey("nvidia-ctk.path", "text", default="nvidia-ctk"),
 )
-_BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
+_BY_NAME: Mapping[str, ToolkitKey] = {key.name: key for key in KEYS}
 _LDCONFIG = _BY_NAME[f"{_CLI}.ldconfig"]
 _FOREIGN_LDCONFIG = _BY_NAME["features.allow-ldconfig-from-container"]
 # As Go's strconv.ParseBool reads them.
@@ -113,7 +115,7 @@ _SWITCH = {
 class Setting:
     """The value to set a key to; None removes it."""
 
-    key: Key
+    key: ToolkitKey
     value: Value | None
 
 
@@ -134,7 +136,7 @@ def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     )
 
 
-def _usual(key: Key) -> object:
+def _usual(key: ToolkitKey) -> object:
     """Return the toolkit's default for the key; None where that is nothing."""
     usual = key.default if key.default is not None else key.shown if isinstance(key.shown, bool) else None
     return list(usual) if isinstance(usual, tuple) else usual
@@ -191,7 +193,7 @@ def _unknown(name: str) -> UsageError:
     )
 
 
-def _switched(key: Key, value: str) -> bool | None:
+def _switched(key: ToolkitKey, value: str) -> bool | None:
     if key.kind == "feature" and value == "nil":
         return None
     if value not in _SWITCH:
@@ -204,7 +206,7 @@ def _switched(key: Key, value: str) -> bool | None:
     return _SWITCH[value]
 
 
-def _listed(key: Key, value: str) -> list[str]:
+def _listed(key: ToolkitKey, value: str) -> list[str]:
     """The items between colons; none for an empty value, where nvidia-ctk makes one empty item."""
     if "," in value:
         raise UsageError(
@@ -215,7 +217,7 @@ def _listed(key: Key, value: str) -> list[str]:
     return value.split(":") if value else []
 
 
-def _example(key: Key) -> str:
+def _example(key: ToolkitKey) -> str:
     example = key.default if key.default is not None else key.shown
     return ":".join(example) if isinstance(example, tuple) else str(example or "VALUE")
 
@@ -260,7 +262,7 @@ def _written(values: Mapping[str, Usual | Value | None]) -> str:
     return "\n".join((*lines, ""))
 
 
-def _statements(keys: Iterable[Key], values: Mapping[str, Usual | Value | None]) -> Iterator[str]:
+def _statements(keys: Iterable[ToolkitKey], values: Mapping[str, Usual | Value | None]) -> Iterator[str]:
     for key in keys:
         if (value := values.get(key.name)) is not None:
             yield _statement(key, value)
@@ -268,7 +270,7 @@ def _statements(keys: Iterable[Key], values: Mapping[str, Usual | Value | None])
             yield f"#{_statement(key, key.shown)}"
 
 
-def _statement(key: Key, value: Value | Usual) -> str:
+def _statement(key: ToolkitKey, value: Value | Usual) -> str:
     return f"{key.path[-1]} = {literal(value)}"
 
 
@@ -298,7 +300,7 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, 
     return encode(text, data)
 
 
-class _File(TomlFile):
+class _ConfigFile(TomlFile):
     __slots__ = ()
     consequence = "the toolkit cannot use it either"
 
@@ -310,7 +312,7 @@ def _parsed(data: bytes | None, path: str) -> tuple[str, Document]:
 
 def _edited(text: str, before: Document, setting: Setting, path: str) -> str:
     keys = setting.key.path
-    file = _File(path, text, before)
+    file = _ConfigFile(path, text, before)
     file.table(keys[:-1])
     after = put(before, keys, setting.value, prune=True)
     if at(before, keys) is None and (found := _below_its_comment(text, after, setting)):

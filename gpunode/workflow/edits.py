@@ -26,7 +26,7 @@ from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
-from gpunode.recipe import Runtime as RecipeRuntime
+from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime, toolkit
 from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
 from gpunode.runtimes.installations import chosen, has_products, kubelet_using, with_kubelets_driver

@@ -15,7 +15,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Driver, Flavour, Recipe, Runtime, Scope, Toolkit
+from gpunode.recipe import Driver, Flavour, Recipe, RuntimeSettings, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
@@ -119,17 +119,21 @@ def _detect_toolkit(facts: Facts) -> Toolkit:
     return Toolkit() if state and not state.config_files_only else Toolkit(version="none")
 
 
-def _detect_runtime(facts: Facts) -> Runtime:
+def _detect_runtime(facts: Facts) -> RuntimeSettings:
     """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
         if (found := _configured_runtime(placed(row, facts), facts)) is not None:
             return found
     podman = known(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only
-    return Runtime("podman", install="never") if is_there and cdi.find_devices(facts).devices else Runtime()
+    return (
+        RuntimeSettings("podman", install="never")
+        if is_there and cdi.find_devices(facts).devices
+        else RuntimeSettings()
+    )
 
 
-def _configured_runtime(row: RuntimeRow, facts: Facts) -> Runtime | None:
+def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:
     try:
         found = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):
@@ -137,7 +141,7 @@ def _configured_runtime(row: RuntimeRow, facts: Facts) -> Runtime | None:
     if "nvidia" not in found.handlers:
         return None
     systemd = found.systemd_cgroup.get("nvidia", False)
-    return Runtime(
+    return RuntimeSettings(
         name=row.id,
         install="never",
         default=True if found.default == "nvidia" else None,

@@ -16,7 +16,7 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.recipe import Runtime as WantedRuntime
+from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed

@@ -16,7 +16,7 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
-from gpunode.recipe import Recipe, Runtime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, runtime
 from gpunode.runtimes.found import contents, file_changes, in_facts
 from gpunode.steps.kernel import plan_load
@@ -139,7 +139,7 @@ def follow(command: str, facts: Facts, wanted: Recipe, begin: Verb) -> Answer:
 def _recipe(options: list[str]) -> Recipe:
     words = dict(zip(*[iter(" ".join(options).replace("=", " ").split())] * 2, strict=True))
     assert words.keys() <= {"--runtime", "--driver", "--only"}, options
-    return Recipe("typed", runtime=Runtime(words.get("--runtime", "none")))
+    return Recipe("typed", runtime=RuntimeSettings(words.get("--runtime", "none")))
 
 
 def _configured(options: list[str], facts: Facts) -> Facts:

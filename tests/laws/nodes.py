@@ -22,7 +22,7 @@ from gpunode.facts.model import (
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import Entry
-from gpunode.recipe import Driver, GpuDirect, Recipe, Runtime, Toolkit
+from gpunode.recipe import Driver, GpuDirect, Recipe, RuntimeSettings, Toolkit
 from tests.ids import by_id
 
 DISTROS = (
@@ -237,7 +237,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
             persistence=draw(st.booleans()),
         ),
         toolkit=Toolkit(draw(st.sampled_from(("auto", "1.20.1")))),
-        runtime=Runtime(
+        runtime=RuntimeSettings(
             name=draw(st.sampled_from(("containerd", "docker", "crio", "podman", "none"))),
             default=draw(st.booleans()),
             cgroup=draw(st.sampled_from(("auto", "systemd"))),

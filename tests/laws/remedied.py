@@ -50,7 +50,7 @@ from gpunode.facts.model import (
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.recipe import Driver, Recipe, Runtime
+from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.toolkit import CONFIG, settings
 from gpunode.steps.daemons import PERSISTENCED
@@ -308,7 +308,7 @@ def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     chosen = choose(gpus, desired)
     if not isinstance(chosen, Choice):
         return _by_distribution(fresh, version)
-    recipe = Recipe("law", driver=desired, runtime=Runtime(name=runtime))
+    recipe = Recipe("law", driver=desired, runtime=RuntimeSettings(name=runtime))
     facts = after(fresh, planned(recipe, fresh))
     facts = _with_driver(facts, version)
     facts = after(facts, planned(recipe, facts))

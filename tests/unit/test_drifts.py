@@ -19,7 +19,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned, Refusal
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import Entry
-from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
+from gpunode.recipe import Driver, Recipe, RuntimeSettings, Toolkit
 from gpunode.steps.table import DRIVER_STEPS
 from gpunode.workflow.converge import StagePlan, collect_notes, project_stage
 from gpunode.workflow.locking import create_lock
@@ -34,7 +34,10 @@ from tests.unit.workflow.nodes import Node
 
 PAGE = Path(__file__).parents[2] / "docs/reference/drift.md"
 RECIPE = Recipe(
-    "drift", driver=Driver(version="580"), toolkit=Toolkit("1.19.1"), runtime=Runtime("containerd", default=True)
+    "drift",
+    driver=Driver(version="580"),
+    toolkit=Toolkit("1.19.1"),
+    runtime=RuntimeSettings("containerd", default=True),
 )
 # What packages of the node depend on: direct dependencies, and one of theirs.
 RELATIONS = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpunode import builtin
 from gpunode.errors import RecipeError
-from gpunode.recipe import Driver, Expect, GpuDirect, Recipe, Repositories, Runtime, Toolkit
+from gpunode.recipe import Driver, Expect, GpuDirect, Recipe, Repositories, RuntimeSettings, Toolkit
 from gpunode.recipe import toml as recipe_toml
 from gpunode.recipe.keys import known_keys
 from gpunode.recipe.toml import parse, render
@@ -76,7 +76,7 @@ def test_every_key_is_read() -> None:
         Driver("580.178.04", "open", "media", persistence=False),
         Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
         Toolkit("1.18.1-1"),
-        Runtime("docker", "never", default=True, cgroup="systemd", cdi=True),
+        RuntimeSettings("docker", "never", default=True, cgroup="systemd", cdi=True),
         GpuDirect("peermem", gds=True, gdrcopy=True),
         Expect(8, "H100", "580", 81559, ecc=True),
     )
@@ -84,7 +84,7 @@ def test_every_key_is_read() -> None:
 
 def test_windows_line_ends_and_a_byte_order_mark_are_read() -> None:
     text = '\ufeff# made elsewhere\r\n[runtime]\r\nname = "docker"\r\n'
-    assert parse(text, "x.toml", no_load) == Recipe("x", runtime=Runtime("docker"))
+    assert parse(text, "x.toml", no_load) == Recipe("x", runtime=RuntimeSettings("docker"))
     assert refusal(text + "nam = 1\r\n").line == 4
 
 
@@ -94,7 +94,7 @@ class TestExtends:
     def test_what_the_child_says_wins_key_by_key_and_a_description_is_its_own(self) -> None:
         child = 'extends = "base"\n[driver]\nversion = "580"\n'
         got = parse(child, "x.toml", {"base": self.BASE}.__getitem__)
-        assert got == Recipe("x", driver=Driver("580", scope="full"), runtime=Runtime("docker"))
+        assert got == Recipe("x", driver=Driver("580", scope="full"), runtime=RuntimeSettings("docker"))
 
     def test_a_path_is_meant_from_where_the_file_stands(self) -> None:
         files = {"/etc/gpunode/base.toml": 'extends = "../common/all.toml"', "/etc/common/all.toml": self.BASE}
@@ -267,7 +267,7 @@ recipes = st.builds(
     ),
     st.builds(Toolkit, st.sampled_from(["auto", "none", "1.18.1-1", "1.19.0~rc.1-1"])),
     st.builds(
-        Runtime,
+        RuntimeSettings,
         st.sampled_from(["containerd", "docker", "none"]),
         st.sampled_from(["if-missing", "never"]),
         st.booleans(),

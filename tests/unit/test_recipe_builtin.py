@@ -10,7 +10,7 @@ import pytest
 
 from gpunode import builtin
 from gpunode.errors import RecipeError, UsageError
-from gpunode.recipe import Recipe, Runtime, Toolkit
+from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
 from gpunode.recipe.keys import known_keys
 
 TOP = Path(__file__).parents[2]
@@ -27,17 +27,17 @@ def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
 @pytest.mark.parametrize(
     ("name", "toolkit", "runtime"),
     [
-        ("bare-metal", Toolkit("none"), Runtime("none")),
-        ("docker", Toolkit("auto"), Runtime("docker")),
-        ("containerd", Toolkit("auto"), Runtime("containerd")),
-        ("k8s-containerd", Toolkit("auto"), Runtime("containerd", cgroup="systemd")),
-        ("crio", Toolkit("auto"), Runtime("crio", install="never")),
-        ("podman", Toolkit("auto"), Runtime("podman")),
-        ("k3s", Toolkit("auto"), Runtime("containerd", install="never")),
-        ("kind", Toolkit("auto", volume_mounts=True), Runtime("docker", default=True)),
+        ("bare-metal", Toolkit("none"), RuntimeSettings("none")),
+        ("docker", Toolkit("auto"), RuntimeSettings("docker")),
+        ("containerd", Toolkit("auto"), RuntimeSettings("containerd")),
+        ("k8s-containerd", Toolkit("auto"), RuntimeSettings("containerd", cgroup="systemd")),
+        ("crio", Toolkit("auto"), RuntimeSettings("crio", install="never")),
+        ("podman", Toolkit("auto"), RuntimeSettings("podman")),
+        ("k3s", Toolkit("auto"), RuntimeSettings("containerd", install="never")),
+        ("kind", Toolkit("auto", volume_mounts=True), RuntimeSettings("docker", default=True)),
     ],
 )
-def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: Runtime) -> None:
+def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: RuntimeSettings) -> None:
     got = builtin.read(name)
     assert got == Recipe(name, got.description, toolkit=toolkit, runtime=runtime, kubernetes=got.kubernetes)
     assert got.description

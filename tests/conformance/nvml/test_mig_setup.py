@@ -23,7 +23,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.nvml import make_probe
 from gpunode.host.port import TriggerResult, Workloads
 from gpunode.journal.store import Store
-from gpunode.recipe import Mig, Recipe
+from gpunode.recipe import MigSettings, Recipe
 from gpunode.workflow import live_state
 from gpunode.workflow.remove import plan_removal
 from gpunode.workflow.rollback import plan_rollback, rollback
@@ -34,7 +34,7 @@ from tests.fakes.compile import library
 from tests.fakes.mig import reboot
 from tests.unit.steps.machines import H100, gpu, with_driver
 
-WANTED = Recipe("mig", driver=replace(Recipe("").driver, version="none"), mig=Mig("all-balanced"))
+WANTED = Recipe("mig", driver=replace(Recipe("").driver, version="none"), mig=MigSettings("all-balanced"))
 ONLY = ("mig",)
 
 
@@ -126,7 +126,7 @@ def test_a_former_layout_comes_back_exactly(tmp_path: Path, store: Store) -> Non
     node = Machine(tmp_path)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     first = node.setup(store)
-    second = node.setup(store, replace(WANTED, mig=Mig("all-disabled")))
+    second = node.setup(store, replace(WANTED, mig=MigSettings("all-disabled")))
     assert node.layout() == OFF
     with pytest.raises(Conflict, match="later runs changed the same things"):
         plan_rollback(store, node, first.run)
@@ -231,7 +231,7 @@ def test_remove_gives_back_what_was_before_gpunode(tmp_path: Path, store: Store)
     node = Machine(tmp_path)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     node.setup(store)
-    node.setup(store, replace(WANTED, mig=Mig("all-2g.20gb")))
+    node.setup(store, replace(WANTED, mig=MigSettings("all-2g.20gb")))
     back = plan_removal(store, node, node.facts())
     rollback(back, node, store, version="test", argv=(), on_event=lambda _: None, verb="remove", whole=True)
     assert node.layout() == SEVEN

@@ -25,7 +25,7 @@ from gpunode.cli.resume import (
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import process
 from gpunode.journal.store import Store
-from gpunode.recipe import Driver, Expect, Recipe, Runtime, VersionLock
+from gpunode.recipe import Driver, Expect, Recipe, RuntimeSettings, VersionLock
 from tests.ids import by_id
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a file to another user")
@@ -37,7 +37,7 @@ MINE = Recipe(
     description='a "quoted" line, # Written by `gpunode plan --lock`.',
     skip=("nouveau",),
     driver=Driver(version="580"),
-    runtime=Runtime("containerd", default=True),
+    runtime=RuntimeSettings("containerd", default=True),
     expect=Expect(gpus=8),
 )
 

@@ -20,7 +20,7 @@ from gpunode.facts.model import (
 )
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.deb import sources as apt_sources
-from gpunode.recipe import Driver, Recipe, Runtime
+from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from tests.ids import by_id
 
 KERNEL = "6.1.0-37-amd64"
@@ -121,7 +121,7 @@ def with_driver(version: str = "580.95.05", *, open_module: bool = True, **more:
 
 def recipe(runtime: str = "none", **driver: Any) -> Recipe:
     """A recipe, with what is said of the driver."""
-    return Recipe("test", driver=Driver(**driver), runtime=Runtime(name=runtime))
+    return Recipe("test", driver=Driver(**driver), runtime=RuntimeSettings(name=runtime))
 
 
 def planned(outcome: Outcome) -> Planned:

@@ -12,7 +12,7 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
 from gpunode.facts.project import PLAN, project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
-from gpunode.recipe import Recipe, Runtime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.steps.cdi import CDI
 from tests.unit.steps.machines import CDI_ENVIRONMENT, machine, planned, recipe, unit, with_driver
 
@@ -162,8 +162,10 @@ def test_unasked_only_what_is_stale_or_has_failed_is_refreshed_and_no_run_fails_
     assert plan(node({RUN: spec("535.104.05")}, units=masked), CONTAINERD).changes == ()
 
 
-@pytest.mark.parametrize("runtime", [Runtime("crio"), Runtime("docker", cdi=True), Runtime("containerd", cdi=True)])
-def test_asked_for_it_is_where_the_runtime_takes_gpus_so(runtime: Runtime) -> None:
+@pytest.mark.parametrize(
+    "runtime", [RuntimeSettings("crio"), RuntimeSettings("docker", cdi=True), RuntimeSettings("containerd", cdi=True)]
+)
+def test_asked_for_it_is_where_the_runtime_takes_gpus_so(runtime: RuntimeSettings) -> None:
     assert plan(node(), Recipe("test", runtime=runtime)).changes
 
 

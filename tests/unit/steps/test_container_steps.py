@@ -21,7 +21,7 @@ from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts, Known, Platform, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
-from gpunode.recipe import Recipe, Runtime, Toolkit
+from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG, RUNTIME_INSTALL
 from gpunode.steps.table import STEPS, find_needed_steps
@@ -166,7 +166,7 @@ def test_a_runtime_without_a_package_is_not_replaced() -> None:
 def test_a_missing_runtime_comes_from_the_distribution_unless_the_recipe_says_never() -> None:
     residue = machine(packages={"docker.io": PackageState("20.10.24", config_files_only=True)})
     assert names(planned(RUNTIME_INSTALL.plan(recipe("docker"), residue)).changes) == ["docker.io"]
-    never = Recipe("test", runtime=Runtime("docker", install="never"))
+    never = Recipe("test", runtime=RuntimeSettings("docker", install="never"))
     assert refusal(RUNTIME_INSTALL.plan(never, machine())).exit_code == 3
 
 
@@ -209,14 +209,14 @@ def test_a_file_that_may_not_be_read_is_not_guessed_at() -> None:
 
 
 def test_dockerd_reads_a_runtime_and_a_default_again_without_a_restart() -> None:
-    for chosen in (Runtime("docker"), Runtime("docker", default=True)):
+    for chosen in (RuntimeSettings("docker"), RuntimeSettings("docker", default=True)):
         outcome = planned(RUNTIME_CONFIG.plan(Recipe("test", runtime=chosen), docker()))
         assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
         assert outcome.disrupts == ""
 
 
 def test_a_feature_of_dockerd_takes_a_restart_which_stops_containers() -> None:
-    cdi = Recipe("test", runtime=Runtime("docker", cdi=True))
+    cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(cdi, docker()))
     assert owed(outcome.changes) == {Trigger("restart", "docker.service")}
     assert outcome.disrupts == "docker containers"
@@ -226,7 +226,7 @@ def test_a_feature_of_dockerd_takes_a_restart_which_stops_containers() -> None:
 
 
 def test_a_feature_that_is_on_already_takes_none() -> None:
-    cdi = Recipe("test", runtime=Runtime("docker", cdi=True))
+    cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"features": {"cdi": true}}')))
     assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
     assert outcome.disrupts == ""
@@ -259,7 +259,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
     silent = planned(RUNTIME_CONFIG.plan(recipe(name), node))
     assert silent.changes == ()
     assert any("nvidia is the default runtime" in note for note in silent.notes)
-    explicit = Recipe("test", runtime=Runtime(name, default=False))
+    explicit = Recipe("test", runtime=RuntimeSettings(name, default=False))
     outcome = planned(RUNTIME_CONFIG.plan(explicit, node))
     after = project_changes(node, outcome.changes)
     row, state = runtime(name), known(after.file(path), None)
@@ -275,7 +275,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
 def test_a_default_that_cannot_be_taken_off_is_refused() -> None:
     text = b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/x"\n'
     node = machine(packages={"cri-o": "1.30"}, files={"/etc/crio/crio.conf": text})
-    no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=Runtime("crio", default=False)), node))
+    no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=RuntimeSettings("crio", default=False)), node))
     assert "runtime.default = false" in no.what
 
 
@@ -303,7 +303,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     assert "root acts on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
-    wanted = Recipe("test", runtime=Runtime(name, default=False))
+    wanted = Recipe("test", runtime=RuntimeSettings(name, default=False))
     (both,) = files(planned(RUNTIME_CONFIG.plan(wanted, node)).changes).values()
     assert isinstance(both.after, FileState)
     assert replace(both.after, content=content) == change.after
@@ -383,7 +383,7 @@ def looked_for(path: str, node: Facts) -> Facts:
 
 
 def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
-    wants_default = replace(recipe("docker"), runtime=Runtime("docker", default=True))
+    wants_default = replace(recipe("docker"), runtime=RuntimeSettings("docker", default=True))
     refused = refusal(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=runc")))
     assert "default-runtime cannot be set here" in refused.what
     assert files(planned(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)
@@ -422,7 +422,7 @@ def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
 
 @pytest.mark.parametrize(("flags", "stops"), [("", "docker containers"), ("--live-restore", "")])
 def test_a_restart_stops_containers_unless_they_are_kept(flags: str, stops: str) -> None:
-    wants_cdi = replace(recipe("docker"), runtime=Runtime("docker", cdi=True))
+    wants_cdi = replace(recipe("docker"), runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(wants_cdi, docker_node(flags)))
     assert outcome.disrupts == stops
     assert [t.kind for change in outcome.changes for t in getattr(change, "triggers", ())] == ["restart"]

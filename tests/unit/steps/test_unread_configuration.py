@@ -12,7 +12,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Ownership
 from gpunode.facts.model import Facts
 from gpunode.facts.project import project_changes
-from gpunode.recipe import Recipe, Runtime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
@@ -56,7 +56,7 @@ def test_somebody_elses_edit_of_a_docker_with_cdi_stops_no_container(version: st
         packages={"docker.io": version},
         units={"docker.service": unit(started_at=40.0)},
     )
-    wanted = Recipe("test", runtime=Runtime("docker", cdi=True))
+    wanted = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(wanted, replace(facts, changed_at={DAEMON_JSON: 50.0})))
     (change,) = outcome.changes
     assert isinstance(change, FileChange)

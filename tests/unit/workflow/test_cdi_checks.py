@@ -11,7 +11,7 @@ from gpunode.facts.evidence import Capture, Found, Probe, encode_found
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.host.rehearsal import RehearsalHost
-from gpunode.recipe import Recipe, Runtime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.workflow.cdi_checks import cdi_checks
 from tests.unit.steps.machines import machine, recipe, unit, with_driver
 
@@ -74,7 +74,7 @@ def test_a_specification_of_which_everything_is_there_passes() -> None:
 
 def test_what_the_recipe_does_not_ask_for_is_not_looked_at() -> None:
     assert checks(node(), of=recipe("containerd")) == {}
-    assert checks(node(), of=Recipe("test", runtime=Runtime("docker", cdi=True)))["cdi"].status == "passed"
+    assert checks(node(), of=Recipe("test", runtime=RuntimeSettings("docker", cdi=True)))["cdi"].status == "passed"
 
 
 def test_a_missing_or_stale_one_fails() -> None:

@@ -36,7 +36,7 @@ from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
-from gpunode.recipe import Recipe, Runtime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.events import Event, Notice
 from gpunode.workflow.plan import has_pending_work
@@ -51,7 +51,7 @@ DRIVER_ALONE = ("driver-pin", "conflicts", "driver")
 ASKED = SetupOptions(version="test")
 RESTART = Trigger("restart", "containerd.service")
 ONLY_CONFIG = replace(ASKED, only=("runtime-config",))
-DOCKER_CDI = Recipe("test", runtime=Runtime("docker", cdi=True))
+DOCKER_CDI = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
 BEFORE = b"# mine\nversion = 2\n"
 
 

@@ -15,7 +15,7 @@ from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
-from gpunode.recipe import Expect, Recipe, Runtime
+from gpunode.recipe import Expect, Recipe, RuntimeSettings
 from gpunode.runtimes import ObservedConfig
 from gpunode.workflow.extra_checks import package_file_checks
 from gpunode.workflow.verify import ExtraChecks, VerifyReport, verify
@@ -255,7 +255,7 @@ def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> No
     ],
 )
 def test_the_runtime_has_the_last_word(configured: ObservedConfig | None, default: bool, status: str) -> None:
-    wanted = Recipe("test", runtime=Runtime("docker", default=default))
+    wanted = Recipe("test", runtime=RuntimeSettings("docker", default=default))
     assert check(report(wanted, configured=configured), "runtime").status == status
 
 
@@ -285,14 +285,14 @@ def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
         raise Undetermined("cannot tell how containerd is configured", why="permission denied", hint="as root")
 
     node = with_driver("580.95.05", device_nodes=NODES)
-    found = verify(Recipe("test", runtime=Runtime(name="containerd")), node, Answering(ANSWER), closed)
+    found = verify(Recipe("test", runtime=RuntimeSettings(name="containerd")), node, Answering(ANSWER), closed)
     assert check(found, "runtime").status == "not run"
     assert [error.what for error in found.undetermined] == ["cannot tell how containerd is configured"]
 
 
 def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> None:
     node = with_driver("580.95.05", device_nodes=NODES)
-    wanted = Recipe("test", runtime=Runtime(name="containerd"))
+    wanted = Recipe("test", runtime=RuntimeSettings(name="containerd"))
     for error, status, told in (
         (ChangeFailed("containerd does not say", why="it crashed", hint="systemctl status containerd"), "failed", 0),
         (Undetermined("cannot tell", why="permission denied", hint="as root"), "not run", 1),
@@ -314,7 +314,7 @@ def test_a_machine_of_unknown_kind_does_not_hide_what_the_driver_answers() -> No
 
 def test_only_what_the_steps_of_a_run_are_about_is_checked() -> None:
     """``setup --only runtime-config`` on a node without a driver: nobody asked for one, so its absence is no fault."""
-    wanted = Recipe("test", runtime=Runtime(name="containerd"), expect=Expect(gpus=8))
+    wanted = Recipe("test", runtime=RuntimeSettings(name="containerd"), expect=Expect(gpus=8))
     broken = Capture("nvml", "absent")
     reads = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, "runc")
     found = verify(wanted, machine(), Answering(broken), lambda _name: reads, only=("runtime-config",))
