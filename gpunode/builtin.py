@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def names() -> tuple[str, ...]:
     """The names of the shipped recipes, sorted."""
-    return tuple(_shipped())
+    return tuple(_load_shipped_recipes())
 
 
 def text(name: str) -> str:
@@ -30,8 +30,8 @@ def text(name: str) -> str:
     Raises:
         UsageError: there is none.
     """
-    if name in _shipped():
-        return _shipped()[name]
+    if name in _load_shipped_recipes():
+        return _load_shipped_recipes()[name]
     guess = difflib.get_close_matches(name, names(), 1)
     raise UsageError(
         f"there is no recipe {name!r}" + (f"; did you mean {guess[0]}?" if guess else ""),
@@ -99,7 +99,7 @@ def _places() -> tuple[Path, Path]:
     return package / "_recipes", package.parent / "recipes"
 
 
-def _zipped() -> Traversable:
+def _recipes_in_zipapp() -> Traversable:
     """The folder of recipes inside a zipapp."""
     # Only there: importlib.resources and what reading through it loads take 5 ms.
     from importlib.resources import files
@@ -108,8 +108,8 @@ def _zipped() -> Traversable:
 
 
 @cache
-def _shipped() -> MappingProxyType[str, str]:
+def _load_shipped_recipes() -> MappingProxyType[str, str]:
     """The shipped recipes by name: in an installed gpunode beside its modules, in a source tree beside the package."""
-    folder = next((place for place in _places() if place.is_dir()), None) or _zipped()
+    folder = next((place for place in _places() if place.is_dir()), None) or _recipes_in_zipapp()
     found = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
     return MappingProxyType({name.removesuffix(".toml"): found[name].read_text("utf-8") for name in sorted(found)})

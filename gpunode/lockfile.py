@@ -52,9 +52,9 @@ def parse(text: str, file: str) -> VersionLock:
     if not isinstance(values.get(_PACKAGES), dict) or schema is None:
         raise LockFileError("not a lock file: it has no schema, or no table [packages]", file=file)
     if isinstance(schema, bool) or schema != SCHEMA:
-        raise source.error(("schema",), f"schema is {_shown(schema)}: a format unknown to this gpunode", str(SCHEMA))
+        raise source.error(("schema",), f"schema is {_to_toml(schema)}: a format unknown to this gpunode", str(SCHEMA))
     if unknown := [key for key in values if key not in _KEYS]:
-        raise source.error((unknown[0],), f"there is no key {_shown(unknown[0])}", *_KEYS)
+        raise source.error((unknown[0],), f"there is no key {_to_toml(unknown[0])}", *_KEYS)
     told = {key: source.word(values, key) for key in _TEXTS}
     return VersionLock(file, packages=dict(source.packages(values[_PACKAGES])), **told)
 
@@ -68,26 +68,26 @@ class _Source:
 
     def error(self, path: tuple[str, ...], what: str, *allowed: str) -> LockFileError:
         line = line_of(self.text, path)
-        return LockFileError(what, file=self.file, line=line, key=_shown(path[-1]), allowed=allowed)
+        return LockFileError(what, file=self.file, line=line, key=_to_toml(path[-1]), allowed=allowed)
 
     def word(self, values: Mapping[str, Any], key: str) -> str:
         value = values.get(key)
         if not isinstance(value, str) or not (_WORD.fullmatch(value) or (key == "recipe" and value.isprintable())):
-            what = f"{key} is missing" if value is None else f"{key} is {_shown(value)}"
+            what = f"{key} is missing" if value is None else f"{key} is {_to_toml(value)}"
             raise self.error((key,), what, "a word in quotes, such as the one that gpunode wrote")
         return value
 
     def packages(self, table: Mapping[str, Any]) -> Iterator[tuple[PackageId, str]]:
         for name, version in table.items():
             if not _NAME.fullmatch(name):
-                raise self.error((_PACKAGES, name), f"{_shown(name)} is not a package name", "libnvidia-container1")
+                raise self.error((_PACKAGES, name), f"{_to_toml(name)} is not a package name", "libnvidia-container1")
             if not isinstance(version, str) or not _VERSION.fullmatch(version):
-                what = f"{name} is {_shown(version)}, which is not a package version"
+                what = f"{name} is {_to_toml(version)}, which is not a package version"
                 raise self.error((_PACKAGES, name), what, 'a whole version in quotes, such as "580.178.04-1"')
             yield PackageId.of(name), version
 
 
-def _shown(value: object) -> str:
+def _to_toml(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -112,7 +112,7 @@ def _key(name: str) -> str:
     return name if _BARE.fullmatch(name) else json.dumps(name)
 
 
-def moved(before: VersionLock | None, after: VersionLock) -> tuple[Moved, ...]:
+def version_differences(before: VersionLock | None, after: VersionLock) -> tuple[Moved, ...]:
     """Return the differences in ``after``, by package."""
     old: Mapping[PackageId, str] = before.packages if before else {}
     packages = sorted({*old, *after.packages}, key=str)

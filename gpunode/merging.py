@@ -22,7 +22,7 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool = False)
             one.
     """
     lines = [text.splitlines(keepends=True) for text in (base, ours, theirs)]
-    edits = _joined(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]), is_checked=is_checked)
+    edits = _join_edits(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]), is_checked=is_checked)
     if edits is None:
         return None
     result, place = list[bytes](), 0
@@ -45,7 +45,7 @@ def _edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
     return [(head + i, head + j, tuple(theirs[k:m])) for tag, i, j, k, m in codes if tag != "equal"]
 
 
-def _joined(ours: list[_Edit], theirs: list[_Edit], *, is_checked: bool) -> list[_Edit] | None:
+def _join_edits(ours: list[_Edit], theirs: list[_Edit], *, is_checked: bool) -> list[_Edit] | None:
     """Both, in order; None when two are about the same lines and not the same edit.
 
     Of two that begin at the same line, new lines come first: that may be wrong, unless what it means ``is_checked``.

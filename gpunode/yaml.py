@@ -49,7 +49,7 @@ def load(text: str) -> Any:
     """
     try:
         if text.lstrip().startswith("{"):  # tabs may stand between its words, where YAML has none
-            return json.loads(_checked(text))
+            return json.loads(_check_text(text))
         node = compose(text)
         return None if node is None else _value(node)
     except RecursionError:
@@ -65,7 +65,7 @@ def compose(text: str) -> Node | None:
     import yaml
 
     try:
-        return yaml.compose(_checked(text), Loader=_loader())
+        return yaml.compose(_check_text(text), Loader=_loader())
     except RecursionError:
         raise YamlError("nested too deeply") from None
     except yaml.YAMLError as error:
@@ -84,7 +84,7 @@ def document(value: Mapping[str, Any], comment: str = "") -> str:
     return "".join(lines) + written
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> str:
     if len(text) > LIMIT_BYTES:
         raise YamlError(f"longer than {LIMIT_BYTES >> 10} KiB")
     return text

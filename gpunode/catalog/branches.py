@@ -40,19 +40,19 @@ class Branch:
 
 
 @lru_cache(maxsize=1)
-def known() -> tuple[Branch, ...]:
+def all_branches() -> tuple[Branch, ...]:
     """Every branch of the table, oldest first."""
     return tuple(_branch(row) for row in tables.rows("branches.csv"))
 
 
 def is_unknown(number: int) -> bool:
     """Return whether the branch is newer than the table, which then says nothing of its kind or its end."""
-    return number > known()[-1].number
+    return number > all_branches()[-1].number
 
 
 def find(number: int) -> Branch | None:
     """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
-    latest = known()[-1]
+    latest = all_branches()[-1]
     if is_unknown(number):
         return Branch(
             number=number,
@@ -65,22 +65,22 @@ def find(number: int) -> Branch | None:
             oldest_architecture=latest.oldest_architecture,
             newest_architecture=latest.newest_architecture,
         )
-    return next((branch for branch in known() if branch.number == number), None)
+    return next((branch for branch in all_branches() if branch.number == number), None)
 
 
 def production() -> Branch:
     """The production branch: about a year of fixes."""
-    return next(branch for branch in reversed(known()) if branch.active and branch.kind == "production")
+    return next(branch for branch in reversed(all_branches()) if branch.active and branch.kind == "production")
 
 
 def maintained_lts() -> tuple[Branch, ...]:
     """Return the long-term support branches that get fixes, three years each; newest first."""
-    return tuple(branch for branch in reversed(known()) if branch.active and branch.kind == "lts")
+    return tuple(branch for branch in reversed(all_branches()) if branch.active and branch.kind == "lts")
 
 
 def newest() -> Branch:
     """The newest maintained branch, of whatever kind."""
-    return next(branch for branch in reversed(known()) if branch.active)
+    return next(branch for branch in reversed(all_branches()) if branch.active)
 
 
 def _branch(row: Mapping[str, str]) -> Branch:

@@ -117,7 +117,7 @@ def _pick(gpus: Sequence[GpuModel], wish: Driver) -> _Pick | Impossible:
         return _Pick(branches.production(), "", f"{branches.production().number} is the production branch")
     if wish.version == "lts":
         return _pick_lts(gpus, wish)
-    return _asked(wish.version)
+    return _parse_request(wish.version)
 
 
 def _pick_lts(gpus: Sequence[GpuModel], wish: Driver) -> _Pick:
@@ -149,10 +149,10 @@ def _best(gpus: Sequence[GpuModel]) -> _Pick:
     if last is not None and last.last_branch is not None and last.last_branch < wanted.number:
         every = len(gpus) == 1 or all(gpu.last_branch == last.last_branch for gpu in gpus)
         whom = "it" if len(gpus) == 1 else "them" if every else last.label
-        branch = _known(last.last_branch)
+        branch = _find_branch(last.last_branch)
         return _Pick(branch, "", f"{branch.number} is the last branch that supports {whom}")
     if first.first_branch > wanted.number:
-        able = [b for b in branches.known() if b.number >= first.first_branch and b.active]
+        able = [b for b in branches.all_branches() if b.number >= first.first_branch and b.active]
         # A new-feature branch is maintained for months only, so it comes last.
         branch = min(able, key=lambda b: (b.kind == "new-feature", b.number))
         whom = "it" if len(gpus) == 1 else first.label
@@ -162,7 +162,7 @@ def _best(gpus: Sequence[GpuModel]) -> _Pick:
     return _Pick(wanted, "", f"{wanted.number} is the production branch")
 
 
-def _asked(version: str) -> _Pick | Impossible:
+def _parse_request(version: str) -> _Pick | Impossible:
     if not _VERSION.fullmatch(version):
         why = f"`{version}` is neither a branch (580) nor a full version (580.178.04)"
         return Impossible("the driver version cannot be understood", why, _HINT_BRANCHES)
@@ -262,7 +262,7 @@ def _floor(gpus: Sequence[GpuModel]) -> GpuModel:
     return max(gpus, key=lambda gpu: gpu.first_branch)
 
 
-def _known(number: int) -> Branch:
+def _find_branch(number: int) -> Branch:
     branch = branches.find(number)
     assert branch is not None, f"gpus.csv names branch {number}, branches.csv does not"
     return branch

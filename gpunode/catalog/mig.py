@@ -49,7 +49,7 @@ def is_impossible(gpu: GpuModel) -> bool:
 
 
 @cache
-def balanced(device_id: str) -> Mapping[str, int]:
+def balanced_layout(device_id: str) -> Mapping[str, int]:
     """The layout that mig-parted calls all-balanced: two small instances, one of two and one of three slices.
 
     The A30 and the RTX PRO 6000 have four slices, so theirs has no instance of three.
@@ -76,7 +76,7 @@ def slices(profile: str) -> int:
     return int(profile.partition("g.")[0])
 
 
-def placed(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
+def place_instances(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
     """Place the ``wanted`` instances, counts by profile: return profile, first memory slice and number of slices.
 
     The largest first, each as far left as the others allow; None where they do not fit, by number or by place.
@@ -92,18 +92,18 @@ def placed(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[str, int, i
         return None
     flat = [profile for profile, count in wanted.items() for _ in range(count)]
     flat.sort(key=lambda profile: (-_places(device_id, profile)[1], -slices(profile), profile))
-    found = _fitted(device_id, flat, 0)
+    found = _fit_instances(device_id, flat, 0)
     return None if found is None else tuple(sorted(found, key=lambda one: one[1]))
 
 
-def _fitted(device_id: str, wanted: Sequence[str], taken: int) -> list[tuple[str, int, int]] | None:
+def _fit_instances(device_id: str, wanted: Sequence[str], taken: int) -> list[tuple[str, int, int]] | None:
     """``wanted``, in this order, beside what is ``taken``, a bit for each memory slice."""
     if not wanted:
         return []
     starts, size = _places(device_id, wanted[0])
     for start in starts:
         mask = ((1 << size) - 1) << start
-        if not taken & mask and (rest := _fitted(device_id, wanted[1:], taken | mask)) is not None:
+        if not taken & mask and (rest := _fit_instances(device_id, wanted[1:], taken | mask)) is not None:
             return [(wanted[0], start, size), *rest]
     return None
 
@@ -139,6 +139,6 @@ def counts(device_id: str, layout: str) -> Mapping[str, int] | None:
     if layout in {NO_LAYOUT, NO_INSTANCES}:
         return MappingProxyType({})
     if layout == BALANCED:
-        return balanced(device_id)
+        return balanced_layout(device_id)
     profile = profile_of(layout)
     return {profile: profiles(device_id)[profile]} if profile else None

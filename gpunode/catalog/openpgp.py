@@ -107,11 +107,13 @@ def _issuers(body: bytes) -> frozenset[str]:
     for _area in ("hashed", "unhashed"):
         start = position + size
         position = start + int.from_bytes(body[position:start], "big")
-        found |= {name for kind, value in _subpackets(body[start:position]) for name in _named(kind, value)}
+        found |= {
+            name for kind, value in _subpackets(body[start:position]) for name in _subpacket_fingerprints(kind, value)
+        }
     return frozenset(found)
 
 
-def _named(kind: int, value: bytes) -> Iterator[str]:
+def _subpacket_fingerprints(kind: int, value: bytes) -> Iterator[str]:
     if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
         yield (value if kind == _ISSUER else value[1:]).hex().upper()
 

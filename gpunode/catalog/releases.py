@@ -56,7 +56,7 @@ def _release(distribution: str, version: str) -> Release | None:
     )
 
 
-def supported() -> Mapping[str, tuple[str, ...]]:
+def supported_versions() -> Mapping[str, tuple[str, ...]]:
     """The versions for which NVIDIA has a repository, by distribution; derivatives are left out."""
     found: dict[str, tuple[str, ...]] = {}
     for row in tables.rows(_TABLE):

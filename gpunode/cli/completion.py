@@ -23,7 +23,13 @@ def driver_choices() -> list[str]:
     """Return the values of --driver, branches by number."""
     from gpunode.catalog import branches
 
-    return ["auto", "production", "lts", "none", *(str(branch.number) for branch in branches.known() if branch.active)]
+    return [
+        "auto",
+        "production",
+        "lts",
+        "none",
+        *(str(branch.number) for branch in branches.all_branches() if branch.active),
+    ]
 
 
 def step_ids() -> list[str]:

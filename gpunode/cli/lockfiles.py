@@ -15,7 +15,7 @@ from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
-from gpunode.lockfile import Moved, moved, parse, render
+from gpunode.lockfile import Moved, parse, render, version_differences
 from gpunode.recipe import LIMIT_BYTES, VersionLock
 
 
@@ -78,7 +78,7 @@ def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ..
     except GpunodeError as error:
         hint = "name a file that you may write"
         raise UsageError(f"the lock file {lock.file} cannot be written", why=error.why, hint=hint) from error
-    return moved(former, lock)
+    return version_differences(former, lock)
 
 
 def refuse_partial_lock(only: Sequence[str]) -> None:

@@ -323,7 +323,7 @@ def _setup_options(
 def _usable_branches(snapshot: Snapshot) -> list[Branch]:
     """Return the maintained branches that drive the GPUs of this node, as far as they are known."""
     models = snapshot.view(gpu_models.gpu_models)
-    active = (one for one in branches.known() if one.active)
+    active = (one for one in branches.all_branches() if one.active)
     return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
 
 

@@ -23,12 +23,12 @@ def family(distro: Distro) -> Family | None:
     return next((known for known in DISTROS if known.id == release.distribution), None)
 
 
-def supported() -> str:
+def list_supported() -> str:
     """The supported releases as a person writes them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
-    versions = releases.supported()
-    return " and ".join(f"{one.name} {_listed(versions[one.id])}" for one in DISTROS)
+    versions = releases.supported_versions()
+    return " and ".join(f"{one.name} {_join_words(versions[one.id])}" for one in DISTROS)
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last

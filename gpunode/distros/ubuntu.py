@@ -26,27 +26,27 @@ _SERIES = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
 
 def dkms_package(choice: Choice) -> str:
     """The package that builds the kernel modules."""
-    return f"{_named('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
+    return f"{_package_for('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
 
 
 def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
     """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
-    modules = (dkms_package(choice), _persistenced(choice))
+    modules = (dkms_package(choice), _persistence_package(choice))
     if scope == "full":
-        return (_named("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
+        return (_package_for("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
     media = ("libnvidia-encode", "libnvidia-decode") if scope == "media" else ()
-    libraries = tuple(_named(name, choice) for name in ("libnvidia-compute", *media))
-    smi = (_named("nvidia-utils", choice),) if choice.suffixed_names else ()
+    libraries = tuple(_package_for(name, choice) for name in ("libnvidia-compute", *media))
+    smi = (_package_for("nvidia-utils", choice),) if choice.suffixed_names else ()
     return (*libraries, *smi, *modules)
 
 
-def _persistenced(choice: Choice) -> str:
+def _persistence_package(choice: Choice) -> str:
     if choice.branch >= _PERSISTENCED_OF_ITS_OWN_FROM:
         return "nvidia-persistenced"
-    return _named("nvidia-compute-utils", choice)
+    return _package_for("nvidia-compute-utils", choice)
 
 
-def _named(name: str, choice: Choice) -> str:
+def _package_for(name: str, choice: Choice) -> str:
     return f"{name}-{choice.branch}" if choice.suffixed_names else name
 
 

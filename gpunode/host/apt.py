@@ -35,7 +35,7 @@ from gpunode.packages.deb.output import (
     parse_simulation,
 )
 from gpunode.packages.deb.requests import arguments, purged_by_dpkg
-from gpunode.packages.simulation import Simulation, is_install, is_removal, unplanned
+from gpunode.packages.simulation import Simulation, differences_from_plan, is_install, is_removal
 from gpunode.redaction.secrets import redact_text as redact
 
 _QUERY_LIMIT_S = 120.0
@@ -316,7 +316,7 @@ class Apt:
 
     def _check_again(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
-        if simulation is not None and (differences := unplanned(changes, simulation)):
+        if simulation is not None and (differences := differences_from_plan(changes, simulation)):
             raise ChangeFailed(
                 "with the refreshed package index apt would not do what was planned; no package was changed",
                 why="\n".join(differences),

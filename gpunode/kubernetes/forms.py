@@ -272,7 +272,7 @@ def _helm_chart_entry(release: ChartRelease) -> Mapping[str, Any]:
 
 def readme(rendered: Rendered, form: Form) -> str:
     """Return the text below the first line."""
-    paragraphs = [_filled(one) for one in _usage(rendered, form)]
+    paragraphs = [_fill_template(one) for one in _usage(rendered, form)]
     if form in GITOPS_FORMS:
         paragraphs += _node_labels(rendered)
     if rendered.test_pod:
@@ -280,13 +280,13 @@ def readme(rendered: Rendered, form: Form) -> str:
             "`test-pod.yaml` is not applied with the rest: `kubectl apply -f test-pod.yaml` runs a pod that adds two "
             "vectors on a GPU, and whose log ends with `Test PASSED`."
         )
-        paragraphs.append(_filled(text))
+        paragraphs.append(_fill_template(text))
     for own in rendered.own_pods:
-        paragraphs += [_filled(f"Your own pod {own.why}:"), f"```yaml\n{format_own_pod(own)}```"]
+        paragraphs += [_fill_template(f"Your own pod {own.why}:"), f"```yaml\n{format_own_pod(own)}```"]
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _filled(text: str) -> str:
+def _fill_template(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
@@ -349,7 +349,7 @@ def _node_labels(rendered: Rendered) -> Iterator[str]:
     """Yield how the nodes get their labels and taints where nobody runs apply.sh."""
     rules = [rule for one in rendered.objects if one.kind == "NodeFeatureRule" for rule in one.body["spec"]["rules"]]
     if rules:
-        yield _filled("Node Feature Discovery labels the nodes, by the NodeFeatureRule in this folder.")
+        yield _fill_template("Node Feature Discovery labels the nodes, by the NodeFeatureRule in this folder.")
     edits: dict[tuple[str, ...], list[str]] = {}
     for edit in rendered.nodes:
         if labels := [f"{key}={value}" for key, value in edit.labels.items() if not (rules and can_label(key))]:
@@ -360,7 +360,7 @@ def _node_labels(rendered: Rendered) -> Iterator[str]:
         verbs = {verb for verb, *_ in edits}
         what = "labels" if "label" in verbs else "taints"
         text = "" if rules else "The pods run only on labelled nodes. "
-        yield _filled(
+        yield _fill_template(
             f"{text}`apply.sh` sets the nodes' {what}. So does the kubelet when its node joins, if `gpunode setup` ran "
             "there before, with `register` in `[kubernetes]` of the recipe. For nodes without either, once:"
         )

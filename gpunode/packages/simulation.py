@@ -83,19 +83,23 @@ def lowers(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
             return False
 
 
-def unplanned(changes: Sequence[PackageChange], simulation: Simulation) -> tuple[str, ...]:
+def differences_from_plan(changes: Sequence[PackageChange], simulation: Simulation) -> tuple[str, ...]:
     """The differences between a simulation and the plan, a sentence each; none when they agree."""
     if simulation.problem:
         return (f"{simulation.manager} refuses: {simulation.problem}",)
     manager, planned = simulation.manager, {change.id: change for change in changes}
     done = {action.id: action for action in simulation.actions}
     return (
-        *(f"{manager} {said}" for action in simulation.actions for said in _unasked(action, planned.get(action.id))),
-        *(f"the plan {said}" for change in changes for said in _missed(change, done.get(change.id), manager)),
+        *(
+            f"{manager} {said}"
+            for action in simulation.actions
+            for said in _unplanned_action(action, planned.get(action.id))
+        ),
+        *(f"the plan {said}" for change in changes for said in _missing_action(change, done.get(change.id), manager)),
     )
 
 
-def _unasked(action: Action, change: PackageChange | None) -> Iterator[str]:
+def _unplanned_action(action: Action, change: PackageChange | None) -> Iterator[str]:
     if action.verb in ("remove", "purge"):
         if change is None:
             yield f"would {action.verb} {action.id} {action.former}".rstrip() + ", which the plan keeps"
@@ -109,7 +113,7 @@ def _unasked(action: Action, change: PackageChange | None) -> Iterator[str]:
         yield f"would install {action.id} {action.version}, which the plan removes"
 
 
-def _missed(change: PackageChange, action: Action | None, manager: str) -> Iterator[str]:
+def _missing_action(change: PackageChange, action: Action | None, manager: str) -> Iterator[str]:
     if change.after is not None and is_install(change):
         yield from _wrong_version(change.id, change.after, _version_after(change, action), manager)
     elif action is None and (was_installed(change) or (change.before is not None and change.after is None)):

@@ -62,23 +62,25 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
     for layer in reversed(_layers(text, file, load)):
         values.pop("description", None)
         values.update(layer.values)
-    sections = {section: _built(section, section, values) for section in SECTIONS}
+    sections = {section: _build_table(section, section, values) for section in SECTIONS}
     if any(path.startswith(f"{KUBERNETES}.") for path in values):
-        sections[KUBERNETES] = _built(KUBERNETES, KUBERNETES, values)
+        sections[KUBERNETES] = _build_table(KUBERNETES, KUBERNETES, values)
     top = {key.name: values[key.name] for key in keys_in("") if key not in TOP and key.name in values}
     return Recipe(PurePosixPath(file).stem, **top, **sections)
 
 
-def _built(section: str, at: str, values: Mapping[str, Any]) -> Any:
+def _build_table(section: str, at: str, values: Mapping[str, Any]) -> Any:
     """The table of ``section`` at the dotted path ``at``, with the tables inside it."""
     held = {key.name: values[path] for key in keys_in(section) if (path := f"{at}.{key.name}") in values}
     for name, child, is_chosen in children(section):
         inside = f"{at}.{name}"
         if is_chosen:
             chosen = {path[len(inside) + 1 :].partition(".")[0] for path in values if path.startswith(f"{inside}.")}
-            held[name] = MappingProxyType({one: _built(child, f"{inside}.{one}", values) for one in sorted(chosen)})
+            held[name] = MappingProxyType(
+                {one: _build_table(child, f"{inside}.{one}", values) for one in sorted(chosen)}
+            )
         else:
-            held[name] = _built(child, inside, values)
+            held[name] = _build_table(child, inside, values)
     return sections(section.partition(".")[0])[section](**held)
 
 
@@ -128,7 +130,9 @@ def _layer(text: str, file: str) -> _Layer:
     raw = _Layer(file, text, read_toml(text, file))
     if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
         raise raw.error(
-            f"schema is {_shown(raw.values['schema'])}: a format unknown to this gpunode", ("schema",), (str(SCHEMA),)
+            f"schema is {_shorten_value(raw.values['schema'])}: a format unknown to this gpunode",
+            ("schema",),
+            (str(SCHEMA),),
         )
     return _Layer(file, text, dict(_flat(raw)))
 
@@ -154,9 +158,9 @@ def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError)
 def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
     """Every value of a file by its key path, checked."""
     wrong: list[RecipeError] = []
-    for place, value in _placed(raw.values):
+    for place, value in _values_by_path(raw.values):
         try:
-            yield ".".join(place), _checked(raw, place, value)
+            yield ".".join(place), _check_value(raw, place, value)
         except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
             wrong.append(error)
             if len(wrong) == _MOST_MISTAKES:
@@ -168,22 +172,24 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
         raise first
 
 
-def _placed(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _values_by_path(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every value of a file with its key path; what should be a table and is none, or is empty, as it is."""
     for name, value in values.items():
         place = (*above, name)
         section = section_at(place)
         if section and isinstance(value, dict) and (value or not section.endswith("*")):
-            yield from _placed(value, place)
+            yield from _values_by_path(value, place)
         else:
             yield place, value
 
 
-def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
+def _check_value(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     path, section = ".".join(place), section_at(place[:-1]) or ""
     if section.endswith("*") and not re.fullmatch(CHOSEN_NAME, place[-2]):
         allowed = ("lower-case letters, digits and -",)
-        raise raw.error(f"{_shown(place[-2])} cannot be the name of a table in {'.'.join(place[:-2])}", place, allowed)
+        raise raw.error(
+            f"{_shorten_value(place[-2])} cannot be the name of a table in {'.'.join(place[:-2])}", place, allowed
+        )
     if section_at(place):
         empty = "an empty table" if value == {} else f"{_kind(value)}, where a table is expected"
         raise raw.error(f"{path} is {empty}", place, (f"[{path}]",))
@@ -192,7 +198,7 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
         raise _unknown(raw, section, place)
     if not _is(value, key.types):
         quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
-        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", place, key.allowed)
+        raise raw.error(f"{path} is {_shorten_value(value)}, which is {_kind(value)}{quote}", place, key.allowed)
     if isinstance(value, list):
         return _checked_list(raw, key, place, value)
     if isinstance(value, dict):
@@ -200,7 +206,7 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, str) and not _fits(key, value):
         guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
-        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", place, key.allowed)
+        raise raw.error(f"{path} is {_shorten_value(value)}, which it cannot be{hint}", place, key.allowed)
     if key.types == (int,) and value < key.says.least:
         raise raw.error(f"{path} is {value}, which is too small", place, key.allowed)
     return value
@@ -209,7 +215,7 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
 def _checked_list(raw: _Layer, key: RecipeKey, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
     for item in value:
         if not isinstance(item, str) or not _fits(key, item):
-            raise raw.error(f"{key.path} holds {_shown(item)}, which it cannot", place, key.allowed)
+            raise raw.error(f"{key.path} holds {_shorten_value(item)}, which it cannot", place, key.allowed)
     return tuple(value)
 
 
@@ -217,9 +223,9 @@ def _checked_table(raw: _Layer, key: RecipeKey, place: tuple[str, ...], value: d
     kind, *allowed = key.says.names or ("a key",)
     for name, held in value.items():
         if key.says.name_pattern and not re.fullmatch(key.says.name_pattern, name):
-            raise raw.error(f"{_shown(name)} is not {kind}", place, tuple(allowed))
+            raise raw.error(f"{_shorten_value(name)} is not {kind}", place, tuple(allowed))
         if not isinstance(held, str) or not _fits(key, held):
-            raise raw.error(f"{_shown(name)} is {_shown(held)}, which it cannot be", place, key.allowed)
+            raise raw.error(f"{_shorten_value(name)} is {_shorten_value(held)}, which it cannot be", place, key.allowed)
     return MappingProxyType(dict(sorted(value.items())))
 
 
@@ -245,7 +251,7 @@ def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
     return raw.error(f"there is no key {_brief(path)}{hint}", place, tuple(known))
 
 
-def _shown(value: object) -> str:
+def _shorten_value(value: object) -> str:
     """``value`` as TOML writes it, shortened."""
     return _brief(json.dumps(value, ensure_ascii=False, default=str))
 

@@ -21,7 +21,7 @@ from gpunode.runtimes.model import (
     RecordedEdit,
     Runtime,
     after_edits,
-    gathered,
+    gather_files,
     satisfies,
 )
 
@@ -35,7 +35,7 @@ __all__ = [
     "RecordedEdit",
     "Runtime",
     "after_edits",
-    "gathered",
+    "gather_files",
     "runtime",
     "satisfies",
 ]

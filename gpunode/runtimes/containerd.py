@@ -65,19 +65,19 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row`` with the configuration that containerd's unit names, unless one is asked for, or a product brings it."""
-    named = None if row.product else _named(files, desired)
+    named = None if row.product else _configuration_of_unit(files, desired)
     return replace(row, config=named.path) if named else row
 
 
 def _here(files: Files, desired: DesiredConfig) -> DesiredConfig:
     """``desired`` for the configuration that containerd's unit names, unless one is asked for."""
-    named = _named(files, desired)
+    named = _configuration_of_unit(files, desired)
     return replace(desired, config=named.path) if named else desired
 
 
-def _named(files: Files, desired: DesiredConfig) -> containerd_unit.Named | None:
+def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_unit.Named | None:
     """The configuration that containerd's unit names in the usual one's place; None where one is asked for."""
-    named = None if desired.config else containerd_unit.named(files)
+    named = None if desired.config else containerd_unit.find_named_configuration(files)
     return named if named and named.path != CONFIG else None
 
 
@@ -88,7 +88,7 @@ def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedC
         Refused: one is not TOML, or not shaped as containerd's configuration.
     """
     desired = _here(files, desired)
-    return _configured(load(files, desired), desired)
+    return _observe(load(files, desired), desired)
 
 
 def dump(data: bytes) -> ObservedConfig:
@@ -97,10 +97,10 @@ def dump(data: bytes) -> ObservedConfig:
     Raises:
         Refused: it is not what that command prints.
     """
-    return _configured((read(data, DUMP),), DesiredConfig())
+    return _observe((read(data, DUMP),), DesiredConfig())
 
 
-def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
+def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
     for file in loaded:
         check_plugin(file)
     plugin = effective(loaded, desired)
@@ -127,7 +127,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     Raises:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
-    named = _named(files, desired)
+    named = _configuration_of_unit(files, desired)
     if named is None:
         return _configure(files, desired)
     edited = _configure(files, replace(desired, config=named.path))
@@ -156,7 +156,7 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     root = desired.config or CONFIG
     desired = absolute(desired, root)
     loaded = load(files, desired)
-    present = _configured(loaded, desired)
+    present = _observe(loaded, desired)
     how = _how(loaded[0], desired)
     _check_readable(loaded, desired)
     # nvidia-ctk writes its drop-in whatever the root file says.
@@ -176,7 +176,7 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     )
     after = after_edits(files, ConfigEdit(edits))
     _check_effective(after, desired, present)
-    if "runc" in _configured(load(after, desired), desired).handlers.keys() - present.handlers.keys():
+    if "runc" in _observe(load(after, desired), desired).handlers.keys() - present.handlers.keys():
         how = f"{how}; {why_runc(loaded[0].read_as, desired)}"
     return ConfigEdit(edits, how, _notes(loaded, after, desired))
 
@@ -293,7 +293,7 @@ def _stray_version(root: ConfigFile) -> int:
 def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
     """Refuses what another file overrules."""
     loaded = load(files, desired)
-    found = _configured(loaded, desired)
+    found = _observe(loaded, desired)
     meant_default = desired.handler if desired.default and found.default != NAMELESS else found.default
     if desired.not_default and found.default == desired.handler:
         meant_default = "runc"

@@ -13,7 +13,7 @@ from gpunode.runtimes.containerd_files import (
     ConfigFile,
     check_plugin,
     counting,
-    edited,
+    edit_document,
     effective,
     imports_of,
     is_drop_in,
@@ -126,7 +126,7 @@ class Editing:
         return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
 
     def _edited(self, file: ConfigFile, document: Document) -> bytes | None:
-        return edited(file, document, self.files.get(file.path))
+        return edit_document(file, document, self.files.get(file.path))
 
 
 def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
@@ -205,7 +205,7 @@ def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str
 
 
 def _without_imports(file: ConfigFile, content: bytes) -> bytes:
-    return edited(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
+    return edit_document(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
 
 
 def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:

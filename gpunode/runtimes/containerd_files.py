@@ -19,7 +19,7 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.runtimes.model import DesiredConfig, Files
 from gpunode.runtimes.text import encode, same
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, parsed
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, parse_file
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
@@ -109,7 +109,7 @@ def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) ->
         Refused: it is not TOML, or its version is no whole number.
     """
     dump = command("containerd", "--config", path, "config", "dump")
-    text, document = parsed(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
+    text, document = parse_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
     is_new = desired is not None and desired.version is not None and desired.version >= NEW_NAMES
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGINS[3] in plugins
@@ -151,7 +151,7 @@ def _places(written: str, parent: str) -> tuple[str, ...]:
     return (place,) if written else ()
 
 
-def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
+def edit_document(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
     """The file's bytes so that they read as ``document``; ``former``, which they are now, where they do already.
 
     Raises:
@@ -187,18 +187,18 @@ def load(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
         if path in loaded or (path not in files and path != root):
             continue
         loaded[path] = read(files.get(path), path, desired)
-        for written in loaded[path].imports or _unasked(loaded[path], root, desired):
-            pending += _named(written, path, files, desired)
+        for written in loaded[path].imports or _default_imports(loaded[path], root, desired):
+            pending += _match_files(written, path, files, desired)
     return tuple(loaded.values())
 
 
-def _unasked(file: ConfigFile, root: str, desired: DesiredConfig) -> list[str]:
+def _default_imports(file: ConfigFile, root: str, desired: DesiredConfig) -> list[str]:
     """Return what containerd imports if its root file says nothing of imports; written out, it means the same."""
     is_silent = file.path == root and "imports" not in file.document
     return [_CONF_D] if is_silent and desired.version is not None and desired.version >= _READS_CONF_D else []
 
 
-def _named(written: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
+def _match_files(written: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
     if is_pattern(written) and not written.startswith("/") and desired.version and desired.version < _RELATIVE_PATTERNS:
         return ()  # taken as relative to the daemon's own working directory
     places = _places(written, parent)

@@ -26,7 +26,7 @@ def notes(loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, des
     yield from state_notes(load(after, desired), found, desired)
     yield from _awake(loaded, after, desired)
     yield from _nameless(loaded, after, desired)
-    yield from _lost(loaded, after, desired)
+    yield from _lost_keys(loaded, after, desired)
 
 
 def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig
         yield f"removed default_runtime, which overrode every other default: {said}"
 
 
-def _lost(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+def _lost_keys(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
     former, now = (
         effective(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})

@@ -10,7 +10,7 @@ from gpunode.runtimes.containerd_files import (
     DROP_IN,
     ConfigFile,
     counting,
-    edited,
+    edit_document,
     effective,
     imports_of,
     load,
@@ -73,7 +73,7 @@ def _without_entry(
     plugin = file.plugin
     if not _names(plugin, desired):
         return files[file.path]
-    document = _pruned(file, _plugin_without(plugin, desired))
+    document = _without_empty_tables(file, _plugin_without(plugin, desired))
     if plugin.get("containerd", {}).get("default_runtime_name") == desired.handler:
         notes.append(f"{file.path}: no record of the former default; it is runc now, unless the file names one")
     root = desired.config or CONFIG
@@ -82,7 +82,7 @@ def _without_entry(
         if _says_all(read(files.get(root), root).document, rest):
             notes.append(f"{root} still imports the folder of {file.path}: no record of who added that import")
             return None
-    return edited(file, document, files[file.path])
+    return edit_document(file, document, files[file.path])
 
 
 def _names(plugin: Document, desired: DesiredConfig) -> bool:
@@ -104,7 +104,7 @@ def _plugin_without(plugin: Document, desired: DesiredConfig) -> Document:
     return {**others, **({"containerd": containerd} if containerd else {})}
 
 
-def _pruned(file: ConfigFile, plugin: Document) -> Document:
+def _without_empty_tables(file: ConfigFile, plugin: Document) -> Document:
     """The file's document with ``plugin`` as its CRI table, and without tables that are empty now."""
     rest = {key: value for key, value in file.document["plugins"].items() if key != file.cri[1]}
     plugins = {**rest, **({file.cri[1]: plugin} if plugin else {})}
@@ -127,7 +127,9 @@ def _keep_sound(after: dict[str, bytes | None], desired: DesiredConfig, notes: l
     """No file names the handler as the default any more, and the CRI plugin keeps a runtime that is its default."""
     for path, content in after.items():
         if content is not None and _is_orphan(file := read(content, path, desired), desired):
-            after[path] = edited(file, _pruned(file, _plugin_without(file.plugin, desired)), content)
+            after[path] = edit_document(
+                file, _without_empty_tables(file, _plugin_without(file.plugin, desired)), content
+            )
             notes.append(f"{path}: {desired.handler} was made the default by somebody else; that default is removed")
     if _lacks_runc(after, desired):
         loaded = load(_there(after), desired)
@@ -135,7 +137,7 @@ def _keep_sound(after: dict[str, bytes | None], desired: DesiredConfig, notes: l
         containerd = file.plugin["containerd"]
         kept = {**containerd, "runtimes": {**containerd["runtimes"], "runc": {"runtime_type": GENERIC_TYPE}}}
         plugins = {**file.document["plugins"], file.cri[1]: {**file.plugin, "containerd": kept}}
-        after[file.path] = edited(file, {**file.document, "plugins": plugins}, after[file.path])
+        after[file.path] = edit_document(file, {**file.document, "plugins": plugins}, after[file.path])
         notes.append(f"{file.path}: runc has an entry now, because the file's other runtimes replace the built-in ones")
 
 
@@ -169,7 +171,7 @@ def _keep_awake(files: Files, after: dict[str, bytes | None], desired: DesiredCo
         return
     now = read(after.get(root.path), root.path, desired)
     document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
-    after[root.path] = edited(now, document, after.get(root.path))
+    after[root.path] = edit_document(now, document, after.get(root.path))
     notes.append(f"{root.path} still imports {', '.join(needed)}, since {', '.join(lost)} would not be read without it")
 
 

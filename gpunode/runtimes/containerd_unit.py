@@ -36,7 +36,7 @@ def reads(files: Files) -> tuple[str, ...]:
     return units.unit_file_patterns(files, UNIT)
 
 
-def named(files: Files) -> Named | None:
+def find_named_configuration(files: Files) -> Named | None:
     """The configuration that the unit names; None where it leaves containerd its usual one."""
     command = units.find_start_command(files, UNIT)
     path = config_of(command.argv) if command else ""

@@ -32,7 +32,7 @@ from gpunode.runtimes.model import (
     with_whole_path,
 )
 from gpunode.runtimes.text import encode
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parsed, put
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse_file, put
 
 _RUNTIME: Path = ("crio", "runtime")
 _RUNTIMES: Path = (*_RUNTIME, "runtimes")
@@ -80,7 +80,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     target = next((file for file in read if file.path == path), _File(path, "", {}))
     entry, inherited = _entry(read, desired)
     notes = (*_notes(files, read, desired), *inherited)
-    wanted = _wanted(target, entry, desired, _merged(read))
+    wanted = _desired_document(target, entry, desired, _merged(read))
     if not _unmet(_merged(read), entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
     after = _merged(_with(read, replace(target, document=wanted), desired))
@@ -176,7 +176,9 @@ def _read(files: Files, desired: DesiredConfig) -> list[_File]:
 
 def _file(path: str, data: bytes | None) -> _File:
     hint = f"correct {path}, or move it out of {folder_of(path)}: CRI-O reads every file there, whatever its name"
-    text, document = parsed(data, path, hint=hint, also=". CRI-O reads this file and does not start with it either.")
+    text, document = parse_file(
+        data, path, hint=hint, also=". CRI-O reads this file and does not start with it either."
+    )
     file = _File(path, text, document)
     _check_shape(file)
     return file
@@ -277,7 +279,7 @@ def _concerns(file: _File, desired: DesiredConfig) -> bool:
     return any(at(file.document, key) is not None for key in keys)
 
 
-def _wanted(target: _File, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
+def _desired_document(target: _File, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
     """The document that the target shall read as."""
     document = put(target.document, (*_RUNTIMES, desired.handler), entry)
     if desired.default:

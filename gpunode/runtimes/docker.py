@@ -21,7 +21,7 @@ from gpunode.runtimes.text import decode, encode, is_marked, same
 __all__ = [
     "configure",
     "document_of",
-    "edited",
+    "edit_file",
     "flags",
     "inspect",
     "is_marked",
@@ -64,7 +64,7 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
     node = node_of(files, desired)
-    return _configured(node, document_of(files.get(node.config), node.config))
+    return _observe(node, document_of(files.get(node.config), node.config))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -79,14 +79,14 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     document = document_of(files.get(node.config), node.config)
     if is_marked(files.get(node.config)) and desired.version is not None and desired.version < _TAKES_MARK:
         raise no_mark(node.config)
-    configured = _configured(node, document)
+    configured = _observe(node, document)
     changes = [
         *_entry(document, configured, desired),
         *_default(node, configured, desired),
         *_cdi(node, configured, desired),
     ]
     how = f"in place: {node.config} is the only file that dockerd reads"
-    return edited(files, node, changes, how, (*_notes(node, document, desired), *notes_on(files, node)))
+    return edit_file(files, node, changes, how, (*_notes(node, document, desired), *notes_on(files, node)))
 
 
 def no_mark(path: str) -> Refused:
@@ -98,13 +98,13 @@ def no_mark(path: str) -> Refused:
     )
 
 
-def edited(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> ConfigEdit:
+def edit_file(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> ConfigEdit:
     """The changes made to the file's text; none where they change nothing."""
     before = files.get(node.config)
     if not changes:
         return ConfigEdit((), how, notes)
     text = decode(before, node.config)
-    after = encode(_written(text if text.strip(BLANK) else "{}\n", changes, node.config), before)
+    after = encode(_apply_changes(text if text.strip(BLANK) else "{}\n", changes, node.config), before)
     return ConfigEdit((Edit(node.config, before, after, node.like if before is None else ""),), how, notes)
 
 
@@ -203,7 +203,7 @@ def _misshapen(text: str, path: str, keys: Path) -> Refused:
     )
 
 
-def _configured(node: Node, document: dict[str, Any]) -> ObservedConfig:
+def _observe(node: Node, document: dict[str, Any]) -> ObservedConfig:
     cdi = object_at(document, "features").get("cdi")
     of_file = {name: binary_of(entry) for name, entry in object_at(document, "runtimes").items()}
     return ObservedConfig(
@@ -280,7 +280,7 @@ def _notes(node: Node, document: dict[str, Any], desired: DesiredConfig) -> tupl
     return tuple(notes)
 
 
-def _written(text: str, changes: Sequence[Change], path: str) -> str:
+def _apply_changes(text: str, changes: Sequence[Change], path: str) -> str:
     """``text`` after ``changes``, proven to hold what was meant.
 
     Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.errors import Refused
 from gpunode.facts import units
-from gpunode.runtimes.dockerd import Flags, started
+from gpunode.runtimes.dockerd import Flags, flags_of_command
 from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
 
 
@@ -91,10 +91,10 @@ def node_of(files: Files, desired: DesiredConfig) -> Node:
     if home := _home(desired.config):
         folders = _user_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
-        flags = started(units.find_start_command(files, ENGINE.unit, folders))
+        flags = flags_of_command(units.find_start_command(files, ENGINE.unit, folders))
         return Node(ROOTLESS, desired.config, flags, files, like if like in files else "")
-    kind = _installed(files, desired)
-    flags = started(units.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
+    kind = _find_installation(files, desired)
+    flags = flags_of_command(units.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
     own = flags.config or kind.config
     if desired.config and desired.config != own:
         return Node(kind, desired.config, Flags(), files)
@@ -168,7 +168,7 @@ def _no_cgroups(config: bytes) -> bool:
         return False  # whoever edits that file says what is wrong with it
 
 
-def _installed(files: Files, desired: DesiredConfig) -> DockerInstallation:
+def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallation:
     if desired.config == SNAP.config:
         return SNAP
     if _has_engine(files) or desired.config:

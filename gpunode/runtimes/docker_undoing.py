@@ -13,7 +13,7 @@ from gpunode.runtimes.docker import (
     binary_of,
     default_of,
     document_of,
-    edited,
+    edit_file,
     object_at,
     without_empty,
 )
@@ -42,7 +42,7 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
         return ConfigEdit((), f"there is no {node.config}")
     on_record = former.get(node.config)
     if on_record is None:
-        return _unrecorded(files, node, desired)
+        return _undo_without_record(files, node, desired)
     if now == on_record.after and _is_about(on_record, desired, node.config):
         edits = (Edit(node.config, now, on_record.before),) if on_record.before != now else ()
         return ConfigEdit(edits, f"{node.config} was not edited since, so it is restored")
@@ -50,7 +50,7 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
     steps = undoing.steps()
     changes = without_empty(undoing.now, [step.change for step in steps if step.change], undoing.before)
     notes = tuple(step.note for step in steps if step.note)
-    result = edited(files, node, changes, f"{node.config} was edited since: only gpunode's keys are removed", notes)
+    result = edit_file(files, node, changes, f"{node.config} was edited since: only gpunode's keys are removed", notes)
     return _without_file(result) if on_record.before is None else result
 
 
@@ -64,17 +64,17 @@ def _without_file(result: ConfigEdit) -> ConfigEdit:
 
 def _is_about(on_record: RecordedEdit, desired: DesiredConfig, path: str) -> bool:
     """Return whether no other handler than the desired one would go with it; an empty one stands for all of them."""
-    made = _made(document_of(on_record.before, path), document_of(on_record.after, path))
+    made = _changed_handlers(document_of(on_record.before, path), document_of(on_record.after, path))
     return not desired.handler or desired.handler not in made or made == [desired.handler]
 
 
-def _made(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _changed_handlers(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The handlers whose entries differ."""
     old, new = object_at(before, "runtimes"), object_at(after, "runtimes")
     return [name for name in new if name not in old or not same(old[name], new[name])]
 
 
-def _unrecorded(files: Files, node: Node, desired: DesiredConfig) -> ConfigEdit:
+def _undo_without_record(files: Files, node: Node, desired: DesiredConfig) -> ConfigEdit:
     document = document_of(files[node.config], node.config)
     changes: list[Change] = []
     notes: list[str] = []
@@ -88,7 +88,7 @@ def _unrecorded(files: Files, node: Node, desired: DesiredConfig) -> ConfigEdit:
     if desired.handler in node.flags.runtimes:
         notes.append(f"dockerd's command line has {desired.handler} too ({node.said_in('add-runtime')})")
     how = f"gpunode has no record of {node.config}: the entry {desired.handler} and a default that names it are removed"
-    return edited(files, node, without_empty(document, changes), how, tuple(notes))
+    return edit_file(files, node, without_empty(document, changes), how, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _Undoing:
     @classmethod
     def of(cls, on_record: RecordedEdit, now: bytes, desired: DesiredConfig, node: Node) -> _Undoing:
         before, after = (document_of(data, node.config) for data in (on_record.before, on_record.after))
-        made = _made(before, after)
+        made = _changed_handlers(before, after)
         return cls(
             before,
             after,

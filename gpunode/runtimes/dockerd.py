@@ -125,7 +125,7 @@ def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
     kept: list[str] = []
     while words:
         word = words.pop(0)
-        name, mark, value = _parted(word)
+        name, mark, value = _split_flag(word)
         own = [word]
         if name and not mark:
             takes_next = bool(words) and not words[0].startswith("-") and word not in {f"-{one}" for one in _SWITCHES}
@@ -137,7 +137,7 @@ def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
     return Flags(given, tuple(kept), sources)
 
 
-def started(command: units.UnitCommand | None) -> Flags:
+def flags_of_command(command: units.UnitCommand | None) -> Flags:
     """The flags with which a unit starts dockerd."""
     return flags(command.argv, command.sources) if command else Flags()
 
@@ -158,7 +158,7 @@ def _own_words(argv: Sequence[str]) -> Sequence[str]:
     return words[names[-1] + 1 :] if names else words[1:]
 
 
-def _parted(word: str) -> tuple[str, str, str]:
+def _split_flag(word: str) -> tuple[str, str, str]:
     """A flag's full name, and its value if the same word has it."""
     if word.startswith("--"):
         name, mark, value = word[2:].partition("=")

@@ -12,7 +12,7 @@ from gpunode.facts.units import is_unit_file
 from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.runtimes.containerd_files import is_pattern, matching
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runtime, gathered
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runtime, gather_files
 
 States = Mapping[str, FileState]
 # Twenty thousand mirrors take more than a megabyte.
@@ -66,15 +66,15 @@ def in_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
         paths = matching(place, known) if is_pattern(place) else [place]
         for path in paths:
             if path in facts.files or path == (desired.config or row.config):
-                state = _known(facts, path)
+                state = _state_in_facts(facts, path)
                 states.update({path: state} if state else {})
         return {path: states[path].content for path in paths if path in states}
 
-    gathered(row, desired, find)
+    gather_files(row, desired, find)
     return states
 
 
-def _known(facts: Facts, path: str) -> FileState | None:
+def _state_in_facts(facts: Facts, path: str) -> FileState | None:
     fact = facts.file(path)
     if isinstance(fact, Unknown) and is_unit_file(path):
         return _MASKED
@@ -95,7 +95,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredC
         states.update(new)
         return contents(new)
 
-    gathered(row, desired, find)
+    gather_files(row, desired, find)
     return states
 
 
@@ -119,11 +119,11 @@ def _matches(look: Callable[[Probe], Capture], pattern: str) -> States:
         raise _unreadable(pattern, capture)
     states: dict[str, FileState] = {}
     for one in decode_found(capture.data):
-        states.update(_found(look, one))
+        states.update(_find_states(look, one))
     return states
 
 
-def _found(look: Callable[[Probe], Capture], one: Found) -> States:
+def _find_states(look: Callable[[Probe], Capture], one: Found) -> States:
     if one.data is not None and one.ownership is not None:
         return {one.path: _state(one.data, one.ownership)}
     return one_by_looking(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name

@@ -58,7 +58,7 @@ def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
 
     place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
     return replace(
-        _bundled(containerd, product, kubelet),
+        _bundled_containerd(containerd, product, kubelet),
         config=place.config,
         reads=place.reads,
         configure=place.configure,
@@ -82,7 +82,7 @@ def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
 
     # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
     return replace(
-        _bundled(containerd, "microk8s", replace(kubelet, unit="")),
+        _bundled_containerd(containerd, "microk8s", replace(kubelet, unit="")),
         config=microk8s.TEMPLATE,
         reads=microk8s.reads,
         configure=microk8s.configure,
@@ -97,7 +97,7 @@ def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     state = known(facts.file(k0s.CONFIG), None)
     is_managed = k0s.is_managed(state.content if state else None)
     return replace(
-        _bundled(containerd, "k0s", kubelet),
+        _bundled_containerd(containerd, "k0s", kubelet),
         config=k0s.CONFIG,
         beside=frozenset({k0s.DROP_IN}),
         reads=k0s.reads,
@@ -109,7 +109,7 @@ def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     )
 
 
-def _bundled(containerd: Runtime, product: str, kubelet: Kubelet) -> Runtime:
+def _bundled_containerd(containerd: Runtime, product: str, kubelet: Kubelet) -> Runtime:
     """A row of a containerd that no package of its own brings."""
     unit = kubelet.unit or installation(product).units[0]
     return replace(
@@ -175,15 +175,15 @@ def socket_of(unit: str) -> str:
     return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
 
 
-def chosen(row: Runtime, facts: Facts) -> Chosen:
+def choose_row(row: Runtime, facts: Facts) -> Chosen:
     """Return what to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
 
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
     if has_products(row):
-        return _kubelets(_located(row, facts), facts)
-    return Chosen(_located(row, facts))
+        return _kubelets(_locate_row(row, facts), facts)
+    return Chosen(_locate_row(row, facts))
 
 
 def has_products(row: Runtime) -> bool:
@@ -191,16 +191,16 @@ def has_products(row: Runtime) -> bool:
     return any(product.brings == row.id for product in INSTALLATIONS)
 
 
-def _located(row: Runtime, facts: Facts) -> Runtime:
+def _locate_row(row: Runtime, facts: Facts) -> Runtime:
     files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
     masked = {path: b"" for path, fact in facts.files.items() if isinstance(fact, Unknown) and is_unit_file(path)}
     return row.located(row, {**files, **masked}, DesiredConfig())
 
 
-def placed(row: Runtime, facts: Facts) -> Runtime:
-    """The row to look at for ``row``: as ``chosen`` says, and ``row`` itself where it cannot say."""
+def place_row(row: Runtime, facts: Facts) -> Runtime:
+    """The row to look at for ``row``: as ``choose_row`` says, and ``row`` itself where it cannot say."""
     try:
-        return chosen(row, facts).row
+        return choose_row(row, facts).row
     except Refused:
         return row
 

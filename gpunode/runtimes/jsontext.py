@@ -23,9 +23,9 @@ def put(text: str, path: Path, value: Any) -> str:
         if not isinstance(inner, Object):
             for outer in reversed(path[depth:]):
                 value = {outer: value}
-            return _written(text, root, here, key, value)
+            return _write_member(text, root, here, key, value)
         here = inner
-    return _written(text, root, here, path[-1], value)
+    return _write_member(text, root, here, path[-1], value)
 
 
 def drop(text: str, path: Path) -> str:
@@ -62,7 +62,7 @@ def _differences(before: dict[str, Any], after: dict[str, Any], above: Path = ()
     yield from (((*above, key), _GONE) for key in before if key not in after)
 
 
-def _written(text: str, root: Object, holder: Object, key: str, value: Any) -> str:
+def _write_member(text: str, root: Object, holder: Object, key: str, value: Any) -> str:
     """``text`` with the member ``key`` of ``holder``, which is there or comes last."""
     style = _Style.of(text, root)
     if member := holder.members.get(key):

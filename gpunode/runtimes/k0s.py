@@ -33,12 +33,12 @@ def is_managed(data: bytes | None) -> bool:
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The generated file, what it imports, and the drop-ins."""
-    return tuple(dict.fromkeys((*containerd_files.reads(files, _located(files, desired)), f"{FOLDER}/*.toml")))
+    return tuple(dict.fromkeys((*containerd_files.reads(files, _locate_drop_in(files, desired)), f"{FOLDER}/*.toml")))
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """Return what containerd reads once k0s has noticed the drop-ins."""
-    return containerd.inspect(_merged(files), _located(files, desired))
+    return containerd.inspect(_merged(files), _locate_drop_in(files, desired))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -48,7 +48,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         Refused: a file cannot be read, or what was asked for cannot be had there.
     """
     if not is_managed(files.get(CONFIG)):
-        edited = containerd.configure(files, _located(files, desired))
+        edited = containerd.configure(files, _locate_drop_in(files, desired))
         return replace(edited, how=f"{edited.how}; {CONFIG} lacks k0s' mark, so k0s leaves it alone")
     if CONFIG not in files:
         raise Refused(
@@ -57,16 +57,16 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
             hint="start k0s once, then run the command again",
         )
     if desired.mode == "in-place":
-        raise _lost("gpunode does not edit it in place")
+        raise _refuse_lost_edit("gpunode does not edit it in place")
     if desired.drop_in not in {"", DROP_IN}:
         raise Refused(
             f"k0s does not read {desired.drop_in}",
             why=f"it looks for drop-ins in {FOLDER}",
             hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
         )
-    edited = _with_former(files, containerd.configure(_merged(files), _located(files, desired)))
+    edited = _with_former(files, containerd.configure(_merged(files), _locate_drop_in(files, desired)))
     if any(edit.path == CONFIG for edit in edited.edits):
-        raise _lost("this change requires an edit of it")
+        raise _refuse_lost_edit("this change requires an edit of it")
     return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
 
 
@@ -76,14 +76,14 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
     Raises:
         Refused: a file cannot be read.
     """
-    edited = containerd.unconfigure(files, _located(files, desired), former)
+    edited = containerd.unconfigure(files, _locate_drop_in(files, desired), former)
     if not is_managed(files.get(CONFIG)):
         return edited
     notes = tuple(note for note in edited.notes if not note.startswith(CONFIG))
     return replace(edited, edits=tuple(edit for edit in edited.edits if edit.path != CONFIG), notes=notes)
 
 
-def _lost(what: str) -> Refused:
+def _refuse_lost_edit(what: str) -> Refused:
     return Refused(
         f"{CONFIG}: {what}",
         why="k0s regenerates it at every start, so the edit would be lost",
@@ -91,7 +91,7 @@ def _lost(what: str) -> Refused:
     )
 
 
-def _located(files: Files, desired: DesiredConfig) -> DesiredConfig:
+def _locate_drop_in(files: Files, desired: DesiredConfig) -> DesiredConfig:
     if not is_managed(files.get(CONFIG)):
         return replace(desired, config=CONFIG, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.

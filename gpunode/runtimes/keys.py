@@ -47,7 +47,7 @@ def taken_back(
         return None if language is _JSON else merging.merged(after, before or b"", now)
     if same(was, set_to):
         return merging.merged(after, before or b"", now)
-    if (meant := _meant(was, set_to, found, whole)) is None:
+    if (meant := _intended_document(was, set_to, found, whole)) is None:
         return None
     if before is None and not meant and _adds_no_line(now, after):
         return b""
@@ -58,7 +58,9 @@ def taken_back(
     return None if edited is None else encode(edited, now)
 
 
-def _meant(was: Document, set_to: Document, found: Document, whole: Collection[Path] | None) -> Document | None:
+def _intended_document(
+    was: Document, set_to: Document, found: Document, whole: Collection[Path] | None
+) -> Document | None:
     """Return what ``found`` is to become; None if what gpunode set was changed since."""
     try:
         meant = _taken_back(was, set_to, found, (), whole, is_new=False)

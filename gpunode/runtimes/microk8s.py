@@ -23,12 +23,12 @@ TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
 
 def reads(_: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The template alone; what it imports is read when containerd starts, and not edited."""
-    return containerd_files.reads({}, _located(desired))[:1]
+    return containerd_files.reads({}, _locate_template(desired))[:1]
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """The template's configuration."""
-    return containerd.inspect(files, _located(desired))
+    return containerd.inspect(files, _locate_template(desired))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -49,7 +49,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
             why=f"it only fills in the variables of {TEMPLATE}",
             hint="leave --mode out: gpunode edits the template in place",
         )
-    edited = containerd.configure(files, _located(desired))
+    edited = containerd.configure(files, _locate_template(desired))
     return replace(edited, how="in place: microk8s generates the configuration from this template at every start")
 
 
@@ -59,8 +59,8 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
     Raises:
         Refused: it cannot be read.
     """
-    return containerd.unconfigure(files, _located(desired), former)
+    return containerd.unconfigure(files, _locate_template(desired), former)
 
 
-def _located(desired: DesiredConfig) -> DesiredConfig:
+def _locate_template(desired: DesiredConfig) -> DesiredConfig:
     return replace(desired, config=TEMPLATE, drop_in="", mode="in-place", version=None)

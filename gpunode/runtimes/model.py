@@ -182,7 +182,7 @@ def after_edits(files: Files, edited: ConfigEdit) -> Files:
     return {path: content for path, content in after.items() if content is not None}
 
 
-def gathered(row: Runtime, desired: DesiredConfig, find: Callable[[str], Files]) -> Files:
+def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Files]) -> Files:
     """Every file that the runtime reads, each path and pattern looked up once with ``find``."""
     files: dict[str, bytes] = {}
     asked: set[str] = set()

@@ -32,21 +32,21 @@ def others_in(path: str, files: Files, recorded: Recorded) -> bytes | None:
     return left
 
 
-def removed(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> ConfigEdit:
+def remove_handler(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> ConfigEdit:
     """The edits that take ``desired.handler`` out.
 
     Raises:
         Refused: the files cannot be edited so, or neither gpunode nor nvidia-ctk can have added the handler.
     """
     rounds = tuple(_by_record(row, desired, files, recorded))
-    if not any(_joined(rounds)):
+    if not any(_join_edits(rounds)):
         # Nothing on record is left to be taken back: what is there goes by its name.
         _refuse_foreign(row, desired, files)
         rounds = (row.unconfigure(files, desired, {}),)
-    after = after_edits(files, ConfigEdit(tuple(_joined(rounds))))
+    after = after_edits(files, ConfigEdit(tuple(_join_edits(rounds))))
     if dangling := _dangling(row, desired, files, after):
         rounds = (*rounds, row.unconfigure(after, replace(desired, handler=dangling), {}))
-    edits = tuple(_joined(rounds))
+    edits = tuple(_join_edits(rounds))
     notes = [note for one in rounds for note in one.notes]
     if edits and desired.handler in row.inspect(after, desired).handlers and not row.product:
         notes.append(
@@ -68,7 +68,7 @@ def _by_record(row: Runtime, desired: DesiredConfig, files: Files, recorded: Rec
     }
     for depth in range(max(map(len, since.values()), default=0)):
         former = {path: each[depth] for path, each in since.items() if depth < len(each)}
-        if concerned := _concerned(former, handler, others, copied):
+        if concerned := _edits_about(former, handler, others, copied):
             yield (edited := row.unconfigure(files, desired, concerned))
             files = after_edits(files, edited)
 
@@ -87,7 +87,7 @@ def _from_before(row: Runtime, desired: DesiredConfig, files: Files, recorded: R
     return frozenset(name for name in now if was.get(name) == now[name])
 
 
-def _concerned(
+def _edits_about(
     former: Mapping[str, RecordedEdit], handler: str, others: Collection[str], copied: Collection[str]
 ) -> dict[str, RecordedEdit]:
     """Return what is about ``handler``; what is about none, such as an import, only when no other needs it."""
@@ -120,7 +120,7 @@ def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
     )
 
 
-def _joined(rounds: Iterable[ConfigEdit]) -> Iterator[Edit]:
+def _join_edits(rounds: Iterable[ConfigEdit]) -> Iterator[Edit]:
     """Join the edits of each path; a way that leads back to where it began is none."""
     found: dict[str, Edit] = {}
     for edit in (edit for one in rounds for edit in one.edits):

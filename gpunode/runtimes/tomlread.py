@@ -37,7 +37,7 @@ def parse(text: str) -> Document:
     return document
 
 
-def parsed(data: bytes | None, path: str, *, hint: str, also: str = "") -> tuple[str, Document]:
+def parse_file(data: bytes | None, path: str, *, hint: str, also: str = "") -> tuple[str, Document]:
     """The file's text and document; both empty for a missing file.
 
     Args:

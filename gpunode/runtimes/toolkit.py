@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import literal
 from gpunode.runtimes.text import encode, same
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parsed, put
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parse_file, put
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
@@ -129,7 +129,7 @@ def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     Raises:
         Refused: the file is not TOML.
     """
-    _, document = _parsed(data, path)
+    _, document = _parse_config(data, path)
     found = ((key, at(document, key.path)) for key in KEYS if key.name not in _HARMLESS)
     return tuple(
         f"{key.name} = {json.dumps(value)}" for key, value in found if value is not None and value != _usual(key)
@@ -163,11 +163,11 @@ def _setting(word: str) -> Setting:
     if key is None:
         raise _unknown(name)
     if key.kind in {"switch", "feature"}:
-        return Setting(key, _switched(key, value if equals else "true"))
+        return Setting(key, _parse_switch(key, value if equals else "true"))
     if not equals:
         raise UsageError(f"--set {name} has no value", hint=f"write --set {name}={_example(key)}")
     if key.kind == "list":
-        return Setting(key, _listed(key, value))
+        return Setting(key, _split_list(key, value))
     if key.allowed and value not in key.allowed:
         raise UsageError(
             f"--set {name} cannot be {value!r}",
@@ -193,7 +193,7 @@ def _unknown(name: str) -> UsageError:
     )
 
 
-def _switched(key: ToolkitKey, value: str) -> bool | None:
+def _parse_switch(key: ToolkitKey, value: str) -> bool | None:
     if key.kind == "feature" and value == "nil":
         return None
     if value not in _SWITCH:
@@ -206,7 +206,7 @@ def _switched(key: ToolkitKey, value: str) -> bool | None:
     return _SWITCH[value]
 
 
-def _listed(key: ToolkitKey, value: str) -> list[str]:
+def _split_list(key: ToolkitKey, value: str) -> list[str]:
     """The items between colons; none for an empty value, where nvidia-ctk makes one empty item."""
     if "," in value:
         raise UsageError(
@@ -242,14 +242,14 @@ def default(machine: Machine, desired: Sequence[Setting] = ()) -> str:
         values[f"{_CLI}.user"] = "root:video"
     if machine.real_ldconfig:
         values[_LDCONFIG.name] = "@/sbin/ldconfig.real"
-    return _written({**values, **_values(desired)})
+    return _write_new_file({**values, **_values(desired)})
 
 
 def _values(desired: Sequence[Setting]) -> dict[str, Value | None]:
     return {setting.key.name: setting.value for setting in desired}
 
 
-def _written(values: Mapping[str, Usual | Value | None]) -> str:
+def _write_new_file(values: Mapping[str, Usual | Value | None]) -> str:
     """A file that says ``values`` and shows what else there is in comments, laid out as nvidia-ctk does."""
     lines: list[str] = []
     headers: set[Path] = {()}
@@ -286,14 +286,14 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, 
     Raises:
         Refused: the file cannot be read, or the toolkit would start no container with the outcome.
     """
-    text, document = _parsed(data, path)
+    text, document = _parse_config(data, path)
     if data is None:
         text = default(machine, desired)
     elif not text.strip() and any(setting.value is not None for setting in desired):
-        text = _written(_values(desired))
+        text = _write_new_file(_values(desired))
     document = parse(text)
     for setting in desired:
-        text = _edited(text, document, setting, path)
+        text = _edit_config(text, document, setting, path)
         document = parse(text)
     if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in desired):
         _check_ldconfig(document)
@@ -305,12 +305,12 @@ class _ConfigFile(TomlFile):
     consequence = "the toolkit cannot use it either"
 
 
-def _parsed(data: bytes | None, path: str) -> tuple[str, Document]:
+def _parse_config(data: bytes | None, path: str) -> tuple[str, Document]:
     hint = f"correct {path}; `gpunode ctk config default` prints a valid one"
-    return parsed(data, path, hint=hint, also="; the toolkit starts no container with this file")
+    return parse_file(data, path, hint=hint, also="; the toolkit starts no container with this file")
 
 
-def _edited(text: str, before: Document, setting: Setting, path: str) -> str:
+def _edit_config(text: str, before: Document, setting: Setting, path: str) -> str:
     keys = setting.key.path
     file = _ConfigFile(path, text, before)
     file.table(keys[:-1])

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.catalog.age import note_old_tables
 from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.command import gpunode
-from gpunode.distros import supported
+from gpunode.distros import list_supported
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
@@ -167,7 +167,7 @@ def _check_family(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
         return None
     return Refusal(
         what=f"{distro.name} is not supported",
-        why=f"gpunode works on {supported()} and their relatives; /etc/os-release says "
+        why=f"gpunode works on {list_supported()} and their relatives; /etc/os-release says "
         f"ID={distro.id} VERSION_ID={distro.version_id}",
         hint="install the driver and the container toolkit by hand, as NVIDIA's guides say",
     )

@@ -12,7 +12,7 @@ from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, purge_reason, upstream
 from gpunode.catalog.driver import Choice, choose
 from gpunode.change import PackageChange, PackageState
-from gpunode.distros import family, supported
+from gpunode.distros import family, list_supported
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.outcome import Refusal
@@ -37,7 +37,7 @@ def family_of(facts: Facts) -> Family | Refusal:
     if found is None:
         return Refusal(
             what=f"{distro.name} is not supported",
-            why=f"NVIDIA's repositories and package names are known for {supported()}; "
+            why=f"NVIDIA's repositories and package names are known for {list_supported()}; "
             f"/etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
             hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
         )

@@ -262,7 +262,7 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
             why=f"it has {', '.join(profiles)}",
             hint=f"use one of these layouts: {', '.join(mig.names(device.device))}",
         )
-    if (places := mig.placed(device.device, counts)) is None:
+    if (places := mig.place_instances(device.device, counts)) is None:
         wanted = ", ".join(f"{count} × {profile}" for profile, count in counts.items())
         most = ", ".join(f"{count} × {profile}" for profile, count in profiles.items())
         raise Refused(

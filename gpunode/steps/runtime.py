@@ -31,7 +31,7 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import States, contents, in_facts, packaged_version
-from gpunode.runtimes.installations import Chosen, chosen, has_products, kubelet_using, with_kubelets_driver
+from gpunode.runtimes.installations import Chosen, choose_row, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.pod_cdi import is_switched_on_by_setup, reads_cdi, why_unread
 from gpunode.steps.installed_driver import matches, set_manual, why_manual
 from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
@@ -45,7 +45,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
-        row = chosen(runtime(recipe.runtime.name), facts).row
+        row = choose_row(runtime(recipe.runtime.name), facts).row
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     if row.product:
@@ -143,7 +143,7 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
-        place = chosen(runtime(recipe.runtime.name), facts)
+        place = choose_row(runtime(recipe.runtime.name), facts)
         return _with_toolkit(recipe, facts, _plan_configuration(recipe, facts, place))
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)

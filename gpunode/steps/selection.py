@@ -134,7 +134,7 @@ def _next_branch(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) ->
         return None
     may_be = (replace(best, branch=n, flavour=f) for n in installed_branches(facts) for f in ("open", "proprietary"))
     former = next((one.branch for one in may_be if builds_modules(found.dkms_package(one), one, facts)), 0)
-    newer = [row for row in branches.known() if row.active and row.number > former > best.branch]
+    newer = [row for row in branches.all_branches() if row.active and row.number > former > best.branch]
     for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
         chosen = choose(present, replace(recipe.driver, version=str(row.number)))
         if isinstance(chosen, Choice):

@@ -14,7 +14,7 @@ from gpunode.kubernetes.managed import GKE_OPT_OUT
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, in_facts, packaged_version
-from gpunode.runtimes.installations import chosen
+from gpunode.runtimes.installations import choose_row
 from gpunode.runtimes.pod_cdi import reads_cdi
 from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.managed import has_providers_driver
@@ -62,7 +62,7 @@ def _reads_cdi(facts: Facts) -> bool:
     if kubelet is not None and kubelet.socket in _SOCKETS_WITH_CDI:
         return True
     try:
-        row = chosen(runtime("containerd"), facts).row
+        row = choose_row(runtime("containerd"), facts).row
         if kubelet is not None and kubelet.socket != row.socket:
             return False
         version = packaged_version(row, known(facts.packages, {}))

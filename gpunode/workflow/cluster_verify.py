@@ -252,7 +252,7 @@ def _run_trials(
 ) -> tuple[GpuTestPodResult, ...]:
     """Run the trials' pods to their end, delete them, and return the results."""
     pause()
-    with _created(trials, request.timeout_s, cluster) as created:
+    with _create_trials(trials, request.timeout_s, cluster) as created:
         names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
         waiting = [one for one in trials if one.name in names]
         results = _wait_for_pods(waiting, request.timeout_s, cluster, pause, progress) if waiting else {}
@@ -279,7 +279,7 @@ def _clear_leftovers(trials: Sequence[GpuTestPod], cluster: Cluster) -> Sequence
 
 
 @contextmanager
-def _created(trials: Sequence[GpuTestPod], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
+def _create_trials(trials: Sequence[GpuTestPod], timeout_s: int, cluster: Cluster) -> Iterator[DryRunResult]:
     """Create the trials' objects for the duration, as far as the API server accepts them."""
     job = deadline_job(trials[0], timeout_s)
     bodies = [job, *(body for one in trials for body in one.bodies)]

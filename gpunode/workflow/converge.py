@@ -23,7 +23,7 @@ from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
-from gpunode.runtimes.installations import placed
+from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
@@ -143,7 +143,7 @@ def _runtimes_to_probe(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
     facts = derive_kubelet_facts(evidence, image=image)
     for row in RUNTIMES:
         yield row
-        if (place := placed(row, facts)) is not row:
+        if (place := place_row(row, facts)) is not row:
             yield place
 
 

@@ -29,8 +29,8 @@ from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime, toolkit
 from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
-from gpunode.runtimes.installations import chosen, has_products, kubelet_using, with_kubelets_driver
-from gpunode.runtimes.removal import Recorded, others_in, removed
+from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelets_driver
+from gpunode.runtimes.removal import Recorded, others_in, remove_handler
 from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime_edits
 from gpunode.steps.runtime import RUNTIME_CONFIG
@@ -114,7 +114,7 @@ def find_target(
     facts, notes = derive_runtime_facts({}), tuple[str, ...]()
     if has_products(row) and not desired.config:
         facts = derive_kubelet_facts(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
-        place = chosen(row, facts)
+        place = choose_row(row, facts)
         row, notes = place.row, place.notes
         desired = replace(desired, enable_cri=desired.enable_cri or kubelet_using(row, facts) is not None)
     if row.product and dumps:
@@ -257,7 +257,7 @@ def plan_unconfiguring(target: RuntimeTarget, trails: Mapping[str, FileTrail]) -
         Refused: its files cannot be edited so.
     """
     row = target.row
-    edited = removed(row, target.desired, contents(target.present), recorded_edits(trails))
+    edited = remove_handler(row, target.desired, contents(target.present), recorded_edits(trails))
     reason = edited.how or "removes what configure added"
     planned = with_manager_notes(plan_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)

@@ -19,7 +19,7 @@ from gpunode.recipe import Driver, Flavour, Recipe, RuntimeSettings, Scope, Tool
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import placed
+from gpunode.runtimes.installations import place_row
 from gpunode.steps import cdi
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import find_models, find_own_gpus
@@ -122,7 +122,7 @@ def _detect_toolkit(facts: Facts) -> Toolkit:
 def _detect_runtime(facts: Facts) -> RuntimeSettings:
     """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
-        if (found := _configured_runtime(placed(row, facts), facts)) is not None:
+        if (found := _configured_runtime(place_row(row, facts), facts)) is not None:
             return found
     podman = known(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only

@@ -19,7 +19,7 @@ from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import placed
+from gpunode.runtimes.installations import place_row
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import has_driver, installed_driver_packages
 from gpunode.workflow.converge import state_notes
@@ -126,7 +126,7 @@ def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:
     """Yield the containerd that the kubelet's product brings."""
-    row = placed(runtime("containerd"), facts)
+    row = place_row(runtime("containerd"), facts)
     if row.product:
         yield _runtime_status(row, f"of {row.product}", facts)
 

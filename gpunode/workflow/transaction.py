@@ -13,7 +13,7 @@ from gpunode.facts.model import Facts, known
 from gpunode.outcome import Outcome, Planned
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.packages.simulation import Simulation, unplanned
+from gpunode.packages.simulation import Simulation, differences_from_plan
 from gpunode.recipe import VersionLock
 from gpunode.steps.installed_driver import branch_of
 from gpunode.workflow.converge import StagePlan, StepPlan
@@ -150,7 +150,7 @@ class _Resolver:
     def _refuse_unplanned(self, simulation: Simulation) -> None:
         leaving = _old_driver_parts(simulation, self.installed, self.intended) if self.purges else []
         wrong = (
-            *unplanned([*self.intended, *leaving], simulation),
+            *differences_from_plan([*self.intended, *leaving], simulation),
             *_other_branch_installs(self.installs, simulation),
             *_lock_violations(simulation, self.locked),
         )

@@ -23,7 +23,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, need
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.package_id import PackageId
-from gpunode.packages.simulation import Action, unplanned
+from gpunode.packages.simulation import Action, differences_from_plan
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
@@ -113,7 +113,7 @@ def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tupl
     simulation = host.simulate(packages) if packages else None
     if simulation is None:
         return tuple(packages)
-    if wrong := unplanned(packages, simulation):
+    if wrong := differences_from_plan(packages, simulation):
         raise Refused(
             f"{simulation.manager} would not just restore the former packages; no package was touched",
             why="\n".join(wrong),

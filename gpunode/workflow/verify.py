@@ -19,7 +19,7 @@ from gpunode.outcome import Blocked, Planned, Step
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import placed
+from gpunode.runtimes.installations import place_row
 from gpunode.steps.cdi import CDI
 from gpunode.steps.kernel import MODULE_LOAD
 from gpunode.steps.mig import MIG
@@ -224,7 +224,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
     """Yield the check that the runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
-    row = placed(runtime(recipe.runtime.name), facts)
+    row = place_row(runtime(recipe.runtime.name), facts)
     title = f"{row.id} reads the runtime nvidia"
     if row.product:
         # Its containerd is part of it and is not asked.
@@ -320,7 +320,7 @@ def _check_container(
         return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
         return Check("container", title, "not run", "NVML does not answer on the host", "fix the driver first")
-    row = placed(runtime(recipe.runtime.name), facts)
+    row = place_row(runtime(recipe.runtime.name), facts)
     if row.product:
         hint = "start a pod with runtimeClassName: nvidia"
         return Check("container", title, "not run", f"its {row.id} is part of {row.product}, which manages it", hint)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import LockFileError
-from gpunode.lockfile import Moved, moved, parse, render
+from gpunode.lockfile import Moved, parse, render, version_differences
 from gpunode.recipe import VersionLock
 from gpunode.recipe.keys import known_keys
 from tests.ids import by_id
@@ -79,7 +79,7 @@ def test_a_whole_disk_is_no_lock() -> None:
 def test_what_has_changed_is_named() -> None:
     packages = by_id({"nvidia-driver-cuda": "580.200.01-1", "libnew1": "1-1"})
     newer = VersionLock("f", "r", "debian", "12", "amd64", packages)
-    assert moved(LOCK, newer) == (
+    assert version_differences(LOCK, newer) == (
         Moved("libcuda1:i386", "580.178.04-1", None),
         Moved("libnew1", None, "1-1"),
         Moved("libnvidia-egl-wayland1", "1:1.1.13-1", None),

@@ -14,7 +14,7 @@ from gpunode.journal.footprint import footprint_of_node
 from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import Status
-from gpunode.packages.simulation import Action, Simulation, unplanned
+from gpunode.packages.simulation import Action, Simulation, differences_from_plan
 from gpunode.workflow.undo_plan import plan_package_restore
 from tests.unit.steps.machines import machine
 
@@ -69,7 +69,7 @@ def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:
 def test_a_version_that_would_go_for_the_new_one_is_not_in_the_plan() -> None:
     plan = [PackageChange(NEW, None, KnownAfter(why="headers"))]
     comes = Action("install", NEW, NEW.version)
-    assert unplanned(plan, Simulation((comes,), manager="dnf")) == ()
+    assert differences_from_plan(plan, Simulation((comes,), manager="dnf")) == ()
     goes = Action("remove", OLD, former=OLD.version)
-    (said,) = unplanned(plan, Simulation((comes, goes), manager="dnf"))
+    (said,) = differences_from_plan(plan, Simulation((comes, goes), manager="dnf"))
     assert said.startswith("dnf would remove kernel-devel=5.14.0-427.el9")

@@ -38,7 +38,7 @@ def _read(reader: EvidenceReader) -> PackageFacts:
     rows, key = entries.value, entries.probe
 
     def interrupted() -> bool:
-        return status.interrupted(rows, [found.path for found in reader.found("dpkg-updates")])
+        return status.was_interrupted(rows, [found.path for found in reader.found("dpkg-updates")])
 
     return PackageFacts(
         architecture=derive_fact(key, lambda: status.native_architecture(rows)),
@@ -101,7 +101,7 @@ def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> 
     return repositories.contradict(one, other, architecture)
 
 
-def _relaxed(facts: Facts) -> Iterator[str]:
+def _note_relaxed_options(facts: Facts) -> Iterator[str]:
     """A note for every option by which the node's own apt checks less than it does by default."""
     for path in sorted(filter(configuration.is_read, facts.files)):
         state = known(facts.file(path), None)
@@ -114,7 +114,7 @@ def _relaxed(facts: Facts) -> Iterator[str]:
                 )
 
 
-def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
+def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
     """A note for every diversion by hand of a file whose path has one of ``words``."""
     state = known(facts.file(status.DIVERSIONS), None)
     for path, target in status.diverted_by_hand(state.content.decode("utf-8", "replace")) if state else ():
@@ -167,18 +167,18 @@ DEB: Final = PackageSystem(
     builds_driver=_builds_driver,
     is_older=is_older,
     plan_repository=_plan_repository,
-    relaxed=_relaxed,
+    relaxed=_note_relaxed_options,
     pin=preferences.pin,
     pinned_version=preferences.pinned_version,
     packages_under_pin=preferences.packages_under_pin,
     overriding=preferences.overriding,
-    diverted=_diverted,
+    diverted=_note_diversions,
     repair=REPAIR_COMMAND,
     packages_in=answers.packages_in,
     versions_not_found=answers.versions_not_found,
     hint=answers.hint,
     archives_of=answers.question,
-    archives=answers.served,
+    archives=answers.parse_madison,
     serves=answers.serves,
     trusted_folder="/etc/apt/trusted.gpg.d",
     programs=("apt-get", "apt-mark", "dpkg"),

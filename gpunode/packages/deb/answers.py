@@ -89,7 +89,7 @@ def question(packages: Collection[PackageId]) -> Probe:
     return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
 
 
-def served(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
+def parse_madison(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
     """The archives by package and version, as ``apt-cache madison`` lists them: one row for each."""
     found: dict[tuple[str, str], dict[Archive, None]] = {}
     for line in table.splitlines():

@@ -76,7 +76,7 @@ def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[Miss
             answers = {one for wanted in clause for one in installed.meeting(wanted, entry)}
             todo += sorted(answers - seen)
             seen |= answers
-            if not answers and (missing := _named(clause[0], entry, installed.native)) not in reported:
+            if not answers and (missing := _package_of_clause(clause[0], entry, installed.native)) not in reported:
                 reported.add(missing)
                 exact = clause[0].version if clause[0].operator == "=" and installed.is_settled(package) else ""
                 yield MissingDependency(missing, exact, package, " | ".join(map(str, clause)))
@@ -181,7 +181,7 @@ def _real(architecture: str, native: str) -> str:
     return native if architecture in {"", "all"} else architecture
 
 
-def _named(first: Alternative, needs: Entry, native: str) -> PackageId:
+def _package_of_clause(first: Alternative, needs: Entry, native: str) -> PackageId:
     """Return the package to install for a clause that nothing meets: its first alternative, as apt chooses."""
     wanted = needs.architecture if first.qualifier in {"", "any", "native"} else first.qualifier
     architecture = _real(wanted, native)

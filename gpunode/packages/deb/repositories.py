@@ -72,7 +72,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     leaving = {rival.file for rival in rivals}
     staying = tuple(source for source in sources if source.file not in leaving)
     if (written := _list(repository, staying, facts)) and _is_crowded(repository, sources):
-        return _crowded(repository)
+        return _refuse_shared_list(repository)
     refresh = frozenset({Trigger("index-refresh", _home(repository, staying))})
     changes = [
         *_removals(rivals, facts, refresh),
@@ -81,7 +81,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     ]
     signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
     touched = {change.subject for change in changes}
-    mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
+    mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
     notes = (
         *exposure_notes(facts, (repository.keyring, _home(repository, staying))),
         *_closed_folder(repository, facts),
@@ -137,7 +137,7 @@ def _keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigger]) 
     return [FileChange(repository.keyring, present, repository.key, refresh)]
 
 
-def _mended(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
+def _restore_modes(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
     """Mode and owner of list and keyring put right, where only they are wrong; a list of somebody else's stays so."""
     own = [repository.list_file] if _home(repository, sources) == repository.list_file else []
     states = ((path, known(facts.file(path), None)) for path in (repository.keyring, *own))
@@ -247,7 +247,7 @@ def _is_crowded(repository: Repository, sources: Sequence[PackageSource]) -> boo
     return not _serves_nothing_else(repository.list_file, repository, own)
 
 
-def _crowded(repository: Repository) -> Refusal:
+def _refuse_shared_list(repository: Repository) -> Refusal:
     return Refusal(
         what=f"{repository.list_file} lists other archives, too",
         why=f"gpunode writes only {repository.uri} to that file, and would remove the others",

@@ -43,7 +43,7 @@ def _one_line(path: str, text: str) -> Iterator[PackageSource]:
         if words:
             yield _entry(path, number, words, enabled=True)
         elif line.lstrip().startswith("#"):
-            yield from _commented(path, number, line.lstrip().lstrip("#"))
+            yield from _parse_commented_entry(path, number, line.lstrip().lstrip("#"))
 
 
 def _words(line: str) -> list[str]:
@@ -53,7 +53,7 @@ def _words(line: str) -> list[str]:
     return [word.replace('"', "") for word in _WORD.findall(bare[0] if bare else "")]
 
 
-def _commented(path: str, number: int, line: str) -> Iterator[PackageSource]:
+def _parse_commented_entry(path: str, number: int, line: str) -> Iterator[PackageSource]:
     """The entry that a comment switches off; a comment that is prose is none."""
     words = _words(line)
     rest = words[2:] if len(words) > 1 and words[1].startswith("[") else words[1:]
@@ -73,7 +73,9 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> Packag
         raise ValueError(f"{path}:{number}: a suite has components, a path that ends in / has none")
     signed_by, only = options.get("signed-by", ""), tuple(filter(None, options.get("arch", "").split(",")))
     is_source = kind == "deb-src"
-    return PackageSource(path, number, uri, suite, components, signed_by, enabled, is_source, _relaxed(options), only)
+    return PackageSource(
+        path, number, uri, suite, components, signed_by, enabled, is_source, _relaxing_options(options), only
+    )
 
 
 def _options(word: str) -> Mapping[str, str]:
@@ -81,7 +83,7 @@ def _options(word: str) -> Mapping[str, str]:
     return {key.rstrip("+-").lower(): value for key, _, value in pairs}
 
 
-def _relaxed(options: Mapping[str, str]) -> tuple[str, ...]:
+def _relaxing_options(options: Mapping[str, str]) -> tuple[str, ...]:
     """The options that make apt check less than it does by default."""
     given = {key: value.lower() for key, value in options.items() if value}
     on = (key for key in _RELAXED_ON if given.get(key, "no") not in _FALSE)
@@ -109,7 +111,7 @@ def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[PackageSourc
     if any(suite.endswith("/") == bool(components) for suite in suites):
         raise ValueError(f"{path}:{first}: a suite has components, a path that ends in / has none")
     signed_by, enabled = _signed_by(fields.get("signed-by", "")), fields.get("enabled", "").lower() not in _FALSE
-    relaxed, only = _relaxed(fields), tuple(fields.get("architectures", "").split())
+    relaxed, only = _relaxing_options(fields), tuple(fields.get("architectures", "").split())
     for kind in types:
         for uri in uris:
             for suite in suites:

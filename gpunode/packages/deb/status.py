@@ -105,7 +105,7 @@ def _is_auto(entry: Entry, native: str, auto: set[tuple[str | None, str]]) -> bo
     return entry.status != "config-files" and (entry.name, architecture) in auto
 
 
-def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
+def was_interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
     """Return whether dpkg stopped in the middle: a package is not whole, or its journal in ``updates`` is there.
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
@@ -135,7 +135,7 @@ def conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[
     return found
 
 
-def shipped(text: str) -> Mapping[str, str]:
+def conffiles_of_packages(text: str) -> Mapping[str, str]:
     """The configuration files that a package ships now, each with dpkg's md5 of it as shipped."""
     rows = (line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
@@ -151,7 +151,7 @@ def obsolete(text: str) -> Mapping[str, str]:
     return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"] and row[0] not in shipped}
 
 
-def needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
+def find_needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
     """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
     Those ``changing`` their version are there afterwards; what they need then ``text`` does not tell, so nobody asks.
@@ -219,7 +219,7 @@ class Status:
 
     def shipped(self) -> Mapping[str, str]:
         """The configuration files that packages ship, with their MD5 sums."""
-        return shipped(self.text)
+        return conffiles_of_packages(self.text)
 
     def obsolete(self) -> Mapping[str, str]:
         """Return those that no package ships any more."""
@@ -229,7 +229,7 @@ class Status:
         """Return those of the packages ``leaving`` that others still need."""
         # Relations go by name; whose architecture they mean is left to apt.
         names = {package.name: package for package in leaving if not package.arch}
-        found = needed(self.text, names, {package.name for package in changing if not package.arch})
+        found = find_needed(self.text, names, {package.name for package in changing if not package.arch})
         return {names[name]: by for name, by in found.items()}
 
 

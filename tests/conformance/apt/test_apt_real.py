@@ -11,7 +11,7 @@ import pytest
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.package_id import PackageId
-from gpunode.packages.simulation import Action, unplanned
+from gpunode.packages.simulation import Action, differences_from_plan
 from tests.conformance.apt.conftest import Archive, Keys, World, index
 
 CUDA, TOOLKIT = "debian12/x86_64", "toolkit"
@@ -122,7 +122,7 @@ def test_simulation_says_what_the_plan_says(ready: World) -> None:
         Action("install", PackageId("driver-lib"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
         Action("install", PackageId("driver"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
     }
-    assert unplanned(exact, simulation) == ()
+    assert differences_from_plan(exact, simulation) == ()
     # driver alone at 580 is impossible: apt would take the newest library.
     refused = ready.apt().simulate(changes)
     assert refused is not None
@@ -151,7 +151,7 @@ def test_a_dependent_that_would_go_too_is_unplanned(ready: World) -> None:
     )
     simulation = ready.apt().simulate(changes)
     assert simulation is not None
-    assert unplanned(changes, simulation) == ("apt would purge user-of-old 1, which the plan keeps",)
+    assert differences_from_plan(changes, simulation) == ("apt would purge user-of-old 1, which the plan keeps",)
 
 
 def test_a_simulation_waits_for_no_lock(ready: World) -> None:

@@ -33,7 +33,7 @@ def test_auto_marks_are_those_of_apt_mark() -> None:
     assert {str(package) for package, state in found.items() if state.auto} == said
     assert found[PackageId("gpn-foreign", "i386")].held
     assert found[PackageId("gpn-conf")].config_files_only
-    assert not dpkg.interrupted(entries, [])
+    assert not dpkg.was_interrupted(entries, [])
 
 
 @pytest.mark.parametrize("version", ["252", "257"])

@@ -27,7 +27,7 @@ EMPTY = MigLayout(enabled=True)
 def layout(**counts: int) -> MigLayout:
     """The layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
     wanted = {name.strip("_").replace("_", ".").replace(".me", "+me"): count for name, count in counts.items()}
-    places = mig.placed(H100, wanted)
+    places = mig.place_instances(H100, wanted)
     assert places is not None
     return MigLayout(enabled=True, instances=tuple(MigInstance(one, at, size, (one[0],)) for one, at, size in places))
 

@@ -27,11 +27,11 @@ from gpunode.runtimes import (
     Runtime,
     after_edits,
     containerd,
-    gathered,
+    gather_files,
     runtime,
 )
 from gpunode.runtimes.containerd_files import is_pattern, matching
-from gpunode.runtimes.installations import chosen
+from gpunode.runtimes.installations import choose_row
 from tests.needs import lacking, program
 
 OTHERS = {"nvidia-container-runtime"}  # microk8s'
@@ -57,13 +57,13 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
     }
     kubelet = Kubelet(**{"cgroup_driver": None, **asked(case)["kubelet"]})
     facts = replace(derive({}), kubelet=Known(kubelet, "units"), files=known)
-    row = chosen(runtime("containerd"), facts).row
+    row = choose_row(runtime("containerd"), facts).row
 
     def find(place: str) -> Files:
         paths = matching(place, present) if is_pattern(place) else [place]
         return {path: present[path] for path in paths if path in present}
 
-    return row, gathered(row, desired(case), find)
+    return row, gather_files(row, desired(case), find)
 
 
 def desired(case: str) -> DesiredConfig:

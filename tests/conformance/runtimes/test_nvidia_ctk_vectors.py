@@ -18,7 +18,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, DesiredConfig, after_edits, runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.model import Files, RecordedEdit, gathered
+from gpunode.runtimes.model import Files, RecordedEdit, gather_files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
@@ -65,7 +65,7 @@ def _desired(vector: Vector) -> DesiredConfig:
 
 def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     """Those of ``files`` that the runtime reads."""
-    return gathered(
+    return gather_files(
         runtime(vector.runtime),
         desired,
         lambda place: {path: data for path, data in files.items() if fnmatchcase(path, place)},

@@ -14,7 +14,7 @@ def test_the_branches_people_ask_for_by_name() -> None:
 
 
 def test_branches_are_in_order_and_unique() -> None:
-    numbers = [branch.number for branch in branches.known()]
+    numbers = [branch.number for branch in branches.all_branches()]
 
     assert numbers == sorted(set(numbers))
 
@@ -29,7 +29,7 @@ def test_580_and_620_differ_in_names_and_flavours() -> None:
 
 
 def test_no_branch_from_615_on_has_proprietary_modules() -> None:
-    known = [branch for branch in branches.known() if branch.number >= branches.OPEN_ONLY_FROM]
+    known = [branch for branch in branches.all_branches() if branch.number >= branches.OPEN_ONLY_FROM]
 
     assert known
     assert all(branch.flavours == OPEN for branch in known)

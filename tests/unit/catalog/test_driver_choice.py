@@ -204,7 +204,9 @@ def test_no_driver_wanted_is_not_a_question_for_the_catalog() -> None:
 listed = st.sampled_from([row["device_id"] for row in tables.rows("gpus.csv")])
 current = st.sampled_from([row["device_id"] for row in tables.rows("gpus.csv") if row["last_branch"] in {"", "580"}])
 hosts = st.lists(listed | st.integers(0, 0xFFFF).map(lambda number: f"{number:04x}"), min_size=1, max_size=4)
-versions = st.sampled_from(["auto", "production", "lts", *(str(branch.number) for branch in branches.known()), "640"])
+versions = st.sampled_from(
+    ["auto", "production", "lts", *(str(branch.number) for branch in branches.all_branches()), "640"]
+)
 flavours: st.SearchStrategy[Flavour] = st.sampled_from(["auto", "open", "proprietary"])
 
 

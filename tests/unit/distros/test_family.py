@@ -8,7 +8,7 @@ from gpunode.catalog import branches, tables
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT, cuda_repository
-from gpunode.distros import DISTROS, UBUNTU, Family, family, supported
+from gpunode.distros import DISTROS, UBUNTU, Family, family, list_supported
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Distro
 from gpunode.packages.deb.preferences import pin
@@ -75,13 +75,13 @@ def test_every_repository_belongs_to_a_release() -> None:
 
 
 def test_the_supported_releases_are_listed_as_a_person_writes_them() -> None:
-    assert supported() == "Debian 12 and 13 and Ubuntu 22.04, 24.04 and 26.04"
+    assert list_supported() == "Debian 12 and 13 and Ubuntu 22.04, 24.04 and 26.04"
 
 
 @pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
 @pytest.mark.parametrize("scope", SCOPES)
 def test_every_choice_names_its_modules_and_never_an_empty_meta_package(known: Family, scope: Scope) -> None:
-    for branch in branches.known():
+    for branch in branches.all_branches():
         for flavour in branch.flavours:
             choice = Choice(branch.number, "", flavour, "")
             packages = known.driver_packages(choice, scope)

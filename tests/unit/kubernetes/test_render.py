@@ -510,7 +510,7 @@ def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the
 
 @pytest.mark.parametrize("device", ["20b0", "2330", "2335", "2901", "20b7", "2bb5"])
 def test_a_balanced_layout_is_made_of_profiles_that_the_gpu_has(device: str) -> None:
-    found = mig.balanced(device)
+    found = mig.balanced_layout(device)
     assert found.keys() <= mig.profiles(device).keys()
     assert sum(int(profile[0]) * count for profile, count in found.items()) in {4, 7}
 

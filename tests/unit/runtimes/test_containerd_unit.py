@@ -6,11 +6,11 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, gathered, runtime
+from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, gather_files, runtime
 from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
 from gpunode.runtimes.containerd_unit import config_of
 from gpunode.runtimes.found import contents, in_facts
-from gpunode.runtimes.installations import chosen
+from gpunode.runtimes.installations import choose_row
 from tests.unit.steps.machines import machine
 
 ROW = runtime("containerd")
@@ -33,7 +33,7 @@ def read_on(disk: dict[str, bytes], desired: DesiredConfig) -> dict[str, bytes]:
         paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
         return {path: disk[path] for path in paths if path in disk}
 
-    return dict(gathered(ROW, desired, find))
+    return dict(gather_files(ROW, desired, find))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_few_places_are_looked_at_where_no_containerd_is() -> None:
 
 def test_setup_goes_by_the_unit_too() -> None:
     facts = machine(files=node())
-    row = chosen(ROW, facts).row
+    row = choose_row(ROW, facts).row
     assert row.config == OWN
     assert {LIB, DROP_IN, OWN} < set(contents(in_facts(facts, row, DesiredConfig())))
 
@@ -122,4 +122,4 @@ def test_setup_goes_by_the_unit_too() -> None:
 def test_a_masked_unit_names_nothing() -> None:
     facts = machine(files=node())
     facts.files[ETC] = Unknown("it is a character device", f"file:{ETC}")  # type: ignore[index]  # a dict here
-    assert chosen(ROW, facts).row is ROW
+    assert choose_row(ROW, facts).row is ROW

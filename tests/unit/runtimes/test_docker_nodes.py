@@ -11,7 +11,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, Edit, gathered, runtime
+from gpunode.runtimes import DesiredConfig, Edit, gather_files, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.docker import configure, inspect, keeps_containers, takes_on_reload
 from gpunode.runtimes.docker_nodes import located
@@ -66,7 +66,7 @@ def test_everything_that_counts_is_read_in_a_few_rounds() -> None:
         paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
         return {path: disk[path] for path in paths if path in disk}
 
-    files = gathered(ROW, DesiredConfig(), find)
+    files = gather_files(ROW, DesiredConfig(), find)
     assert files == {path: data for path, data in disk.items() if path != "/etc/passwd"}
     assert located(ROW, files, DesiredConfig()).config == "/srv/docker.json"
 

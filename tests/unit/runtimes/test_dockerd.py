@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts.units import UnitCommand
-from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, reload, started
+from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, flags_of_command, reload
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_flags_are_read_as_dockerd_reads_them(line: str, expected: dict[str, tup
 
 def test_what_the_flags_say() -> None:
     argv = ("/usr/bin/dockerd", "--config-file=/srv/d.json", "--add-runtime", "nv=/usr/bin/nv", "--feature", "cdi")
-    given = started(UnitCommand(argv, ("/lib/systemd/system/docker.service",)))
+    given = flags_of_command(UnitCommand(argv, ("/lib/systemd/system/docker.service",)))
     assert given.config == "/srv/d.json"
     assert given.runtimes == {"nv": "/usr/bin/nv"}
     assert given.cdi is True
@@ -43,7 +43,7 @@ def test_what_the_flags_say() -> None:
     assert flags(["dockerd", "--add-runtime=broken"]).runtimes == {}
     line = "dockerd -H fd:// --config-file /a --debug --config-file=/b -D --mtu 9000"
     assert flags(line.split()).words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
-    nothing = started(None)
+    nothing = flags_of_command(None)
     assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
 
 

@@ -9,7 +9,7 @@ from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
 from gpunode.runtimes import runtime
-from gpunode.runtimes.installations import INSTALLATIONS, chosen, socket_of
+from gpunode.runtimes.installations import INSTALLATIONS, choose_row, socket_of
 
 CONTAINERD = runtime("containerd")
 K3S = "/run/k3s/containerd/containerd.sock"
@@ -27,24 +27,24 @@ def using(kubelet: Kubelet, **files: str) -> Facts:
 
 
 def test_without_a_kubelet_containerd_is_that_of_its_packages() -> None:
-    assert chosen(CONTAINERD, node(Known(None, "units"))).row is CONTAINERD
-    assert not chosen(CONTAINERD, node(Known(None, "units"))).notes
+    assert choose_row(CONTAINERD, node(Known(None, "units"))).row is CONTAINERD
+    assert not choose_row(CONTAINERD, node(Known(None, "units"))).notes
 
 
 def test_the_kubelet_of_kubeadm_uses_it_too() -> None:
-    told = chosen(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock")))
+    told = choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock")))
     assert told.row is CONTAINERD
     assert not told.notes
 
 
 def test_a_contradiction_is_told() -> None:
-    told = chosen(CONTAINERD, node(Unknown("kubelet.service and k3s.service are both running here", "units")))
+    told = choose_row(CONTAINERD, node(Unknown("kubelet.service and k3s.service are both running here", "units")))
     assert told.row is CONTAINERD
     assert "both running" in told.notes[0]
 
 
 def test_an_older_capture_tells_nothing_of_kubelets() -> None:
-    assert not chosen(CONTAINERD, node(Unknown("not captured", "units"))).notes
+    assert not choose_row(CONTAINERD, node(Unknown("not captured", "units"))).notes
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_older_capture_tells_nothing_of_kubelets() -> None:
     ],
 )
 def test_a_product_brings_its_own(kubelet: Kubelet, config: str, unit: str) -> None:
-    row = chosen(CONTAINERD, using(kubelet)).row
+    row = choose_row(CONTAINERD, using(kubelet)).row
     assert (row.product, row.config, row.unit, row.socket) == (kubelet.kind, config, unit, kubelet.socket)
     assert not row.packages, "no package of the distribution provides it"
     assert not row.config_from
@@ -91,21 +91,21 @@ def test_a_product_brings_its_own(kubelet: Kubelet, config: str, unit: str) -> N
 def test_k0s_leaves_a_file_without_its_mark_alone() -> None:
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
     config = "/etc/k0s/containerd.toml"
-    made = chosen(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).row
-    own = chosen(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
+    made = choose_row(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).row
+    own = choose_row(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
     assert (made.watches, made.generated) == (True, frozenset({config}))
     assert (own.watches, own.generated) == (False, frozenset())
 
 
 @pytest.mark.parametrize("socket", ["/run/crio/crio.sock", "/run/cri-dockerd.sock", "/run/dockershim.sock"])
 def test_a_kubelet_with_another_runtime_is_told(socket: str) -> None:
-    told = chosen(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
+    told = choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
     assert told.row is CONTAINERD
     assert socket in told.notes[0]
 
 
 def test_k3s_with_the_containerd_of_the_packages() -> None:
-    told = chosen(CONTAINERD, using(Kubelet("k3s", "k3s.service", "/run/containerd/containerd.sock")))
+    told = choose_row(CONTAINERD, using(Kubelet("k3s", "k3s.service", "/run/containerd/containerd.sock")))
     assert told.row is CONTAINERD
 
 
@@ -114,7 +114,7 @@ def test_k3s_with_the_containerd_of_the_packages() -> None:
 )
 def test_what_would_change_nothing_is_refused(socket: str, word: str) -> None:
     with pytest.raises(Refused, match=word):
-        chosen(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
+        choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
 
 
 def test_a_unit_leads_to_the_socket_of_its_containerd() -> None:

@@ -235,10 +235,10 @@ def test_whatever_is_placed_does_not_overlap_and_what_fits_alone_is_placed(data:
     device = data.draw(st.sampled_from([H100, "20b0", "20b7", "2335", "2bb5"]))
     most = mig.profiles(device)
     wanted = data.draw(st.dictionaries(st.sampled_from(sorted(most)), st.integers(1, 7), max_size=3))
-    places = mig.placed(device, wanted)
+    places = mig.place_instances(device, wanted)
     for profile, count in most.items():
-        assert mig.placed(device, {profile: count}) is not None
-        assert mig.placed(device, {profile: count + 1}) is None
+        assert mig.place_instances(device, {profile: count}) is not None
+        assert mig.place_instances(device, {profile: count + 1}) is None
     if places is not None:
         taken = [start + offset for _, start, size in places for offset in range(size)]
         assert len(taken) == len(set(taken))
@@ -249,7 +249,7 @@ def test_whatever_is_placed_does_not_overlap_and_what_fits_alone_is_placed(data:
 
 def test_every_balanced_layout_fits() -> None:
     for device in (H100, "20b0", "20b2", "20b7", "2335", "2901", "2bb5"):
-        assert mig.placed(device, mig.balanced(device)) is not None
+        assert mig.place_instances(device, mig.balanced_layout(device)) is not None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gpunode.facts.model import Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, Runtime, runtime
-from gpunode.runtimes.installations import chosen
+from gpunode.runtimes.installations import choose_row
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import EditOptions
 from gpunode.workflow.edits import CtkPlan, preview_files
@@ -31,7 +31,7 @@ WISH = DesiredConfig(exact=True)
 
 
 def row_of(kubelet: Kubelet, files: dict[str, bytes]) -> Runtime:
-    return chosen(runtime("containerd"), replace(machine(files=files), kubelet=Known(kubelet, "units"))).row
+    return choose_row(runtime("containerd"), replace(machine(files=files), kubelet=Known(kubelet, "units"))).row
 
 
 def k3s() -> Runtime:

@@ -22,7 +22,7 @@ STATES = ("not-installed", "config-files", "installed", "half-installed", "unpac
 @pytest.mark.parametrize("state", STATES)
 def test_setup_and_rollback_have_one_notion_of_what_dpkg_left_unfinished(state: str, flag: str) -> None:
     status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
-    facts = replace(machine(), packages_interrupted=Known(dpkg.interrupted(dpkg.entries(status), ()), "test"))
+    facts = replace(machine(), packages_interrupted=Known(dpkg.was_interrupted(dpkg.entries(status), ()), "test"))
     is_unfinished = state in {"half-installed", "unpacked", "half-configured"}
     assert find_repair(facts) == (REPAIR_COMMAND if is_unfinished else None)
     assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())

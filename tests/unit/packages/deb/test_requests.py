@@ -10,7 +10,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.output import parse_simulation
 from gpunode.packages.deb.requests import arguments
-from gpunode.packages.simulation import Action, Simulation, unplanned
+from gpunode.packages.simulation import Action, Simulation, differences_from_plan
 from gpunode.packages.version import has_prefix
 from tests.ids import ids
 
@@ -109,7 +109,7 @@ GOOD = (Action("install", PackageId("driver"), "2:580.1-1"), Action("purge", Pac
 
 
 def test_what_was_planned_is_fine_with_new_dependencies() -> None:
-    assert unplanned(PLAN, simulation(*GOOD, Action("install", PackageId("driver-lib"), "580.1-1"))) == ()
+    assert differences_from_plan(PLAN, simulation(*GOOD, Action("install", PackageId("driver-lib"), "580.1-1"))) == ()
 
 
 @pytest.mark.parametrize(
@@ -134,24 +134,26 @@ def test_what_was_planned_is_fine_with_new_dependencies() -> None:
     ],
 )
 def test_what_was_not_planned_is_said(actions: tuple[Action, ...], says: str) -> None:
-    assert any(sentence.startswith(says) for sentence in unplanned(PLAN, simulation(*actions)))
+    assert any(sentence.startswith(says) for sentence in differences_from_plan(PLAN, simulation(*actions)))
 
 
 def test_installed_already_is_fine_in_the_right_version_only() -> None:
     right = PackageChange(PackageId("driver"), installed("580.1-1"), KnownAfter("580."))
     wrong = PackageChange(PackageId("driver"), installed("595.1-1"), KnownAfter("580."))
-    assert unplanned([right], simulation()) == ()
-    assert unplanned([wrong], simulation()) == ("the plan installs driver 580.*, apt would leave it at 595.1-1",)
+    assert differences_from_plan([right], simulation()) == ()
+    assert differences_from_plan([wrong], simulation()) == (
+        "the plan installs driver 580.*, apt would leave it at 595.1-1",
+    )
 
 
 def test_files_that_the_plan_keeps_are_not_purged() -> None:
     plan = [PackageChange(PackageId("old"), installed("1"), RESIDUE)]
-    assert unplanned(plan, simulation(Action("remove", PackageId("old"), former="1"))) == ()
-    assert unplanned(plan, simulation(Action("purge", PackageId("old"), former="1")))
+    assert differences_from_plan(plan, simulation(Action("remove", PackageId("old"), former="1"))) == ()
+    assert differences_from_plan(plan, simulation(Action("purge", PackageId("old"), former="1")))
 
 
 def test_a_refusal_is_never_fine() -> None:
-    assert unplanned((), Simulation((), "E: Unable to locate package x", "apt")) == (
+    assert differences_from_plan((), Simulation((), "E: Unable to locate package x", "apt")) == (
         "apt refuses: E: Unable to locate package x",
     )
 
@@ -163,6 +165,6 @@ def test_an_epoch_is_no_part_of_a_prefix() -> None:
 
 def test_an_unplanned_downgrade_is_told_by_dpkgs_order() -> None:
     line = "Inst libc6 [1:1.0] (2.0~rc1 Debian:12 [amd64])\n"
-    assert unplanned((), parse_simulation(line, "", ok=True)) == (
+    assert differences_from_plan((), parse_simulation(line, "", ok=True)) == (
         "apt would downgrade libc6 from 1:1.0 to 2.0~rc1, which is not in the plan",
     )

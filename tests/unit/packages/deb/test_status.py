@@ -63,12 +63,12 @@ def test_what_dpkg_was_killed_in_the_middle_of_unpacking_is_not_there() -> None:
     "status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited", "half-installed"]
 )
 def test_an_unfinished_package_means_that_dpkg_was_interrupted(status: str) -> None:
-    assert dpkg.interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
+    assert dpkg.was_interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
 
 
 def test_only_numbered_files_in_its_journal_mean_that_dpkg_was_interrupted() -> None:
-    assert dpkg.interrupted((), ["/var/lib/dpkg/updates/0001"])
-    assert not dpkg.interrupted((), ["/var/lib/dpkg/updates/tmp.i"])
+    assert dpkg.was_interrupted((), ["/var/lib/dpkg/updates/0001"])
+    assert not dpkg.was_interrupted((), ["/var/lib/dpkg/updates/tmp.i"])
 
 
 @pytest.mark.parametrize("text", ["Package: x\n", "Status: install ok installed\n", "Package: x\nStatus: installed\n"])
@@ -110,28 +110,28 @@ RELATED = "\n".join(
 
 
 def test_what_nobody_else_needs_may_leave() -> None:
-    assert dpkg.needed(RELATED, ["driver"]) == {}
-    assert dpkg.needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
+    assert dpkg.find_needed(RELATED, ["driver"]) == {}
+    assert dpkg.find_needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
 
 
 def test_what_others_need_is_named_with_one_that_needs_it() -> None:
-    assert dpkg.needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
-    assert dpkg.needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, "a provided name counts"
+    assert dpkg.find_needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
+    assert dpkg.find_needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, "a provided name counts"
 
 
 def test_need_goes_on_through_what_stays_for_others() -> None:
-    assert dpkg.needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
+    assert dpkg.find_needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
     everything = ["driver", "module", "dkms", "libcuda1", "zfs-dkms", "app"]
-    assert dpkg.needed(RELATED, everything) == {}
+    assert dpkg.find_needed(RELATED, everything) == {}
 
 
 def test_what_changes_its_version_needs_what_its_other_version_does() -> None:
-    assert dpkg.needed(RELATED, ["module"], changing=["driver"]) == {}
+    assert dpkg.find_needed(RELATED, ["module"], changing=["driver"]) == {}
 
 
 def test_an_alternative_that_stays_is_enough() -> None:
     other = f"{RELATED}\n\nPackage: builder\n{INSTALLED}"
-    assert dpkg.needed(other, ["dkms", "zfs-dkms"]) == {}
+    assert dpkg.find_needed(other, ["dkms", "zfs-dkms"]) == {}
 
 
 def test_a_purge_takes_what_a_package_ships_and_what_only_it_once_shipped() -> None:
