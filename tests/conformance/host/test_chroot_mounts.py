@@ -82,11 +82,11 @@ def test_a_command_finds_what_maintainer_scripts_need_and_nothing_is_mounted_for
         tmp_path,
         """
 before, one = mounts(), runner()
-with chroot.furnished(one):
+with chroot.prepare_root(one):
     inside = sh(one, "/usr/sbin/policy-rc.d x start; echo $?; cat /etc/resolv.conf | cksum; cat /proc/1/stat | wc -l; "
         "test -c /dev/null && test -c /dev/ptmx && echo x > /dev/null && ls /dev; touch /sys/x 2>&1")
     same = mounts() == before
-    with chroot.furnished(one):
+    with chroot.prepare_root(one):
         nested = sh(one, "/usr/sbin/policy-rc.d x start; echo $?")
     after_nested = sh(one, "/usr/sbin/policy-rc.d x start; echo $?")
 policy = os.path.lexists(root + "/usr/sbin/policy-rc.d")
@@ -115,7 +115,7 @@ def test_a_machine_that_has_no_sys_runs_them_too(tmp_path: Path) -> None:
     seen = in_image(
         tmp_path,
         """
-with chroot.furnished(runner()):
+with chroot.prepare_root(runner()):
     print(json.dumps([os.path.exists("/sys"), sh(runner(), "ls -d /sys /proc/self; ls /sys | wc -l")]))
 """,
         sandbox,
@@ -328,7 +328,7 @@ def test_nothing_stays_mounted_when_gpunode_is_killed(root: Path) -> None:
 import os, signal, sys
 from gpunode.host import chroot
 from gpunode.host.process import Runner
-with chroot.furnished(Runner(sys.argv[1], consent=lambda: None)):
+with chroot.prepare_root(Runner(sys.argv[1], consent=lambda: None)):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", script, str(root)], check=False, cwd=TOP)

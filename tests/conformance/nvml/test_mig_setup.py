@@ -218,12 +218,12 @@ if words[0] != "mig":
         pynvml.nvmlDeviceSetMigMode(gpu, int(words[words.index("-mig") + 1]))
     sys.exit(0)
 assert pynvml.nvmlDeviceGetMigMode(gpu)[0] == 1
-by_name = {{mig._name(one): one for one in mig._profiles(pynvml, gpu)}}
+by_name = {{mig._short_profile_name(one): one for one in mig._gpu_profiles(pynvml, gpu)}}
 sizes = {{"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 4}}
 for one in words[words.index("-cgi") + 1].split(","):
     name, _, start = one.partition(":")
     row = {{"start": int(start), "size": sizes[name], "compute": [int(name[0])], "profile": name}}
-    mig._make(pynvml, gpu, by_name[name], row)
+    mig._create_instance(pynvml, gpu, by_name[name], row)
 """
 
 
