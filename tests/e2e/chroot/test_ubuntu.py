@@ -66,9 +66,10 @@ def test_the_names_are_those_of_the_branch_and_the_headers_follow_the_kernel(
         assert setup_ok(node).changes == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ubuntu",
-    [*(pytest.param(one, marks=pytest.mark.long) for one in UBUNTUS[:-1]), UBUNTUS[-1]],
+    UBUNTUS,
     ids=lambda ubuntu: ubuntu.codename,
 )
 def test_the_next_kernel_gets_its_module_too(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:

@@ -120,6 +120,7 @@ def test_a_container_that_sees_fewer_gpus_fails(runtimes: Path, tmp_path: Path) 
         assert found[runtime][:2] == [False, UUIDS[:2]]
 
 
+@pytest.mark.long
 def test_a_container_that_hangs_is_ended_and_leaves_nothing(runtimes: Path, tmp_path: Path) -> None:
     found = _check(runtimes, tmp_path, faults="nvmlDeviceGetUUID@1=hang", seconds=5)
     for runtime in ("containerd", "docker"):

@@ -63,6 +63,7 @@ def unverified(system: System, *argv: str) -> list[str]:
     return [line for line in lines if not ("missing" in line and ("/share/doc/" in line or "/share/man/" in line))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_zipapp_runs_on_a_bare_system(suite: str, release: Path, make_system: MakeSystem) -> None:
     with make_system(suite) as system:
