@@ -29,10 +29,13 @@ from gpunode.workflow.remove import plan_removal
 from gpunode.workflow.rollback import plan_rollback, rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import verify
+from tests.conformance.hostile.image import needs_root
 from tests.conformance.nvml.test_mig_standin import BALANCED, EMPTY, OFF, SEVEN, UUID, host
 from tests.fakes.compile import library
 from tests.fakes.mig import reboot
 from tests.unit.steps.machines import H100, gpu, with_driver
+
+pytestmark = needs_root
 
 WANTED = Recipe("mig", driver=replace(Recipe("").driver, version="none"), mig=MigSettings("all-balanced"))
 ONLY = ("mig",)
