@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -62,9 +62,6 @@ def settle_order(owed: Iterable[Trigger]) -> tuple[Trigger, ...]:
     return tuple(sorted(set(owed), key=lambda trigger: (_ORDER.index(trigger.kind), trigger.target)))
 
 
-KindT = TypeVar("KindT", bound="ChangeKind")
-
-
 class ChangeKind(ABC):
     """A kind of change: a subclass is a frozen dataclass with ``before`` and ``after``, where it has states.
 
@@ -101,9 +98,9 @@ class ChangeKind(ABC):
         """The action as a participle: ``created``."""
 
     @property
-    @abstractmethod
     def instruction(self) -> str:
-        """The action as a short imperative sentence: ``enable containerd``."""
+        """The change as a short instruction: ``enable containerd``."""
+        return f"{self.action} {self.subject}"
 
     @property
     def summary(self) -> str:

@@ -57,10 +57,6 @@ class ObjectChange(ChangeKind):
         return _PARTICIPLES[self.action]
 
     @property
-    def instruction(self) -> str:
-        return f"{self.action} {self.subject}"
-
-    @property
     def record(self) -> dict[str, object]:
         before, after = (json.loads(fields or "null") for fields in (self.before, self.after))
         return {"cluster": self.cluster, "before": before, "after": after}

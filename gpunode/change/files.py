@@ -134,10 +134,6 @@ class FileChange(ChangeKind):
         return "created" if self.before is None else "removed" if self.after is None else "changed"
 
     @property
-    def instruction(self) -> str:
-        return f"{self.action} {self.path}"
-
-    @property
     def states(self) -> tuple[str, str]:
         before, after = (f"sha256:{digest(one.content)}" if isinstance(one, FileState) else ""
                          for one in (self.before, self.after))  # fmt: skip

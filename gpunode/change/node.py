@@ -159,10 +159,6 @@ class CommandChange(ChangeKind):
         return "run"
 
     @property
-    def instruction(self) -> str:
-        return f"run {self.subject}"
-
-    @property
     def summary(self) -> str:
         return self.subject
 

@@ -92,10 +92,6 @@ class PackageChange(ChangeKind):
         return "installed" if self.before is None else "purged" if self.after is None else "changed"
 
     @property
-    def instruction(self) -> str:
-        return f"{self.action} {self.id}"
-
-    @property
     def states(self) -> tuple[str, str]:
         return self.before.version if self.before else "", self.settled.version if self.settled else ""
 

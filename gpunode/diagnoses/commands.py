@@ -44,11 +44,6 @@ def join_commands(*parts: Command) -> Command:
     return Command("".join(part if part.startswith((";", ")")) else f" {part}" for part in parts).strip())
 
 
-def command_output(typed: Command) -> Shell:
-    """Return the shell substitution for the command's output."""
-    return Shell(f"$({typed})")
-
-
 def is_package(name: str) -> bool:
     """Return whether ``name`` is a valid package name."""
     return isinstance(name, Shell) or _PACKAGE.fullmatch(name) is not None

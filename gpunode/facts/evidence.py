@@ -16,8 +16,11 @@ CUT_KEY: Final = "report:cut"
 
 Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
 Holds: TypeAlias = Literal["table", "config", "log"]
-"""What may leave the node: all of a table; of configuration, values known to be harmless; of logs, command lines and
-tool output, everything except what looks like a secret."""
+"""The kind of a probe's content, which decides the part that may leave the node.
+
+A table leaves whole; of a configuration, values known to be harmless; of a log (also command lines and tool output),
+everything except what looks like a secret.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def plan_removal(
         host: the node.
         facts: of it.
         owed: what earlier runs owe and none has settled.
-        force: whether a file from which gpunode's step cannot be told any more comes back as it was before gpunode.
+        force: whether a file from which gpunode's part cannot be told any more comes back as it was before gpunode.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
     Raises:

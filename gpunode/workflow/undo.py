@@ -130,6 +130,11 @@ def _dependency(action: Action) -> PackageChange:
     return PackageChange(action.id, former, PackageState(action.version, auto=former is None))
 
 
+def conffile_sum(content: bytes) -> str:
+    """Return the MD5 sum by which a package database notes a configuration file."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
 @dataclass(slots=True)
 class UndoExecutor:
     """Carries steps out in one journaled run; ``settled`` gathers what was triggered."""
@@ -168,13 +173,13 @@ class UndoExecutor:
         former = live_state.read_package_database(self.host).obsolete()
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES))
         now = live_state.read_package_database(self.host).obsolete()
-        self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
+        self._remove_unedited({path: shipped for path, shipped in now.items() if path not in former})
 
     def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
         """Delete unedited configuration files that only the removed version shipped; edited ones stay."""
-        for path, md5 in sorted(obsolete.items()):
+        for path, shipped in sorted(obsolete.items()):
             state = live_state.read_file_state(self.host, path)
-            if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
+            if state is not None and conffile_sum(state.content) == shipped:
                 change = FileChange(path, state, None)
                 self.applier.apply_change("packages", OBSOLETE, change, "its package's former version does not ship it")
 

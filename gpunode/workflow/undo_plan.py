@@ -6,7 +6,6 @@ somebody edited since, and in whether packages that were there before come back,
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -38,7 +37,15 @@ from gpunode.workflow import live_state, mig_layouts
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import KeptItem, UndoPlan, UndoStep, any_replaced, installed_packages, with_dependencies
+from gpunode.workflow.undo import (
+    KeptItem,
+    UndoPlan,
+    UndoStep,
+    any_replaced,
+    conffile_sum,
+    installed_packages,
+    with_dependencies,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +249,12 @@ def _restore_conffiles(footprint: Footprint, host: Host, *, force: bool) -> Iter
         if now == back.after:
             continue
         trail = footprint.files.get(back.path)
-        is_nobodys = now is None or md5(now.content) == shipped.get(back.path) or (trail and trail.spans[-1].left(now))
+        is_nobodys = (
+            now is None or conffile_sum(now.content) == shipped.get(back.path) or (trail and trail.spans[-1].left(now))
+        )
         if not is_nobodys and not force:
             raise edit_conflict(back, now)
         yield UndoStep(span.stage, span.step, back)
-
-
-def md5(content: bytes) -> str:
-    """Return the sum that a package database notes of a configuration file."""
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
@@ -259,7 +263,7 @@ def edit_conflict(change: FileChange, now: FileState | None, keep: str = "") -> 
     Args:
         change: what would take gpunode's version back.
         now: what is there.
-        keep: the command that takes gpunode's step out of it and keeps the edits; empty where there is none.
+        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
     """
     edit, back = (
         "\n".join(redact_change(one).diff()) or "(only secrets differ)"

@@ -46,11 +46,6 @@ def commands_in(hint: str) -> tuple[str, ...]:
     return tuple(line for line in map(str.strip, hint.split("\n")) if line and is_command(line))
 
 
-def is_manual(hint: str) -> bool:
-    """Return whether no line of ``hint`` is a command."""
-    return not commands_in(hint)
-
-
 # Beginnings of gpunode's own lines after quoted output.
 _OWN_WORDS = ("put back:", "nothing was", "still to do:")
 
