@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -19,18 +20,33 @@ class CudaRelease:
         version: major and minor (``(12, 4)``).
         driver: the oldest driver that supports all of it.
         min_branch: the oldest driver branch on which programs built with it start at all.
+        oldest_capability: the lowest compute capability that its compiler targets (``(7, 5)``).
     """
 
     version: Version
     driver: str
     min_branch: int
+    oldest_capability: Version
 
 
 @lru_cache(maxsize=1)
 def releases() -> tuple[CudaRelease, ...]:
     """Every release of the table, oldest first."""
     rows = tables.rows("cuda_releases.csv")
-    return tuple(CudaRelease(parts(row["cuda"]), row["driver"], int(row["min_branch"])) for row in rows)
+    return tuple(
+        CudaRelease(parts(row["cuda"]), row["driver"], int(row["min_branch"]), _OLDEST_CAPABILITIES[row["oldest"]])
+        for row in rows
+    )
+
+
+# The compute capability at which each architecture of the column ``oldest`` begins. Source: CUDA programming guide.
+_OLDEST_CAPABILITIES: Mapping[str, Version] = {
+    "Fermi": (2, 0),
+    "Kepler 3.0": (3, 0),
+    "Kepler 3.5": (3, 5),
+    "Maxwell": (5, 0),
+    "Turing": (7, 5),
+}
 
 
 def parts(version: str) -> Version:
@@ -48,3 +64,12 @@ def supported_by(driver: str) -> Version | None:
     """The newest CUDA that a driver supports; None where it is older than the table."""
     known = [release.version for release in releases() if parts(release.driver) <= parts(driver)]
     return known[-1] if known else None
+
+
+def newest_for(capability: Version) -> Version | None:
+    """Return the newest CUDA whose compiler targets this compute capability; None where no release of the table does.
+
+    A GPU that is newer than the first releases of its row counts as targeted: the table tells only which GPUs left.
+    """
+    able = [release.version for release in releases() if release.oldest_capability <= capability]
+    return able[-1] if able else None

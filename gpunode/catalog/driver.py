@@ -16,7 +16,7 @@ from gpunode.catalog.gpus import LIST_GPUS, GpuModel
 from gpunode.recipe import Driver
 
 # NVIDIA's current repositories start after the branch that was Kepler's last.
-_LAST_NOT_OFFERED = 470
+LAST_NOT_OFFERED = 470
 # From here on NVIDIA's own installer takes the open modules unless told otherwise.
 _OPEN_BY_DEFAULT_FROM = 560
 _VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
@@ -85,7 +85,7 @@ def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
     """The limits that no recipe can change."""
     if not gpus:
         return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _HINT_GPU)
-    old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= _LAST_NOT_OFFERED]
+    old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= LAST_NOT_OFFERED]
     if old:
         why = "; ".join(f"{gpu.last_branch} is the last branch that supports {gpu.label}" for gpu in old)
         return Impossible(f"no driver of NVIDIA's current repositories drives {_names(old)}", why, _HINT_OLD)
@@ -168,8 +168,8 @@ def _parse_request(version: str) -> _Pick | Impossible:
         return Impossible("the driver version cannot be understood", why, _HINT_BRANCHES)
     number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
-    if branch is None or number <= _LAST_NOT_OFFERED:
-        why = "it is older than they go" if number <= _LAST_NOT_OFFERED else "NVIDIA never released such a branch"
+    if branch is None or number <= LAST_NOT_OFFERED:
+        why = "it is older than they go" if number <= LAST_NOT_OFFERED else "NVIDIA never released such a branch"
         return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _HINT_BRANCHES)
     return _Pick(branch, exact, f"{version} was asked for")
 

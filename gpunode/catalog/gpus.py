@@ -116,6 +116,13 @@ def all_by_name(name: str) -> Iterator[GpuModel]:
     return (_model(row) for row in named)
 
 
+def search_models(text: str) -> tuple[GpuModel, ...]:
+    """Return the GPUs whose name contains each word of ``text``, in any case."""
+    words = text.lower().split()
+    found = (row for row in tables.rows("gpus.csv") if all(word in row["name"].lower().split() for word in words))
+    return tuple(map(_model, found)) if words else ()
+
+
 def by_label(label: str) -> GpuModel | None:
     """The GPU that GPU Feature Discovery labels so (``NVIDIA-H100-80GB-HBM3``); None where it labels none so."""
     row = _rows_by_label().get(label.removeprefix("NVIDIA-").lower())
@@ -226,6 +233,22 @@ def _unknown(number: int) -> GpuModel:
     if number >= _FIRST_MAXWELL:
         return _guess(number, "Maxwell to Volta by its id", 0, _LAST_BRANCH_OF_VOLTA, "no")
     return _guess(number, "Kepler or older by its id", 0, _LAST_BRANCH_OF_KEPLER, "no")
+
+
+def explain_guess(device_id: str) -> str:
+    """Return what is assumed of a GPU that no list has, and why."""
+    number = _number(device_id)
+    if number >= _FIRST_TURING:
+        return (
+            f"ids from {_FIRST_TURING:04x} on are Turing or newer, so it is taken for newer than these lists, "
+            "to be driven by the newest branch and its open modules"
+        )
+    if number >= _FIRST_MAXWELL:
+        return (
+            f"ids from {_FIRST_MAXWELL:04x} to {_FIRST_TURING - 1:04x} are Maxwell to Volta, "
+            f"whose last branch is {_LAST_BRANCH_OF_VOLTA}"
+        )
+    return f"ids below {_FIRST_MAXWELL:04x} are Kepler or older, whose last branch is {_LAST_BRANCH_OF_KEPLER}"
 
 
 def _guess(number: int, architecture: str, first: int, last: int | None, modules: OpenModules) -> GpuModel:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # The headings of ``--help``.
 GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
-    "Look": ("status", "log", "capture"),
+    "Look": ("status", "gpus", "log", "capture"),
     "Explain": ("doctor", "compare"),
     "Undo": ("rollback", "remove"),
 }
@@ -342,6 +342,20 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
     from gpunode.cli import verify as cli
 
     cli.status(output_options(json, verbose), node)
+
+
+@app.command()
+def gpus(
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="GPU", help="ask about this GPU instead: a PCI id (10de:1b80) or a name[,…]")
+    ] = "",
+    node: NodeOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show for each GPU which drivers and CUDA it can use, and until when."""
+    from gpunode.cli import gpus as cli
+
+    cli.gpus(output_options(json), node, gpu)
 
 
 @app.command()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
 
-_PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
+PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _BARE_METAL = "bare-metal"
 # Each runtime has a recipe of its name.
 _DEFAULT_RECIPES = {**{name: name for name in get_args(RuntimeName)}, "none": _BARE_METAL, "": _BARE_METAL}
@@ -133,7 +133,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
 
     found: list[PciDevice] = []
     for index, part in enumerate(filter(None, text.split(","))):
-        match = _PCI_ID.fullmatch(part.strip())
+        match = PCI_ID.fullmatch(part.strip())
         if match is None or match[1].lower() != "10de":
             raise UsageError(
                 f"--gpu {text}: {part!r} is not the PCI id of an NVIDIA GPU",

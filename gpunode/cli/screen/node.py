@@ -85,19 +85,20 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
     yield node_line(facts)
     yield Line()
-    yield from _label_rows("GPU", tuple(_gpu_rows(found)))
-    yield from _label_rows("driver", tuple(_driver_lines(found)))
-    yield from _label_rows("kernels", tuple(_kernel_lines(found)))
-    yield from _label_rows("held", (line(f"{join_names(found.held)} (not upgraded while held)"),) if found.held else ())
-    yield from _label_rows("toolkit", (_toolkit_line(found),))
+    yield from label_rows("GPU", tuple(_gpu_rows(found)))
+    yield from label_rows("driver", tuple(_driver_lines(found)))
+    yield from label_rows("kernels", tuple(_kernel_lines(found)))
+    yield from label_rows("held", (line(f"{join_names(found.held)} (not upgraded while held)"),) if found.held else ())
+    yield from label_rows("toolkit", (_toolkit_line(found),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
-    yield from _label_rows("runtimes", rows or (line(span("none installed", "dim")),))
+    yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     undone = f"an earlier run left undone: {join_names(found.undone)}; gpunode setup does it"
-    yield from _label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
-    yield from _label_rows("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
+    yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
+    yield from label_rows("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
 
 
-def _label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
+def label_rows(label: str, rows: Sequence[Line]) -> Iterator[Line]:
+    """Yield ``rows`` under a label in a column of its own, which only the first row shows; nothing without rows."""
     for number, row in enumerate(indent_lines(rows, _LABEL)):
         head = Span(pad_right(label if number == 0 else "", _LABEL), "dim")
         yield Line((head, *row.spans[1:]), row.hang or _LABEL)

@@ -1,0 +1,145 @@
+"""gpus: each GPU, the driver branches that drive it, its CUDA, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from gpunode.catalog.driver import Choice
+from gpunode.catalog.gpu_support import GpuSupport, describe_support
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel, all_by_name, lookup, other_device, search_models
+from gpunode.catalog.tables import rows
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
+from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.gpus import gpu_lines
+from gpunode.command import gpunode
+from gpunode.errors import Refused, UsageError
+from gpunode.facts.model import Facts, need
+from gpunode.steps.gpus import NVIDIA, find_own_gpus
+
+# More than these would be a list to scroll through, and the words that gave them fit too much.
+_MOST_MATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """Models that NVIDIA supports alike: what it supports, their names and PCI ids, and where a node has them."""
+
+    support: GpuSupport
+    names: tuple[str, ...]
+    device_ids: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
+
+
+def gpus(output: OutputOptions, node: str, named: str) -> None:
+    """Show the GPUs of a node, or those that ``named`` lists by PCI id or by name."""
+    if named:
+        reports, unknown = _group_models((model, "") for model in _parse_models(named)), []
+    else:
+        facts = view_node(node, "/", "").facts
+        reports, unknown = _report_node(facts), list_unknown_facts(facts)
+    output.open_screen().put(*gpu_lines(reports))
+    output.emit(Envelope("gpus", unknown=unknown, result={"gpus": [_report_row(report) for report in reports]}))
+
+
+def _report_node(facts: Facts) -> tuple[GpuReport, ...]:
+    devices = find_own_gpus(need(facts.devices, "which PCI devices there are"))
+    if not devices:
+        raise Refused(
+            "no NVIDIA GPU found on this node",
+            why="none of its PCI devices is of vendor 10de with class 0300 or 0302",
+            hint=f"ask about a GPU that is not here by its id or its name:\n{gpunode('gpus', '--gpu', 'Tesla T4')}",
+        )
+    return _group_models((lookup(device.device), device.address) for device in devices)
+
+
+def _group_models(found: Iterable[tuple[GpuModel, str]]) -> tuple[GpuReport, ...]:
+    """Return a report for all models that differ in nothing but name and id; ``found`` has a model and an address."""
+    groups: dict[GpuModel, list[tuple[GpuModel, str]]] = {}
+    for model, address in found:
+        # What is assumed of a GPU that no list has depends on its id.
+        key = replace(model, device_id="", name="") if model.listed else model
+        groups.setdefault(key, []).append((model, address))
+    return tuple(
+        GpuReport(
+            describe_support(members[0][0]),
+            tuple(dict.fromkeys(model.name for model, _ in members)),
+            tuple(dict.fromkeys(model.device_id for model, _ in members)),
+            tuple(address for _, address in members if address),
+        )
+        for members in groups.values()
+    )
+
+
+def _parse_models(named: str) -> Iterator[GpuModel]:
+    """Yield the models that ``named`` lists, separated by commas: PCI ids (``10de:1b80``) or names.
+
+    Raises:
+        UsageError: if one is no NVIDIA GPU, is known by no such name, or names too many.
+    """
+    for part in filter(None, map(str.strip, named.split(","))):
+        match = PCI_ID.fullmatch(part)
+        if match is None:
+            yield from _find_by_name(part)
+        elif match[1].lower() != NVIDIA:
+            raise UsageError(f"--gpu {part}: not a device of NVIDIA's", hint=f"its ids begin with 10de:\n{LIST_GPUS}")
+        elif other := other_device(match[2]):
+            raise UsageError(
+                f"--gpu {part} names no GPU",
+                why=f"it is the {other[1]}",
+                hint=f"this lists the GPUs alone:\n{LIST_GPUS}",
+            )
+        else:
+            yield lookup(match[2].lower())
+
+
+def _find_by_name(name: str) -> tuple[GpuModel, ...]:
+    found = search_models(name)
+    names = list(dict.fromkeys(model.name for model in found))
+    exact = tuple(all_by_name(name))
+    if exact and len(names) > _MOST_MATCHES:
+        return exact
+    if not found:
+        every = {row["name"].removeprefix("NVIDIA ").lower(): row["name"] for row in rows("gpus.csv")}
+        near = [every[one] for one in get_close_matches(name.lower(), every, n=3)]
+        raise UsageError(
+            f"--gpu {name}: no GPU of that name is known",
+            why=f"similar: {', '.join(near)}" if near else "",
+            hint=f"name it as nvidia-smi does, or by its PCI id, as this lists it:\n{LIST_GPUS}",
+        )
+    if len(names) > _MOST_MATCHES:
+        listed = ", ".join(names[:_MOST_MATCHES])
+        raise UsageError(
+            f"--gpu {name}: {len(names)} GPUs have such a name",
+            why=f"{listed}, …",
+            hint=f"name one of them whole:\n{gpunode('gpus', '--gpu', names[0])}",
+        )
+    return found
+
+
+def _report_row(report: GpuReport) -> Mapping[str, object]:
+    support, model = report.support, report.support.model
+    choice = support.choice
+    return {
+        "names": report.names,
+        "device_ids": [f"{NVIDIA}:{one}" for one in report.device_ids],
+        "addresses": report.addresses,
+        "architecture": model.architecture,
+        "compute_capability": model.compute_capability or None,
+        "listed": model.listed,
+        "assumption": support.assumption or None,
+        "driver": {"branch": choice.branch, "flavour": choice.flavour, "reason": support.reason}
+        if isinstance(choice, Choice)
+        else None,
+        "refusal": None if isinstance(choice, Choice) else {"what": choice.what, "why": choice.why},
+        "branches": [
+            {"number": one.number, "kind": one.kind, "maintained": one.active, "end_of_life": one.eol or None}
+            for one in support.branches
+        ],
+        "flavours": support.flavours,
+        "cuda": ".".join(map(str, support.cuda)) if support.cuda else None,
+        "end_of_life": support.end_of_life or None,
+        "packages": support.packages,
+    }
