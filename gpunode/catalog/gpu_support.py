@@ -1,4 +1,4 @@
-"""What a GPU model needs and what it can run: driver branches, kernel modules, CUDA, packages beside the driver."""
+"""The needs and abilities of a GPU model: driver branches, kernel modules, CUDA, packages beside the driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunode.recipe import Driver
 
 @dataclass(frozen=True, slots=True)
 class GpuSupport:
-    """What NVIDIA supports for one GPU model.
+    """The support that NVIDIA gives one GPU model.
 
     Attributes:
         branches: those of NVIDIA's current repositories that drive it, newest first.

@@ -352,7 +352,10 @@ def gpus(
     node: NodeOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show for each GPU which drivers and CUDA it can use, and until when."""
+    """Show which drivers and which CUDA each GPU can use.
+
+    With --gpu: of a GPU that is not here.
+    """
     from gpunode.cli import gpus as cli
 
     cli.gpus(output_options(json), node, gpu)

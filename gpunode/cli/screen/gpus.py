@@ -1,4 +1,4 @@
-"""What NVIDIA supports for each GPU, a paragraph each. Pure."""
+"""The support that NVIDIA gives each GPU, a paragraph each. Pure."""
 
 from __future__ import annotations
 
