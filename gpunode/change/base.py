@@ -118,6 +118,26 @@ class ChangeKind(ABC):
         return True
 
     @property
+    def known_after(self) -> str:
+        """When the state afterwards will be known; empty where it is known now."""
+        return ""
+
+    @property
+    def origin(self) -> str:
+        """The archive that a package comes from, and the key that vouches for it; empty for any other change."""
+        return ""
+
+    @property
+    def outcome(self) -> str:
+        """The deed for the log: the participle, with the versions of a package."""
+        return self.participle
+
+    @property
+    def recorded_details(self) -> tuple[str, ...]:
+        """Further lines for the log; of a change whose contents are digests."""
+        return ()
+
+    @property
     def folders(self) -> tuple[str, ...]:
         """The folders that are made for it."""
         return ()

@@ -120,6 +120,15 @@ class FileChange(ChangeKind):
         return not isinstance(self.after, Deferred | SigningKey)
 
     @property
+    def known_after(self) -> str:
+        return self.after.known_after if isinstance(self.after, Deferred | SigningKey) else ""
+
+    @property
+    def recorded_details(self) -> tuple[str, ...]:
+        folders = (f"made for it: {', '.join(self.folders)}",) if self.folders else ()
+        return f"before {_describe(self.before)}", f"after  {_describe(self.after)}", *folders
+
+    @property
     def action(self) -> Action:
         if self.before == self.after:
             return "reread"
@@ -189,6 +198,13 @@ class FileChange(ChangeKind):
         )
         yield from (part for line in marked for part in line.split("\n"))
         yield from _diff_ownership(self.before, after)
+
+
+def _describe(state: FileState | Unsettled | None) -> str:
+    """Return a state for the log; the content of one is a digest."""
+    if isinstance(state, FileState):
+        return f"sha256 {state.content.decode()} {state}"
+    return state.what if state else "nothing"
 
 
 def _text_lines(state: FileState | None) -> list[str] | None:

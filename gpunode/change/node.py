@@ -163,6 +163,10 @@ class CommandChange(ChangeKind):
         return self.subject
 
     @property
+    def recorded_details(self) -> tuple[str, ...]:
+        return (f"for {self.why}" + (f"; undone by {display_command(self.undo)}" if self.undo else ""),)
+
+    @property
     def record(self) -> dict[str, object]:
         undone_by = None if self.undo is None else list(without_values(self.undo))
         return {"argv": list(without_values(self.argv)), "for": self.why, "undo": undone_by}
@@ -237,6 +241,10 @@ class MigChange(ChangeKind):
     @property
     def states(self) -> tuple[str, str]:
         return str(self.before), str(self.after)
+
+    @property
+    def recorded_details(self) -> tuple[str, ...]:
+        return f"before {self.before}", f"after  {self.after}"
 
     @property
     def record(self) -> dict[str, object]:

@@ -63,6 +63,19 @@ class PackageChange(ChangeKind):
         return not isinstance(self.after, KnownAfter)
 
     @property
+    def known_after(self) -> str:
+        return "" if self.is_settled else "the package index is read"
+
+    @property
+    def origin(self) -> str:
+        return self.settled.origin if self.settled else ""
+
+    @property
+    def outcome(self) -> str:
+        before, after = self.states
+        return f"{before} → {after}" if before and after else f"{after or before} {self.participle}"
+
+    @property
     def settled(self) -> PackageState | None:
         """The state afterwards, as far as its version is known; None for none."""
         return self.after if isinstance(self.after, PackageState) else None

@@ -9,12 +9,10 @@ from typing import Any
 
 from gpunode.change import (
     Change,
-    Deferred,
     FileChange,
     FileState,
     KnownAfter,
     PackageChange,
-    SigningKey,
 )
 from gpunode.cli.actions import action_of, explain_purge
 from gpunode.errors import BUG, GpunodeError
@@ -126,19 +124,15 @@ def _change_row(change: Change, step: str | None) -> dict[str, object]:
         "subject": change.subject,
         "step": step,
     }
-    match change:
-        case PackageChange(before=before, after=after):
-            row["before"] = before.version if before else None
-            if reason := explain_purge(change):
-                row["reason"] = reason
-            # Only a prefix of the version may be known; an unknown one is null, never empty.
-            row["after"] = (after.prefix if isinstance(after, KnownAfter) else after.version) or None if after else None
-            if isinstance(after, KnownAfter):
-                row["known_after"] = "the package index is read"
-        case FileChange(after=(Deferred() | SigningKey()) as unsettled):
-            row["known_after"] = unsettled.known_after
-        case _:
-            pass
+    for package in PackageChange.among([change]):
+        before, after = package.before, package.after
+        row["before"] = before.version if before else None
+        if reason := explain_purge(package):
+            row["reason"] = reason
+        # Only a prefix of the version may be known; an unknown one is null, never empty.
+        row["after"] = (after.prefix if isinstance(after, KnownAfter) else after.version) or None if after else None
+    if change.known_after:
+        row["known_after"] = change.known_after
     return row
 
 

@@ -12,9 +12,7 @@ from gpunode.change import (
     FileState,
     ModuleChange,
     PackageChange,
-    PackageState,
     ServiceChange,
-    ServiceState,
     Unsettled,
 )
 from gpunode.journal.record import Begin, Entry, Failed, Intent, Verb
@@ -56,36 +54,30 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     """
     made = _made_intents(entries)
     found, was_enabled = _find_first_contents(made), _find_units_before(made)
+    added = [intent.change for verb, intent in made if verb in _ADDING]
+    files = FileChange.among(added)
     written: dict[str, dict[str, str | None]] = {}
-    generated, packages, units, modules = set[str](), set[PackageId](), set[str](), set[str]()
-    for change in (intent.change for verb, intent in made if verb in _ADDING):
-        match change:
-            case FileChange(path=path) if change.is_generated:
-                generated.add(path)
-            case FileChange(path=path, before=before, after=after):
-                _add_written(written.setdefault(path, {}), found[path], _object_name(before), _object_name(after))
-            case (
-                PackageChange(id=package, before=None)
-                | PackageChange(id=package, before=PackageState(config_files_only=True))
-            ):
-                packages.add(package)
-            case ServiceChange(unit=unit, after=ServiceState(enabled=True)):
-                if not was_enabled[unit]:
-                    units.add(unit)
-            case ModuleChange(module=module, after=True):
-                modules.add(module)
-            case _:
-                pass
+    for file in files:
+        if not file.is_generated:
+            former = written.setdefault(file.path, {})
+            _add_written(former, found[file.path], _object_name(file.before), _object_name(file.after))
     return RecordedAdditions(
-        written, found, frozenset(generated), frozenset(packages), frozenset(units), frozenset(modules)
+        written,
+        found,
+        generated=frozenset(file.path for file in files if file.is_generated),
+        packages=frozenset(one.id for one in PackageChange.among(added) if one.action == "install"),
+        units=frozenset(
+            one.unit for one in ServiceChange.among(added) if one.after.enabled and not was_enabled[one.unit]
+        ),
+        modules=frozenset(one.module for one in ModuleChange.among(added) if one.after),
     )
 
 
 def _find_first_contents(made: Iterable[tuple[str, Intent]]) -> dict[str, str | None]:
     """Return the object of what each changed file held before its first change; None for no file."""
     found: dict[str, str | None] = {}
-    for _, intent in made:
-        if isinstance(change := intent.change, FileChange) and not change.is_generated:
+    for change in FileChange.among(intent.change for _, intent in made):
+        if not change.is_generated:
             found.setdefault(change.path, _object_name(change.before))
     return found
 
@@ -93,9 +85,8 @@ def _find_first_contents(made: Iterable[tuple[str, Intent]]) -> dict[str, str | 
 def _find_units_before(made: Iterable[tuple[str, Intent]]) -> dict[str, bool]:
     """Return of each changed unit whether it was enabled before its first change."""
     found: dict[str, bool] = {}
-    for _, intent in made:
-        if isinstance(change := intent.change, ServiceChange):
-            found.setdefault(change.unit, change.before.enabled)
+    for change in ServiceChange.among(intent.change for _, intent in made):
+        found.setdefault(change.unit, change.before.enabled)
     return found
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from gpunode.change import PackageChange
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
 from gpunode.journal.run import Announce
 from gpunode.redaction.secrets import redact_text as redact
@@ -110,7 +109,6 @@ def _run_title(begin: Begin) -> str:
 def _change_fields(intent: Intent) -> dict[str, str]:
     change = intent.change
     before, after = change.states
-    installed = change.settled if isinstance(change, PackageChange) else None
     return {
         "GPUNODE_SEQ": str(intent.seq),
         "GPUNODE_STAGE": intent.stage,
@@ -119,5 +117,5 @@ def _change_fields(intent: Intent) -> dict[str, str]:
         "GPUNODE_SUBJECT": change.subject,
         "GPUNODE_BEFORE": before,
         "GPUNODE_AFTER": after,
-        "GPUNODE_ORIGIN": installed.origin if installed else "",
+        "GPUNODE_ORIGIN": change.origin,
     }

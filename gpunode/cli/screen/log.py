@@ -6,15 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from gpunode.change import (
-    CommandChange,
-    FileChange,
-    FileState,
-    MigChange,
-    PackageChange,
-    Unsettled,
-    display_command,
-)
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
@@ -149,52 +140,21 @@ def _change_rows(deeds: Sequence[ChangeRecord]) -> Iterator[Line]:
             f"  {_change_text(deed)}",
         )
         yield line(MARKS[_MARKS[deed.outcome]], *title, span(step, "dim"), hang=hang)
-        notes = list(_change_notes(deed))
+        notes = list(deed.intent.change.recorded_details)
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
         if deed.intent.reason and deed.intent.reason != reason:
             notes.insert(0, f"why: {deed.intent.reason}")
-        if (comes := _package_origin(deed)) and comes != origin:
+        if (comes := deed.intent.change.origin) and comes != origin:
             notes.append(f"from {comes}")
         reason, origin = deed.intent.reason, comes or origin
         yield from (line(Span(" " * hang), span(note, "dim"), hang=hang) for note in notes)
 
 
 def _change_text(deed: ChangeRecord) -> str:
-    change = deed.intent.change
-    words = change.participle
-    if isinstance(change, PackageChange):
-        was, now = change.states
-        words = f"{was} → {now}" if was and now else f"{now or was} {words}"
+    words = deed.intent.change.outcome
     if deed.outcome == "failed":
         return f"{words}: failed, {deed.why}"
     return words if deed.outcome == "done" else f"{words}: intended; it may or may not have been made"
-
-
-def _change_notes(deed: ChangeRecord) -> Iterator[str]:
-    match deed.intent.change:
-        case FileChange(before=before, after=after, folders=folders):
-            yield f"before {_file_text(before)}"
-            yield f"after  {_file_text(after)}"
-            if folders:
-                yield f"made for it: {', '.join(folders)}"
-        case CommandChange(why=why, undo=undo):
-            yield f"for {why}" + (f"; undone by {display_command(undo)}" if undo else "")
-        case MigChange(states=(before, after)):
-            yield f"before {before}"
-            yield f"after  {after}"
-        case _:
-            pass
-
-
-def _file_text(state: FileState | Unsettled | None) -> str:
-    if isinstance(state, FileState):
-        return f"sha256 {state.content.decode()} {state}"
-    return state.what if state else "nothing"
-
-
-def _package_origin(deed: ChangeRecord) -> str:
-    state = deed.intent.change.settled if isinstance(deed.intent.change, PackageChange) else None
-    return state.origin if state else ""
 
 
 def _trigger_row(debt: TriggerRecord, zone: tzinfo | None) -> Line:
