@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,26 +28,6 @@ _OUTPUT = re.compile(
     r"(<!-- output of: (gpunode [^|\n]*?)(?: \| grep (\S+))?(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL
 )
 _MADE = "<!-- Written by docs/generate.py: change the code, then run `make docs`. -->\n"
-_RECIPE_TABLES = {
-    "": "Top of the file",
-    "driver": "[driver]",
-    "repositories": "[repositories]",
-    "toolkit": "[toolkit]",
-    "runtime": "[runtime]",
-    "mig": "[mig]",
-    "mps": "[mps]",
-    "expect": "[expect]",
-    "kubernetes": "[kubernetes]",
-    "kubernetes.sharing": "[kubernetes.sharing]",
-    "kubernetes.mig": "[kubernetes.mig]",
-    "kubernetes.taint": "[kubernetes.taint]",
-    "kubernetes.extras": "[kubernetes.extras]",
-    "kubernetes.kind": "[kubernetes.kind]",
-    "kubernetes.versions": "[kubernetes.versions]",
-    "kubernetes.argocd": "[kubernetes.argocd]",
-    "kubernetes.flux": "[kubernetes.flux]",
-    "kubernetes.configs.*": "[kubernetes.configs.NAME]",
-}
 
 
 def pages() -> dict[Path, str]:
@@ -178,9 +159,10 @@ def recipes() -> str:
     ]
     lines += [f"| `{name}` | {_cell(builtin.read(name).description)} |" for name in builtin.names()]
     lines += ["", "`gpunode recipe show NAME` prints one with its comments.", ""]
-    for section, title in _RECIPE_TABLES.items():
+    for section, group in groupby(known_keys(), lambda key: key.section):
+        title = f"[{section.replace('*', 'NAME')}]" if section else "Top of the file"
         lines += [f"## {title}", "", "| key | default | allowed | meaning |", "| --- | --- | --- | --- |"]
-        lines += [_key(key) for key in known_keys() if key.section == section]
+        lines += [_key(key) for key in group]
         lines.append("")
     return "\n".join(lines)
 

@@ -97,7 +97,7 @@ _SUBJECTS = (
         "The fabric",
         "NVSwitches, the fabric manager and IMEX: there, running, of the driver's version, and their own words",
         "nvswitches fabric-* imex-* file:/var/log/fabricmanager.log file:/var/log/nvidia-imex.log "
-        "log:nvidia-fabricmanager log:nvidia-imex",
+        "file:/etc/nvidia-imex/* log:nvidia-fabricmanager log:nvidia-imex",
     ),
     Subject(
         "Device files",
@@ -108,7 +108,8 @@ _SUBJECTS = (
         "Libraries",
         "which libcuda and libnvidia-ml programs load: the driver's, a stub, another driver's",
         "libraries* *-libraries* libcuda-files* nvml-files* cuda-compat ld-so-conf-d file:/etc/ld.so* "
-        "file:/etc/environment file:/etc/profile file:/etc/bash* profile-d *-environments smi-binary ldconfigs",
+        "file:/etc/profile.d/* file:/etc/environment file:/etc/profile file:/etc/bash* profile-d *-environments "
+        "smi-binary ldconfigs",
     ),
     Subject(
         "Container runtimes",

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TypeAlias
 
 from gpunode.catalog import tables
 
 Version: TypeAlias = tuple[int, ...]
+
+# The packages of the whole toolkit and of its parts, before the release's number (``cuda-nvcc-12-9``). Never ``cuda``
+# or ``cuda-12-9``: up to 13.3 they bring a driver. Sources: CUDA installation guide for Linux, "Meta Packages"; the
+# package lists of NVIDIA's repositories. A compiler needs the headers of cuda-cudart-dev.
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "": ("cuda-toolkit",),
+    "nvcc": ("cuda-nvcc", "cuda-cudart-dev"),
+    "cudart": ("cuda-cudart",),
+    "cublas": ("libcublas", "libcublas-dev"),
+}
+_NAME = re.compile(rf"(?:{'|'.join(sorted(chain(*_PACKAGES.values())))})-(\d{{1,2}})-(\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,15 @@ def supported_by(driver: str) -> Version | None:
     return known[-1] if known else None
 
 
+def newest_compatible(branch: int) -> Version | None:
+    """Return the newest CUDA whose compiled programs start on a driver branch; None where it is older than the table.
+
+    Source: CUDA compatibility guide, "Minor Version Compatibility".
+    """
+    able = [release.version for release in releases() if release.min_branch <= branch]
+    return able[-1] if able else None
+
+
 def newest_for(capability: Version) -> Version | None:
     """Return the newest CUDA whose compiler targets this compute capability; None where no release of the table does.
 
@@ -73,3 +95,20 @@ def newest_for(capability: Version) -> Version | None:
     """
     able = [release.version for release in releases() if release.oldest_capability <= capability]
     return able[-1] if able else None
+
+
+def toolkit_packages(version: Version, parts_of_it: Sequence[str]) -> tuple[str, ...]:
+    """Return the packages of a toolkit (``cuda-toolkit-12-9``), or of some parts of it (``cuda-nvcc-12-9``)."""
+    names = chain.from_iterable(_PACKAGES[part] for part in parts_of_it or ("",))
+    return tuple(f"{name}-{'-'.join(map(str, version))}" for name in names)
+
+
+def release_of_package(name: str) -> Version | None:
+    """Return the release that a package of ``toolkit_packages`` is of; None for any other package."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def show_version(version: Version) -> str:
+    """Return a release as people write it: ``12.9``."""
+    return ".".join(map(str, version))

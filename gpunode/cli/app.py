@@ -130,6 +130,14 @@ DriverOption = Annotated[
         autocompletion=completion.driver_choices,
     ),
 ]
+CudaOption = Annotated[
+    str,
+    typer.Option(
+        "--cuda-toolkit",
+        metavar="RELEASE",
+        help="also install a CUDA toolkit: auto, or a release (12.9); default: none",
+    ),
+]
 UpgradeOption = Annotated[
     bool, typer.Option("--upgrade", help="upgrade driver and toolkit to the newest version of their branch")
 ]
@@ -137,9 +145,9 @@ LockOption = Annotated[
     str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
 ]
 STEP_IDS = (
-    "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, gpudirect, "
-    "toolkit, runtime-install, missing-dependencies, module-build, module-load, persistence, gpudirect-modules, mps, "
-    "runtime-config, mig, cdi, node-registration"
+    "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, fabric, "
+    "gpudirect, cuda-toolkit, toolkit, runtime-install, missing-dependencies, module-build, module-load, "
+    "fabric-bridge, persistence, fabric-service, gpudirect-modules, mps, runtime-config, mig, cdi, node-registration"
 )
 OnlyOption = Annotated[
     list[str],
@@ -218,6 +226,7 @@ def setup(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    cuda_toolkit: CudaOption = "",
     yes: YesOption = False,
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
     allow_disruption: DisruptionOption = False,
@@ -255,7 +264,9 @@ def setup(
         apply_cluster,
         resume,
     )
-    cli.setup(RecipeOptions(recipe, runtime, driver, upgrade, lock), output_options(json, verbose), options)
+    cli.setup(
+        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit), output_options(json, verbose), options
+    )
 
 
 @app.command()
@@ -263,6 +274,7 @@ def plan(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    cuda_toolkit: CudaOption = "",
     check: Annotated[bool, typer.Option("--check", help="exit with 4 if setup would change anything")] = False,
     upgrade: UpgradeOption = False,
     lock: Annotated[
@@ -286,7 +298,7 @@ def plan(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock),
+        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit),
         output_options(json, verbose),
         tuple(only),
         node,
@@ -302,6 +314,7 @@ def rehearse(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    cuda_toolkit: CudaOption = "",
     node: NodeOption = "",
     gpu: GpuOption = "",
     json: JsonOption = False,
@@ -314,7 +327,9 @@ def rehearse(
     from gpunode.cli import rehearse as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.rehearse(RecipeOptions(recipe, runtime, driver), output_options(json, verbose), node, gpu)
+    cli.rehearse(
+        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit), output_options(json, verbose), node, gpu
+    )
 
 
 @app.command()
@@ -322,6 +337,7 @@ def verify(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
+    cuda_toolkit: CudaOption = "",
     cuda: Annotated[bool, typer.Option("--cuda", help="run a small CUDA computation on every GPU")] = False,
     container: Annotated[
         bool, typer.Option("--container", help="run a container and check that it sees the same GPUs")
@@ -333,7 +349,12 @@ def verify(
     from gpunode.cli import verify as cli
     from gpunode.cli.inputs import RecipeOptions
 
-    cli.verify(RecipeOptions(recipe, runtime, driver), output_options(json, verbose), cuda=cuda, container=container)
+    cli.verify(
+        RecipeOptions(recipe, runtime, driver, cuda_toolkit=cuda_toolkit),
+        output_options(json, verbose),
+        cuda=cuda,
+        container=container,
+    )
 
 
 @app.command()

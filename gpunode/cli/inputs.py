@@ -44,6 +44,7 @@ class RecipeOptions:
     driver: str = ""
     upgrade: bool = False
     lock: str = ""
+    cuda_toolkit: str = ""
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides of the command line.
@@ -66,6 +67,9 @@ class RecipeOptions:
         if self.driver:
             version = _parse_option("--driver", "driver", "version", self.driver).driver.version
             recipe = replace(recipe, driver=replace(recipe.driver, version=version))
+        if self.cuda_toolkit:
+            version = _parse_option("--cuda-toolkit", "cuda", "version", self.cuda_toolkit).cuda.version
+            recipe = replace(recipe, cuda=replace(recipe.cuda, version=version))
         if self.lock:
             from gpunode.cli.lockfiles import read_lock
 

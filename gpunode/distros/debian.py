@@ -78,6 +78,7 @@ DEBIAN = Family(
     id="debian",
     name="Debian",
     origins=("Debian",),
+    cuda_origins=(),
     driver_packages=driver_packages,
     dkms_package=dkms_package,
     headers=headers,

@@ -26,6 +26,7 @@ class Family:
     Attributes:
         id: as in os-release.
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
+        cuda_origins: likewise of those archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
         driver_packages: what the package manager is asked for: the fewest names that bring the driver of a scope.
         dkms_package: the one of them that builds the kernel modules.
         headers: the headers of exactly this kernel.
@@ -36,6 +37,7 @@ class Family:
     id: str
     name: str
     origins: tuple[str, ...]
+    cuda_origins: tuple[str, ...]
     driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
     headers: Callable[[str], PackageId]

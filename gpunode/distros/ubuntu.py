@@ -92,6 +92,8 @@ UBUNTU = Family(
     id="ubuntu",
     name="Ubuntu",
     origins=("Ubuntu", "LP-PPA-graphics-drivers"),
+    # multiverse, from 26.10 on: cuda-toolkit-13-3 13.3.1-0ubuntu1 (packages.ubuntu.com).
+    cuda_origins=("Ubuntu",),
     driver_packages=driver_packages,
     dkms_package=dkms_package,
     headers=headers,

@@ -48,6 +48,10 @@ class NvmlUnread(_NvmlError):
         return self.code not in {3, 13}
 
 
+# What a child of an older gpunode did not ask for.
+NOT_ASKED = NvmlUnread(13, "FunctionNotFound")
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as NVML shows it.
@@ -58,6 +62,8 @@ class Gpu:
         memory_mib: all of it, as nvidia-smi counts.
         ecc: whether it is on now; ``ecc_pending`` after the next reset. ``mig`` is the same.
         instances: of MIG, where that is on.
+        fabric: how far it is in registering with the NVSwitches: ``not supported``, ``not started``, ``in progress``,
+            ``completed``, or ``failed with`` an error.
         clients: the processes that work on it, by number.
         failure: why the GPU as a whole does not answer; every reading holds it too then.
     """
@@ -75,6 +81,7 @@ class Gpu:
     mig_pending: bool | NvmlUnread
     instances: tuple[MigInstance, ...] | NvmlUnread = ()
     clients: tuple[int, ...] = ()
+    fabric: str | NvmlUnread = NOT_ASKED
     failure: NvmlUnread | None = None
 
     @property
@@ -225,7 +232,9 @@ def _parse_gpu(row: object) -> Gpu:
         unread: dict[str, Any] = dict.fromkeys(READINGS, failure)
         return Gpu(index, **unread, failure=failure)
     values: dict[str, Any] = {key: _parse_reading(kind, row, key) for key, kind in READINGS.items()}
-    return Gpu(index, **values, instances=_parse_instances(row, values["mig"]), clients=_parse_clients(row))
+    fabric = _parse_reading(str, row, "fabric") if "fabric" in row else NOT_ASKED
+    instances = _parse_instances(row, values["mig"])
+    return Gpu(index, **values, instances=instances, clients=_parse_clients(row), fabric=fabric)
 
 
 def _parse_instances(row: Mapping[str, object], mig: object) -> tuple[MigInstance, ...] | NvmlUnread:

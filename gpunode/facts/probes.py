@@ -16,6 +16,7 @@ UNITS: Final = (
     *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
+    "nvidia-imex.service",
     "gdrdrv.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
@@ -38,9 +39,11 @@ TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
 STEP_FILES: Final = (
+    "/etc/profile.d/gpunode-cuda.sh",
     MIG_UNIT,
     MIG_WANTS,
     MPS_UNIT,
+    "/etc/nvidia-imex/nodes_config.cfg",
     "/etc/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",

@@ -89,9 +89,22 @@ def _query_gpu(nvml: Any, index: int) -> dict[str, object]:
         ),
         "mig": mig,
         "mig_pending": mig_pending,
+        "fabric": _query_value(nvml, lambda: _query_fabric(nvml, handle)),
         "clients": _query_clients(nvml, handle),
         **divided,
     }
+
+
+def _query_fabric(nvml: Any, handle: Any) -> str:
+    """Return how far the GPU is in registering with the NVSwitches, as ``facts.nvml`` reads it."""
+    import ctypes
+
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    states = ("not supported", "not started", "in progress", "completed")
+    if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status != nvml.NVML_SUCCESS:
+        return f"failed with {_encode_error(nvml, nvml.NVMLError(info.status))['error']}"
+    return states[info.state] if info.state < len(states) else f"state {info.state}"
 
 
 def _query_instances(nvml: Any, handle: Any) -> list[dict[str, object]]:

@@ -115,6 +115,7 @@ class PackageSystem:
         line_folders: the places of configuration that people write line by line, without secrets.
         table_folders: the places of files that no person writes.
         pin_file: what holds the driver at its branch.
+        cuda_pin_file: what keeps the distribution's own CUDA packages out.
 
         read: the facts that the answers to ``probes`` give.
         database: what the content of ``database_file`` says.
@@ -132,6 +133,8 @@ class PackageSystem:
         relaxed: a note for every setting by which the node checks packages less than by default.
         pin: the content of ``pin_file``: drivers come from NVIDIA's repository and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's.
+        exclude_archives: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
+            these origins.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
         packages_under_pin: the installed packages whose version such a content wants.
         overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
@@ -171,6 +174,7 @@ class PackageSystem:
     line_folders: tuple[str, ...]
     table_folders: tuple[str, ...]
     pin_file: str
+    cuda_pin_file: str
 
     read: Callable[[EvidenceReader], PackageFacts]
     database: Callable[[str], Database]
@@ -185,6 +189,7 @@ class PackageSystem:
     plan_repository: Callable[[Repository, Facts], Outcome]
     relaxed: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str]], bytes]
+    exclude_archives: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
     packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]

@@ -138,6 +138,27 @@ class Toolkit:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaToolkit:
+    """The CUDA toolkit: compiler and libraries on the host, in a folder for each release.
+
+    Containers bring their own and need none of it.
+    """
+
+    version: Annotated[
+        str,
+        Says(
+            "the release, or none; auto takes the newest that the driver supports and that compiles for every GPU",
+            r"auto|none|[0-9]{1,2}\.[0-9]",
+            ("auto", "none", "a release such as 12.9"),
+        ),
+    ] = "none"
+    parts: Annotated[
+        tuple[str, ...],
+        Says("only these parts; empty for the whole toolkit", "nvcc|cudart|cublas", ("nvcc", "cudart", "cublas")),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """The container runtime and how NVIDIA's handler is registered in it."""
 
@@ -264,6 +285,7 @@ class Recipe:
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)
     toolkit: Toolkit = field(default_factory=Toolkit)
+    cuda: CudaToolkit = field(default_factory=CudaToolkit)
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
     gpudirect: GpuDirect = field(default_factory=GpuDirect)
     expect: Expect = field(default_factory=Expect)

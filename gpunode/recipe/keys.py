@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from gpunode.recipe import (
     SCHEMA,
+    CudaToolkit,
     Driver,
     Expect,
     GpuDirect,
@@ -27,6 +28,7 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "driver": Driver,
         "repositories": Repositories,
         "toolkit": Toolkit,
+        "cuda": CudaToolkit,
         "runtime": RuntimeSettings,
         "gpudirect": GpuDirect,
         "mig": MigSettings,

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 from gpunode.catalog.age import note_old_tables
-from gpunode.catalog.gpus import lookup, vgpu_profile
+from gpunode.catalog.gpus import is_nvswitch, lookup, vgpu_profile
 from gpunode.command import gpunode
 from gpunode.distros import list_supported
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
+from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import (
     GPU_CLASSES,
     GPU_OPTION,
     PASSED_THROUGH,
     find_gpus,
-    find_nvswitches,
     find_other_gpus,
     find_own_gpus,
 )
 from gpunode.steps.installed_driver import family_of, wants_driver
-
-_FABRIC_MANAGER: Final = "nvidia-fabricmanager.service"
-# Their switches are managed through a ConnectX bridge and are not on the PCI bus themselves: NVIDIA's fabric manager
-# user guide, "NVLink5 Switches"; the start script of NVIDIA's gpu-driver-container looks for that bridge.
-_SWITCHES_OFF_THE_BUS: Final = "Blackwell"
+from gpunode.steps.selection import WantedDriver, wanted_driver
 
 
 def secure_boot_note(facts: Facts) -> Iterator[str]:
@@ -42,36 +37,19 @@ def secure_boot_note(facts: Facts) -> Iterator[str]:
         )
 
 
-def fabric_notes(devices: tuple[PciDevice, ...], facts: Facts) -> Iterator[str]:
-    """Yield what GPUs that are joined by NVSwitches need beside the driver, unless the fabric manager runs."""
-    unit = facts.unit(_FABRIC_MANAGER)
-    manager = unit.value if isinstance(unit, Known) and unit.value.exists else None
-    if manager is not None and manager.state.active:
+def fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
+    """Yield that GPUs joined by NVSwitches need a service that is not running, where gpunode installs no driver."""
+    fabric = find_fabric(facts)
+    if fabric is None or isinstance(wanted_driver(recipe, facts), WantedDriver):
         return
-    if switches := find_nvswitches(devices):
-        found = "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches"
-        needs = "nvidia-fabricmanager of the driver's exact version"
-    elif boards := sorted({model.name for model in map(lookup, _own_ids(devices)) if _is_on_hgx(model.device_id)}):
-        found = f"{', '.join(boards)} on an HGX board, whose NVSwitches do not show on the PCI bus"
-        needs = "nvidia-fabricmanager of the driver's exact version, and nvlsm"
-    else:
+    fact = facts.unit(fabric.unit)
+    unit = fact.value if isinstance(fact, Known) and fact.value.exists else None
+    if unit is not None and unit.state.active:
         return
-    if manager is not None:
-        how = gpunode("doctor", "fabric-manager-not-running")
-        yield f"{found}: CUDA on these GPUs needs nvidia-fabricmanager, which does not run; `{how}` shows the commands"
-        return
-    how = gpunode("doctor", "fabric-manager-not-installed")
-    needs = f"also needs {needs}, which gpunode does not install yet"
-    yield f"{found}: CUDA on these GPUs {needs}; `{how}` shows the commands"
-
-
-def _own_ids(devices: tuple[PciDevice, ...]) -> list[str]:
-    return [device.device for device in find_own_gpus(devices)]
-
-
-def _is_on_hgx(device_id: str) -> bool:
-    model = lookup(device_id)
-    return model.nvswitch_board == "possible" and model.architecture == _SWITCHES_OFF_THE_BUS
+    cause = "fabric-manager-not-running" if unit else "fabric-manager-not-installed"
+    state = "does not run" if unit else "is not installed: gpunode installs it with a driver that it manages"
+    how = gpunode("doctor", cause)
+    yield f"{fabric.seen}: CUDA on these GPUs needs {fabric.unit}, which {state}; `{how}` shows the commands"
 
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
@@ -102,7 +80,7 @@ def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(found := _check_family(recipe, facts), Refusal):
         return found
     if not wants_driver(recipe, facts):
-        return _without_driver(facts)
+        return _without_driver(recipe, facts)
     devices = need(facts.devices, "which PCI devices there are")
     usable = find_own_gpus(devices)
     if not usable:
@@ -111,7 +89,7 @@ def _plan_own_host(recipe: Recipe, facts: Facts) -> Outcome:
         return _refuse_vgpu(profile)
     notes = (
         *_unmet_expectations(recipe.expect, usable),
-        *_collect_notes(devices, facts),
+        *_collect_notes(recipe, devices, facts),
         *_mistaken_gpu_notes(facts),
         *secure_boot_note(facts),
         *note_old_tables(facts),
@@ -129,14 +107,14 @@ def _unmet_expectations(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterat
         yield f'the recipe expects model = "{expect.model}", and this node has {", ".join(names)}: verify will fail'
 
 
-def _without_driver(facts: Facts) -> Planned:
+def _without_driver(recipe: Recipe, facts: Facts) -> Planned:
     """Plan without a GPU: a node may be prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := find_own_gpus(facts.devices.value)):
         devices = facts.devices.value
         return Planned(
             (),
             _describe_gpus(usable) + _describe_other_gpus(devices),
-            (*_collect_notes(devices, facts), *_mistaken_gpu_notes(facts)),
+            (*_collect_notes(recipe, devices, facts), *_mistaken_gpu_notes(facts)),
         )
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
@@ -252,11 +230,11 @@ def _describe_gpus(usable: tuple[PciDevice, ...]) -> str:
     return f"{listed} at {where}"
 
 
-def _collect_notes(devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
+def _collect_notes(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
     notes = []
     if passed := [d.address for d in find_gpus(devices) if d.driver == PASSED_THROUGH]:
         notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
-    return (*notes, *fabric_notes(devices, facts))
+    return (*notes, *fabric_notes(recipe, facts))
 
 
 def _mistaken_gpu_notes(facts: Facts) -> Iterator[str]:
@@ -264,7 +242,7 @@ def _mistaken_gpu_notes(facts: Facts) -> Iterator[str]:
     if facts.devices.probe != GPU_OPTION:
         return
     for device in known(facts.devices, ()):
-        if device.class_code not in GPU_CLASSES:
+        if device.class_code not in GPU_CLASSES and not is_nvswitch(device.device):
             yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
 
 

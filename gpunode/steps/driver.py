@@ -13,6 +13,7 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
+from gpunode.steps.fabric import wanted_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
@@ -106,6 +107,8 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     installed, strays = installed_driver_packages(facts), mismatched_packages(recipe, facts, driver)
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
     kept = {*driver.packages(recipe), *driver_dependencies(recipe), *strays, *tools_of_mismatched(strays, installed)}
+    # The fabric manager moves with the driver.
+    kept.update(fabric_packages(recipe, facts))
     # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
     kept.add(driver.rival)
     old = {

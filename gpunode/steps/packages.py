@@ -17,14 +17,12 @@ from gpunode.catalog.repositories import (
     toolkit_repository,
 )
 from gpunode.change import KnownAfter, PackageChange, PackageState, SigningKey
-from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.packages import Repository, system
 from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
-from gpunode.runtimes import runtime
 from gpunode.steps.installed_driver import family_of, matches, preexisting_driver, prefix, wants_driver
 from gpunode.steps.kernel import header_packages
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
@@ -44,7 +42,7 @@ REPAIR = Step("repair", "package database", "sources", plan_repair)
 
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
-    if not wants_driver(recipe, facts):
+    if not wants_driver(recipe, facts) and not wants_cuda_toolkit(recipe):
         return Planned((), "this driver is not managed by gpunode")
     # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
     if preexisting := preexisting_driver(recipe, facts):
@@ -81,6 +79,11 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
     repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
     return system(facts).plan_repository(repository, facts)
+
+
+def wants_cuda_toolkit(recipe: Recipe) -> bool:
+    """Return whether the recipe asks for a CUDA toolkit on the host."""
+    return recipe.cuda.version != "none"
 
 
 def wants_toolkit(recipe: Recipe) -> bool:
@@ -173,13 +176,13 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _requested_packages(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> Iterator[PackageId]:
     """Yield the packages that the other steps ask for."""
+    from gpunode.steps.table import STEPS  # which imports this module's users
+
     if driver is not None:
-        yield from driver.packages(recipe)
         yield from header_packages(driver.family, facts)
-    if wants_toolkit(recipe):
-        yield from TOOLKIT_PACKAGES
-    if recipe.runtime.name != "none":
-        yield from map(PackageId, runtime(recipe.runtime.name).packages)
+    for step in STEPS:
+        if step.packages:
+            yield from step.packages.wanted(recipe, facts)
 
 
 def _target_state(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from gpunode.outcome import Stage, Step
 from gpunode.steps.cdi import CDI
+from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.daemons import MPS, PERSISTENCE
 from gpunode.steps.detect import DETECT
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
+from gpunode.steps.fabric import FABRIC, FABRIC_BRIDGE, FABRIC_SERVICE
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
 from gpunode.steps.mig import MIG
@@ -30,13 +32,17 @@ STEPS: tuple[Step, ...] = (
     HEADERS,
     NOUVEAU,
     DRIVER,
+    FABRIC,
     GPUDIRECT,
+    CUDA_TOOLKIT,
     TOOLKIT,
     RUNTIME_INSTALL,
     MISSING_DEPENDENCIES,
     MODULE_BUILD,
     MODULE_LOAD,
+    FABRIC_BRIDGE,
     PERSISTENCE,
+    FABRIC_SERVICE,
     GPUDIRECT_MODULES,
     MPS,
     RUNTIME_CONFIG,

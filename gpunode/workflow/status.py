@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpunode.catalog import cuda
 from gpunode.catalog.gpus import lookup
 from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
@@ -20,8 +21,10 @@ from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import place_row
+from gpunode.steps.cuda_release import installed_releases
+from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_own_gpus
-from gpunode.steps.installed_driver import has_driver, installed_driver_packages
+from gpunode.steps.installed_driver import branch_of, has_driver, installed_driver_packages
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 
@@ -40,6 +43,30 @@ class RuntimeStatus:
     active: bool | None
     configured: ObservedConfig | None
     unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStatus:
+    """The CUDA releases of the node, each as people write it (``12.9``); empty where it is unknown.
+
+    Attributes:
+        driver: the newest that the driver supports in full, and so what an image may demand (NVIDIA_REQUIRE_CUDA).
+        compatible: the newest whose compiled programs start on the driver all the same; empty where that is none newer.
+        installed: the toolkits that packages brought.
+    """
+
+    driver: str
+    compatible: str
+    installed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricStatus:
+    """The switches that join the GPUs, and the service that programs them; ``active`` is None where nobody can tell."""
+
+    seen: str
+    unit: str
+    active: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +89,8 @@ class NodeStatus:
     kernels: Kernels | None
     without_module: tuple[str, ...]
     held: tuple[str, ...]
+    fabric: FabricStatus | None
+    cuda: CudaStatus
     toolkit: str
     runtimes: tuple[RuntimeStatus, ...]
     nvml: NvmlAnswer
@@ -85,11 +114,31 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
         kernels=kernels,
         without_module=_kernels_without_module(kernels, facts) if drivers else (),
         held=tuple(str(package) for package, state in drivers.items() if state.held),
+        fabric=_fabric_status(facts),
+        cuda=_cuda_status(facts, loaded.version if loaded else _driver_version(drivers)),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.look(nvml.make_probe())),
         undone=left.left,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
+    )
+
+
+def _fabric_status(facts: Facts) -> FabricStatus | None:
+    fabric = find_fabric(facts)
+    if fabric is None:
+        return None
+    unit = facts.unit(fabric.unit)
+    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active if isinstance(unit, Known) else None)
+
+
+def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
+    full = cuda.supported_by(driver) if driver else None
+    compatible = cuda.newest_compatible(branch_of(driver)) if full else None
+    return CudaStatus(
+        cuda.show_version(full or ()),
+        cuda.show_version(compatible) if full and compatible and compatible > full else "",
+        tuple(map(cuda.show_version, installed_releases(facts))),
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
+from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, known
@@ -148,6 +149,7 @@ class _Resolver:
         return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
 
     def _refuse_unplanned(self, simulation: Simulation) -> None:
+        _refuse_unlike_driver(self.installs, simulation)
         leaving = _old_driver_parts(simulation, self.installed, self.intended) if self.purges else []
         wrong = (
             *differences_from_plan([*self.intended, *leaving], simulation),
@@ -159,6 +161,30 @@ class _Resolver:
                 f"{simulation.manager} would do something else than what was planned; no package was touched",
                 why="\n".join(wrong),
                 hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
+            )
+
+
+def _refuse_unlike_driver(installs: Sequence[PackageChange], simulation: Simulation) -> None:
+    """Refuse a fabric manager of another version than the driver that comes with it.
+
+    Raises:
+        Refused: no archive has it in the driver's version.
+    """
+    named = {one.id for one in installs if isinstance(one.after, KnownAfter) and one.after.why == "driver"}
+    coming = {
+        action.id: upstream(action.version)
+        for action in simulation.actions
+        if action.verb == "install" and action.id in named and action.id.name not in BY_THEMSELVES
+    }
+    of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
+    versions = {version for one, version in coming.items() if one not in of_fabric}
+    for package, version in of_fabric.items():
+        if versions and version not in versions:
+            driver = ", ".join(sorted(versions))
+            raise Refused(
+                f"{package} would come in version {version}, and the driver is {driver}",
+                why="it works with the driver of its exact version alone, and no archive has it in that one",
+                hint=f"take the driver of that version (--driver {version}), or wait until NVIDIA publishes both",
             )
 
 

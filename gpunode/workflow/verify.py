@@ -28,6 +28,7 @@ from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import enable_cri
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import check_vector_addition, driver_checks
+from gpunode.workflow.fabric_checks import await_fabric, fabric_checks
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
@@ -134,10 +135,11 @@ def verify(
             if _concerns(only, RUNTIME_CONFIG)
             else ()
         )
-        answer = nvml_facts.read_nvml_answer(asked.result()) if asked else None
+        answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(asked.result())) if asked else None
     inventory = answer if isinstance(answer, NvmlInventory) else None
     checks += _check_mig_layout(recipe, facts) if _concerns(only, MIG) else ()
-    checks += [*(driver_checks(recipe, facts, answer) if answer is not None else ()), *of_runtime]
+    checks += [*driver_checks(recipe, facts, answer), *fabric_checks(facts, answer)] if answer is not None else []
+    checks += of_runtime
     checks += (
         _checks_or_undetermined(lambda: [*_cdi_checks(recipe, facts, host)], "cdi", CDI_TITLE, undetermined)
         if _concerns(only, CDI)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpunode import builtin
 from gpunode.errors import RecipeError
-from gpunode.recipe import Driver, Expect, GpuDirect, Recipe, Repositories, RuntimeSettings, Toolkit
+from gpunode.recipe import CudaToolkit, Driver, Expect, GpuDirect, Recipe, Repositories, RuntimeSettings, Toolkit
 from gpunode.recipe import toml as recipe_toml
 from gpunode.recipe.keys import known_keys
 from gpunode.recipe.toml import parse, render
@@ -52,6 +52,9 @@ def test_every_key_is_read() -> None:
         toolkit = "file:/srv/toolkit"
         cuda_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
         toolkit_key = "0123456789ABCDEF0123456789ABCDEF01234567"
+        [cuda]
+        version = "12.9"
+        parts = ["nvcc", "cublas"]
         [runtime]
         name = "docker"
         install = "never"
@@ -76,6 +79,7 @@ def test_every_key_is_read() -> None:
         Driver("580.178.04", "open", "media", persistence=False),
         Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
         Toolkit("1.18.1-1"),
+        CudaToolkit("12.9", ("nvcc", "cublas")),
         RuntimeSettings("docker", "never", default=True, cgroup="systemd", cdi=True),
         GpuDirect("peermem", gds=True, gdrcopy=True),
         Expect(8, "H100", "580", 81559, ecc=True),
@@ -266,6 +270,11 @@ recipes = st.builds(
         st.sampled_from(["", "0" * 40]),
     ),
     st.builds(Toolkit, st.sampled_from(["auto", "none", "1.18.1-1", "1.19.0~rc.1-1"])),
+    st.builds(
+        CudaToolkit,
+        st.sampled_from(["auto", "none", "12.9"]),
+        st.lists(st.sampled_from(["nvcc", "cublas"]), max_size=2).map(tuple),
+    ),
     st.builds(
         RuntimeSettings,
         st.sampled_from(["containerd", "docker", "none"]),

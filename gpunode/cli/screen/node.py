@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.gpus import lookup
-from gpunode.cli.screen.text import Line, Span, indent_lines, line, mark_commands, pad_right, span
+from gpunode.change import bare_unit
+from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_commands, pad_right, span
 from gpunode.cli.screen.words import DOT, MARKS, join_names
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
@@ -15,7 +16,7 @@ from gpunode.steps.gpus import find_own_gpus
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer
     from gpunode.recipe import Recipe
-    from gpunode.workflow.status import NodeStatus, RuntimeStatus
+    from gpunode.workflow.status import CudaStatus, FabricStatus, NodeStatus, RuntimeStatus
 
 _PLATFORMS = {
     "bare-metal": "bare metal",
@@ -89,6 +90,8 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield from label_rows("driver", tuple(_driver_lines(found)))
     yield from label_rows("kernels", tuple(_kernel_lines(found)))
     yield from label_rows("held", (line(f"{join_names(found.held)} (not upgraded while held)"),) if found.held else ())
+    yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
+    yield from label_rows("CUDA", tuple(_cuda_lines(found.cuda)))
     yield from label_rows("toolkit", (_toolkit_line(found),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
@@ -174,6 +177,22 @@ def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
     is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
     harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
     return line(MARKS["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
+
+
+def _fabric_line(found: FabricStatus) -> Line:
+    state = {True: "running", False: "not running: CUDA does not start on these GPUs", None: "unknown whether it runs"}
+    style: Style = "" if found.active else "warn"
+    return line(found.seen, DOT, span(f"{bare_unit(found.unit)} {state[found.active]}", style), hang=2)
+
+
+def _cuda_lines(found: CudaStatus) -> Iterator[Line]:
+    """Yield what the driver runs and an image may demand, then the toolkits on the host."""
+    if found.driver:
+        newer = f", programs of up to {found.compatible} with limits" if found.compatible else ""
+        yield line(f"the driver runs up to {found.driver}{newer}; an image may demand cuda>={found.driver}", hang=2)
+    folders = join_names(f"{release} in /usr/local/cuda-{release}" for release in found.installed)
+    if found.driver or folders:
+        yield line(folders) if folders else line(span("no CUDA toolkit on the host; containers bring their own", "dim"))
 
 
 def _toolkit_line(found: NodeStatus) -> Line:

@@ -25,6 +25,7 @@ FOLDER: Final = "/etc/apt/preferences.d"
 _NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.pref)?|[A-Za-z0-9_.-]{1,255}\.pref")
 
 PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-nvidia"
+CUDA_PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-cuda"
 
 # Above 1000 apt goes back to an older version where a newer one is installed; below 0 it never takes a version.
 _WANTED, _NEVER = 1001, -1
@@ -33,6 +34,10 @@ _GLOBS = ("libnvidia-*", "nvidia-*")
 _PIN_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
+"""
+
+_CUDA_PIN_HEADER = """\
+# Written by gpunode: the CUDA toolkit comes whole from NVIDIA's repository, not in part from the distribution's.
 """
 
 
@@ -118,6 +123,12 @@ def pin(choice: Choice, origins: Sequence[str]) -> bytes:
         _record(names, "release *", _NEVER),
     ]
     return "\n".join([_PIN_HEADER, *records]).encode()
+
+
+def exclude_archives(patterns: Sequence[str], origins: Sequence[str]) -> bytes:
+    """Return the text of CUDA_PIN_FILE: packages that fit ``patterns`` never come from archives of ``origins``."""
+    record = _record(tuple(patterns), f"release o=/^({'|'.join(origins)})/", _NEVER)
+    return f"{_CUDA_PIN_HEADER}\n{record}".encode()
 
 
 @lru_cache(maxsize=16)

@@ -87,7 +87,7 @@ def machine(
         modules=Known(frozenset(), "modules"),
         loaded_driver=Known(None, "nvidia-version"),
         device_nodes=Known(frozenset(), "dev-nvidia"),
-        units={name: Known((units or {}).get(name, absent), "units") for name in names},
+        units={name: Known((units or {}).get(name, absent), "units") for name in (*names, *(units or {}))},
         files={path: Known(states.get(path), f"file:{path}") for path in (*_EMPTY, *states)},
         folders={
             "/etc/apt/sources.list.d": "apt-sources-d",

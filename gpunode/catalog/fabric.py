@@ -1,0 +1,54 @@
+"""NVSwitch fabrics, which join the GPUs of a machine or a rack, and the packages that they need beside the driver.
+
+Sources: NVIDIA's Fabric Manager and IMEX user guides, driver installation guide 620, and the installation scripts of
+NVIDIA/gpu-driver-container 06a208c and awslabs/amazon-eks-ami 81fec2e8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+FabricKind: TypeAlias = Literal["nvswitch", "nvlink5", "rack"]
+"""Switches on the PCI bus (A100, H100, H200); behind a ConnectX bridge (B200, B300); in other trays (GB200, GB300)."""
+
+MANAGER_UNIT: Final = "nvidia-fabricmanager.service"
+IMEX_UNIT: Final = "nvidia-imex.service"
+IMEX_NODES: Final = "/etc/nvidia-imex/nodes_config.cfg"
+# The modules through which the fabric manager reaches switches behind a ConnectX bridge.
+BRIDGE_MODULE: Final = "ib_umad"
+# NVIDIA dropped the branch from these names at 580, on all distributions.
+_UNSUFFIXED_FROM: Final = 580
+_LOCKED: Final[dict[FabricKind, tuple[str, ...]]] = {
+    "nvswitch": ("nvidia-fabricmanager", "libnvidia-nscq"),
+    "nvlink5": ("nvidia-fabricmanager", "libnvsdm"),
+    "rack": ("nvidia-imex",),
+}
+_FREE: Final[dict[FabricKind, tuple[str, ...]]] = {"nvswitch": (), "nvlink5": ("nvlsm", "infiniband-diags"), "rack": ()}
+# NVIDIA builds no libnvsdm for arm64 (gpu-driver-container, ubuntu24.04/install.sh).
+_AMD64_ONLY: Final = frozenset({"libnvsdm"})
+
+
+@dataclass(frozen=True, slots=True)
+class FabricPackages:
+    """The packages of a fabric.
+
+    Attributes:
+        locked: those that work at the driver's exact version alone.
+        free: those with versions of their own.
+    """
+
+    locked: tuple[str, ...]
+    free: tuple[str, ...]
+
+
+def find_packages(kind: FabricKind, branch: int, architecture: str) -> FabricPackages:
+    """Return the packages of a fabric for a driver branch; ``architecture`` in Debian's words."""
+    suffix = "" if branch >= _UNSUFFIXED_FROM else f"-{branch}"
+    locked = (f"{name}{suffix}" for name in _LOCKED[kind] if architecture == "amd64" or name not in _AMD64_ONLY)
+    return FabricPackages(tuple(locked), _FREE[kind])
+
+
+def is_version_locked(name: str) -> bool:
+    """Return whether a package works at the driver's exact version alone."""
+    return any(name == one or name.startswith(f"{one}-") for names in _LOCKED.values() for one in names)

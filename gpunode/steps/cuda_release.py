@@ -1,0 +1,252 @@
+"""The release of a CUDA toolkit: one that the driver supports and that compiles for every GPU of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog import branches, cuda
+from gpunode.catalog.cuda import CudaRelease, Version, show_version, toolkit_packages
+from gpunode.catalog.gpus import GpuModel
+from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
+from gpunode.facts.model import Facts, known, need
+from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+from gpunode.recipe import Recipe
+from gpunode.steps.cuda import PROFILE
+from gpunode.steps.gpus import find_models
+from gpunode.steps.installed_driver import (
+    branch_of,
+    family_of,
+    has_driver,
+    installed_driver_packages,
+    matches,
+    preexisting_driver,
+    set_manual,
+    why_manual,
+)
+from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
+
+# No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
+_PROFILE_TEXT: Final = """\
+# Written by gpunode: the CUDA toolkit that its recipe names comes first in PATH.
+case ":$PATH:" in
+*:{folder}/bin:*) ;;
+*) export PATH={folder}/bin${{PATH:+:$PATH}} ;;
+esac
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _DriverLimit:
+    """The driver that programs of the toolkit will run on.
+
+    Attributes:
+        version: empty where there is none, or none is known.
+        branch: 0 likewise.
+    """
+
+    version: str
+    branch: int
+
+
+def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the toolkit's packages and the file that puts it in PATH; other releases stay beside it."""
+    if refused := _refuse_foreign_driver(recipe, facts):
+        return refused
+    driver = _find_driver(recipe, facts)
+    if isinstance(driver, Refusal):
+        return driver
+    version = _choose_release(recipe, facts, driver)
+    if isinstance(version, Refusal):
+        return version
+    packages = need(facts.packages, "which packages are installed")
+    names = tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))
+    if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
+        return refuse_unlocked(recipe.lock, unlocked[0])
+    absent = [name for name in names if recipe.upgrade or not matches(packages.get(name), "")]
+    wanted = tuple(dict.fromkeys((*absent, *unlocked_versions(recipe, packages, names))))
+    if held := [name for name in wanted if name in packages and packages[name].held]:
+        return refusal_of_hold(facts, held, f"CUDA {show_version(version)}")
+    marked = set_manual(packages, [name for name in names if name not in wanted])
+    changes: list[Change] = [
+        PackageChange(name, packages.get(name), wanted_state(recipe, name, KnownAfter(why="CUDA toolkit")))
+        for name in wanted
+    ]
+    changes += [*marked, *_plan_profile(version, facts), *_plan_pin(version, facts)]
+    reason = _explain(version, facts, driver)
+    if marked:
+        reason += f"; {why_manual(marked, facts)}"
+    notes = (*_compatibility_notes(version, driver), *_side_by_side_notes(version, facts))
+    return Planned(tuple(changes), reason, notes)
+
+
+def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
+    """Refuse to add NVIDIA's repository beside a driver of other packages, which an upgrade would mix with its own."""
+    driver = wanted_driver(recipe, facts)
+    if isinstance(driver, Refusal | WantedDriver):
+        return None
+    packages = known(facts.packages, {})
+    present = installed_driver_packages(facts) if packages else {}
+    if preexisting_driver(recipe, facts) is None and not has_driver(present):
+        return None
+    return Refusal(
+        what="the CUDA toolkit comes from NVIDIA's repository, which this node does not get",
+        why="its driver is of other packages, or is not gpunode's to manage: with that repository the next upgrade "
+        "would mix NVIDIA's driver packages with them",
+        hint='have gpunode manage the driver (driver.version = "auto" and --upgrade), or take your distribution\'s own '
+        f"toolkit:\n{system(facts).install(('nvidia-cuda-toolkit',))}",
+    )
+
+
+def _find_driver(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
+    """Return the driver that the node has or gets, as far as its version is known."""
+    driver = wanted_driver(recipe, facts)
+    if isinstance(driver, Refusal):
+        return driver
+    if isinstance(driver, WantedDriver):
+        chosen = driver.chosen
+        row = branches.find(chosen.branch)
+        newest = row.newest_seen if row else ""
+        kept = "" if recipe.upgrade else installed_version(facts, driver)
+        return _DriverLimit(chosen.exact or kept or newest, chosen.branch)
+    loaded = known(facts.loaded_driver, None)
+    return _DriverLimit(loaded.version, branch_of(loaded.version)) if loaded else _DriverLimit("", 0)
+
+
+def _find_oldest_gpu(facts: Facts) -> GpuModel | None:
+    """Return the GPU with the lowest compute capability; None where none is known."""
+    models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
+    return min(models, key=lambda model: cuda.parts(model.compute_capability), default=None)
+
+
+def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
+    asked = recipe.cuda.version
+    if asked != "auto":
+        return _check_release(cuda.parts(asked), facts, driver)
+    installed = [] if recipe.upgrade else installed_releases(facts)
+    for version in reversed(installed):
+        # An installed release that works is kept, so that a re-run does not drift.
+        if not isinstance(_check_release(version, facts, driver), Refusal):
+            return version
+    oldest = _find_oldest_gpu(facts)
+    limits = [cuda.releases()[-1].version]
+    if oldest is not None and (compiles := cuda.newest_for(cuda.parts(oldest.compute_capability))):
+        limits.append(compiles)
+    if driver.version and (runs := cuda.supported_by(driver.version)):
+        limits.append(runs)
+    return _check_release(min(limits), facts, driver)
+
+
+def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
+    """Return ``version`` if it compiles for every GPU and its programs run on the driver, else why not."""
+    release = cuda.find(version)
+    if release is None:
+        # A release newer than the table is taken at its word; the note says so.
+        return version if version > cuda.releases()[-1].version else _refuse_unknown_release(version)
+    oldest = _find_oldest_gpu(facts)
+    if oldest is not None and release.oldest_capability > cuda.parts(oldest.compute_capability):
+        newest = cuda.newest_for(cuda.parts(oldest.compute_capability))
+        last = show_version(newest) if newest else "none"
+        return Refusal(
+            what=f"CUDA {show_version(version)} does not compile for {oldest.label}",
+            why=f"the last release that does is {last}",
+            hint=f'set cuda.version = "auto" or "{last}" in the recipe',
+        )
+    if driver.branch and driver.branch < release.min_branch:
+        return _refuse_old_driver(release, driver)
+    return version
+
+
+def _refuse_unknown_release(version: Version) -> Refusal:
+    listed = ", ".join(show_version(release.version) for release in cuda.releases()[-6:])
+    return Refusal(
+        what=f"there is no CUDA {show_version(version)}",
+        why=f"the newest releases are {listed}",
+        hint='set cuda.version to one of them, or to "auto"',
+    )
+
+
+def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
+    newest = cuda.supported_by(driver.version) if driver.version else None
+    instead = f' or cuda.version = "{show_version(newest)}"' if newest else ""
+    return Refusal(
+        what=f"CUDA {show_version(release.version)} does not run on driver {driver.version or driver.branch}",
+        why=f"its programs need branch {release.min_branch} or newer",
+        hint=f'choose a newer driver.version, cuda.version = "auto"{instead} in the recipe',
+    )
+
+
+def installed_releases(facts: Facts) -> list[Version]:
+    """Return the releases of which the whole toolkit or a compiler is installed as a package, oldest first."""
+    packages = known(facts.packages, {})
+    names = (package.name for package, state in packages.items() if not state.config_files_only)
+    found = (cuda.release_of_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-")))
+    return sorted({version for version in found if version})
+
+
+def _plan_profile(version: Version, facts: Facts) -> Iterator[FileChange]:
+    present = need(facts.file(PROFILE), f"what {PROFILE} holds")
+    wanted = FileState(_PROFILE_TEXT.format(folder=f"/usr/local/cuda-{show_version(version)}").encode())
+    if present != wanted:
+        yield FileChange(PROFILE, present, wanted)
+
+
+def _plan_pin(version: Version, facts: Facts) -> Iterator[FileChange]:
+    """Yield the pin that keeps packages of the same names out, where the distribution has such."""
+    family = family_of(facts)
+    if isinstance(family, Refusal) or not family.cuda_origins:
+        return
+    release, package_system = "-".join(map(str, version)), system(facts)
+    patterns = (f"cuda-*-{release}", f"lib*-{release}")
+    wanted = FileState(package_system.exclude_archives(patterns, family.cuda_origins))
+    present = need(facts.file(package_system.cuda_pin_file), f"what {package_system.cuda_pin_file} holds")
+    if present != wanted:
+        yield FileChange(package_system.cuda_pin_file, present, wanted)
+
+
+def _explain(version: Version, facts: Facts, driver: _DriverLimit) -> str:
+    """Return which release it is, and what rules out a newer one."""
+    text, limits = f"CUDA {show_version(version)} in /usr/local/cuda-{show_version(version)}", list[str]()
+    oldest = _find_oldest_gpu(facts)
+    compiles = cuda.newest_for(cuda.parts(oldest.compute_capability)) if oldest else None
+    if oldest is not None and compiles == version and compiles != cuda.releases()[-1].version:
+        limits.append(f"the newest that compiles for {oldest.label}")
+    if driver.version and cuda.supported_by(driver.version) == version:
+        limits.append(f"the newest that driver {driver.version} supports in full")
+    return f"{text}: {' and '.join(limits)}" if limits else text
+
+
+def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str]:
+    """Yield what of a release newer than the driver works. Source: CUDA compatibility guide, minor versions."""
+    if cuda.find(version) is None:
+        yield (
+            f"CUDA {show_version(version)} is newer than gpunode's tables, which do not say which driver it needs; "
+            "its release notes do"
+        )
+        return
+    newest = cuda.supported_by(driver.version) if driver.version else None
+    if newest is not None and newest < version:
+        yield (
+            f"driver {driver.version} supports CUDA {show_version(newest)} in full: programs compiled by "
+            f"{show_version(version)} run on it, but not those that the driver has to compile (PTX) or that use newer "
+            "features of the driver"
+        )
+
+
+def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
+    others = [show_version(one) for one in installed_releases(facts) if one != version]
+    if others:
+        yield f"CUDA {', '.join(others)} stays beside it in a folder of its own; PATH has {show_version(version)} first"
+
+
+def find_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the packages of the chosen release; none where there is none."""
+    if _refuse_foreign_driver(recipe, facts):
+        return ()
+    driver = _find_driver(recipe, facts)
+    version = driver if isinstance(driver, Refusal) else _choose_release(recipe, facts, driver)
+    return () if isinstance(version, Refusal) else tuple(map(PackageId, toolkit_packages(version, recipe.cuda.parts)))

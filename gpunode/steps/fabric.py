@@ -1,0 +1,236 @@
+"""The fabric manager of NVSwitch machines, at the driver's exact version, and IMEX of racks that share NVLink.
+
+Without it CUDA answers error 802 (system not yet initialized) on these machines, while nvidia-smi looks healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog.fabric import (
+    BRIDGE_MODULE,
+    IMEX_NODES,
+    IMEX_UNIT,
+    MANAGER_UNIT,
+    FabricKind,
+    FabricPackages,
+    find_packages,
+)
+from gpunode.catalog.gpus import lookup
+from gpunode.change import (
+    Change,
+    FileChange,
+    FileState,
+    KnownAfter,
+    ModuleChange,
+    PackageChange,
+    ServiceChange,
+    ServiceState,
+)
+from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Step, StepPackages
+from gpunode.package_id import PackageId
+from gpunode.recipe import Recipe
+from gpunode.steps.gpus import GPU_OPTION, find_nvswitches, find_own_gpus
+from gpunode.steps.installed_driver import matches, prefix, set_manual
+from gpunode.steps.kernel import is_loaded
+from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
+from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
+
+MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
+_MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
+# DGX-2's switches, which the drivers in NVIDIA's repositories do not bind.
+_UNSUPPORTED_SWITCHES: Final = frozenset({"1ac2", "1ae8"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The switches that join this machine's GPUs.
+
+    Attributes:
+        seen: the evidence, as people read it: ``4 NVSwitches``.
+    """
+
+    kind: FabricKind
+    seen: str
+
+    @property
+    def unit(self) -> str:
+        """The service that programs it."""
+        return IMEX_UNIT if self.kind == "rack" else MANAGER_UNIT
+
+
+def find_fabric(facts: Facts) -> Fabric | None:
+    """Return what joins this machine's GPUs; None for GPUs without switches.
+
+    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind a ConnectX bridge, so that the GPU's board
+    tells: its modules are sold on such boards alone.
+    """
+    devices = known(facts.devices, ())
+    switches = [one for one in find_nvswitches(devices) if one.device not in _UNSUPPORTED_SWITCHES]
+    if switches:
+        return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
+    models = {model.name: model for model in (lookup(one.device) for one in find_own_gpus(devices))}
+    blackwell = [model for model in models.values() if model.architecture == "Blackwell"]
+    on_board = sorted(model.name for model in blackwell if model.nvswitch_board == "possible")
+    if on_board:
+        return Fabric("nvlink5", f"{', '.join(on_board)} on an HGX board, whose NVSwitches do not show on the PCI bus")
+    in_rack = sorted(model.name for model in blackwell if model.nvswitch_board == "external")
+    return Fabric("rack", f"{', '.join(in_rack)}, whose NVSwitches are in other trays") if in_rack else None
+
+
+def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the packages of the fabric, in the driver's transaction and at its version."""
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    fabric = find_fabric(facts)
+    if fabric is None:
+        notes = (*_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
+        return Planned((), "no NVSwitch joins the GPUs of this machine", notes, asked=False)
+    packages = need(facts.packages, "which packages are installed")
+    needed = _fabric_packages(fabric, driver, facts)
+    version = "" if recipe.upgrade else installed_version(facts, driver)
+    of_driver = f"{version}-" if version else prefix(driver.chosen)
+    locked, free = tuple(map(PackageId, needed.locked)), tuple(map(PackageId, needed.free))
+    missing = [name for name in locked if recipe.upgrade or not matches(packages.get(name), of_driver)]
+    absent = [name for name in free if not matches(packages.get(name), "")]
+    wanted = tuple(dict.fromkeys((*missing, *absent, *unlocked_versions(recipe, packages, (*locked, *free)))))
+    if held := [name for name in wanted if name in packages and packages[name].held]:
+        return refusal_of_hold(facts, held, f"the driver {of_driver}*")
+    changes = [
+        PackageChange(
+            name,
+            packages.get(name),
+            wanted_state(recipe, name, KnownAfter(of_driver, "driver") if name in locked else KnownAfter(why="fabric")),
+        )
+        for name in wanted
+    ]
+    marked = set_manual(packages, [name for name in (*locked, *free) if name not in wanted])
+    what = "memory that trays share" if fabric.kind == "rack" else "CUDA on these GPUs"
+    reason = f"{fabric.seen}: {what} needs {needed.locked[0]} at the driver's exact version"
+    return Planned((*changes, *marked), reason, tuple(_imex_notes(fabric, facts)))
+
+
+def _fabric_packages(fabric: Fabric, driver: WantedDriver, facts: Facts) -> FabricPackages:
+    architecture = need(facts.architecture, "the architecture of this system")
+    return find_packages(fabric.kind, driver.chosen.branch, architecture)
+
+
+def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the packages of this machine's fabric; none where gpunode installs no driver."""
+    driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
+    if not isinstance(driver, WantedDriver) or fabric is None:
+        return ()
+    found = _fabric_packages(fabric, driver, facts)
+    return tuple(map(PackageId, (*found.locked, *found.free)))
+
+
+def _needless_manager_notes(facts: Facts) -> Iterator[str]:
+    """Yield that a fabric manager is enabled where there is nothing for it to do."""
+    unit = facts.unit(MANAGER_UNIT)
+    if isinstance(unit, Known) and unit.value.exists and unit.value.state.enabled:
+        yield (
+            f"{MANAGER_UNIT} is enabled, and no NVSwitch joins GPUs here: it fails at every boot "
+            f"(systemctl disable --now {MANAGER_UNIT})"
+        )
+
+
+def _unnamed_switch_notes(facts: Facts) -> Iterator[str]:
+    """Yield that an image's GPUs may sit on a board with switches, which only their own ids tell."""
+    if facts.devices.probe != GPU_OPTION:
+        return
+    models = (lookup(one.device) for one in find_own_gpus(known(facts.devices, ())))
+    if names := sorted({model.name for model in models if model.nvswitch_board == "possible"}):
+        yield (
+            f"{', '.join(names)}: sold on boards with NVSwitches and without; for a board with them name one, too, as "
+            f"`lspci -nn -d 10de::0680` shows it there ({GPU_OPTION} 10de:…,10de:22a3)"
+        )
+
+
+def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
+    if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
+        yield (
+            f"{IMEX_NODES} is not there: list the addresses of the rack's nodes in it, one a line, unless Kubernetes' "
+            "DRA driver manages IMEX (ComputeDomains)"
+        )
+
+
+def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the module through which the fabric manager reaches switches behind a ConnectX bridge, before it starts."""
+    driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    if fabric is None or fabric.kind != "nvlink5":
+        return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", asked=False)
+    changes: list[Change] = []
+    wanted = FileState(_MODULES_TEXT.encode())
+    present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
+    if present != wanted:
+        changes.append(FileChange(MODULES_FILE, present, wanted))
+    loaded: frozenset[str] = known(facts.modules, frozenset())
+    # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
+    if "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
+        changes.append(ModuleChange(BRIDGE_MODULE, False, True))
+    notes = () if "mlx5_ib" in loaded or facts.is_image else (_MISSING_MODULE,)
+    return Planned(tuple(changes), f"the fabric manager reaches the NVSwitches through {BRIDGE_MODULE}", notes)
+
+
+_MISSING_MODULE: Final = (
+    "mlx5_ib is not loaded, so the NVSwitches cannot be reached yet: load it (modprobe mlx5_ib); Ubuntu's cloud "
+    "kernels have it in linux-modules-extra-$(uname -r)"
+)
+
+
+def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the fabric's service enabled, and running once the driver of its version is loaded."""
+    driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    if fabric is None:
+        return Planned((), "no NVSwitch joins the GPUs of this machine", asked=False)
+    fact = facts.unit(fabric.unit)
+    if not isinstance(fact, Known):
+        return Planned((), f"systemd does not say ({fact.reason})", later=True)
+    unit = fact.value
+    if unit.masked:
+        return Planned((), f"{fabric.unit} is masked", (f"{fabric.unit} is masked, so CUDA does not start here",))
+    if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
+        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES} names the nodes of the rack", later=True)
+    runs = facts.can_start(fabric.unit) and is_loaded(known(facts.loaded_driver, None), driver.chosen)
+    wanted = ServiceState(enabled=True, active=unit.state.active or runs)
+    if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
+        state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
+        return Planned((), state, later=fact.probe == PLAN)
+    return Planned((ServiceChange(fabric.unit, unit.state, wanted),), "it programs the NVSwitches at every boot")
+
+
+FABRIC = Step(
+    "fabric",
+    "fabric manager",
+    "packages",
+    plan_packages,
+    needs=("driver",),
+    for_driver=True,
+    packages=StepPackages(wanted_packages, frozenset[PackageId]().__contains__),
+)
+FABRIC_BRIDGE = Step(
+    "fabric-bridge",
+    "fabric module",
+    "kernel",
+    plan_bridge,
+    needs=("fabric",),
+    for_driver=True,
+)
+FABRIC_SERVICE = Step(
+    "fabric-service",
+    "fabric service",
+    "kernel",
+    plan_service,
+    needs=("fabric", "fabric-bridge"),
+    for_driver=True,
+    files=(IMEX_NODES,),
+)

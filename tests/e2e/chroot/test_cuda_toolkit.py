@@ -1,0 +1,65 @@
+"""A CUDA toolkit comes in the driver's transaction, leads PATH, is repaired, and is removed without the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.e2e.chroot.scenario import Lab, as_machine, ask, called, setup_ok
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.debs import Package
+from tests.e2e.lab.pci import GTX_1080
+from tests.e2e.lab.snapshot import snapshot
+
+pytestmark = pytest.mark.e2e
+
+_NVCC: Final = "#!/bin/sh\necho 'Cuda compilation tools, release @RELEASE@'\n"
+
+
+def make_toolkit(release: str, version: str) -> Iterator[Package]:
+    """The packages of a toolkit with the names and relations of NVIDIA's, and the metapackage that brings a driver."""
+    dashed = release.replace(".", "-")
+    yield Package(
+        f"cuda-nvcc-{dashed}",
+        version,
+        files={f"/usr/local/cuda-{release}/bin/nvcc": _NVCC.replace("@RELEASE@", release)},
+    )
+    yield Package(f"libcublas-{dashed}", version)
+    yield Package(f"cuda-toolkit-{dashed}", version, depends=(f"cuda-nvcc-{dashed}", f"libcublas-{dashed}"))
+    yield Package(f"cuda-{dashed}", version, depends=(f"cuda-toolkit-{dashed}", "cuda-drivers"))
+
+
+def test_a_toolkit_fits_the_gpu_leads_the_path_is_repaired_and_removed(bases: dict[str, Bases], chroots: Lab) -> None:
+    releases = [*make_toolkit("12.6", "12.6.3-1"), *make_toolkit("12.9", "12.9.1-1"), *make_toolkit("13.2", "13.2.0-1")]
+    folder = chroots.repositories.variant("debian12", chroots.folder / "cuda-toolkit", added=releases)
+    with chroots.node(bases["bookworm"].plain, [GTX_1080]) as node:
+        as_machine(node)
+        node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
+        chroots.recipe(node, "debian12", "bare-metal", '[cuda]\nversion = "auto"\n')
+        before = snapshot(node)
+        called(node)
+
+        setup_ok(node)
+
+        assert called(node).count("apt-get", "install") == 1
+        installed = node.installed()
+        assert {"cuda-toolkit-12-9", "libcublas-12-9", "nvidia-kernel-dkms"} <= installed.keys()
+        assert not {"cuda-12-9", "cuda-drivers", "cuda-toolkit-13-2"} & installed.keys()
+        shown = node.run("bash", "-lc", "nvcc; echo $PATH").stdout
+        assert "release 12.9" in shown
+        assert setup_ok(node).envelope["changed"] is False
+
+        node.run("dpkg", "--purge", "--force-depends", "libcublas-12-9")
+        node.run("apt-get", "install", "-y", "cuda-nvcc-12-6")
+        assert setup_ok(node).envelope["changed"] is True
+        assert "libcublas-12-9" in node.installed()
+        assert "release 12.9" in node.run("bash", "-lc", "nvcc").stdout
+
+        assert ask(node, "remove", "--yes").exit_code == 10
+        left = node.installed()
+        assert "cuda-nvcc-12-6" in left
+        assert not {"cuda-toolkit-12-9", "cuda-nvcc-12-9", "libcublas-12-9"} & left.keys()
+        node.run("apt-get", "purge", "-y", "cuda-nvcc-12-6")
+        assert before.differences(snapshot(node)) == ""

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpunode.change import FileChange, FileState, PackageChange, PackageState
+from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.project import project_changes
+from gpunode.outcome import Planned
+from gpunode.recipe import CudaToolkit, Recipe, VersionLock
+from gpunode.steps.cuda import CUDA_TOOLKIT, PROFILE
+from gpunode.steps.packages import CUDA_REPOSITORY
+from tests.ids import by_id
+from tests.unit.steps.machines import GTX_1080, T4, UBUNTU, gpu, machine, planned, recipe, refusal
+
+_PIN = "/etc/apt/preferences.d/gpunode-cuda"
+
+
+def _recipe(release: str = "auto", *parts: str, **driver: Any) -> Recipe:
+    return replace(recipe(**driver), cuda=CudaToolkit(release, parts))
+
+
+def _machine(*ids: str, files: Mapping[str, bytes | FileState] | None = None, **more: Any) -> Facts:
+    facts = machine(gpus=tuple(gpu(one) for one in ids or (T4,)), files=files, **more)
+    return replace(facts, files={PROFILE: Known(None, "x"), _PIN: Known(None, "x"), **facts.files})
+
+
+def _installed(outcome: Planned) -> list[str]:
+    return [str(change.id) for change in PackageChange.among(outcome.changes) if change.action == "install"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "driver", "release"),
+    [
+        ((T4,), "auto", "auto", "13-2"),  # production driver 595
+        ((T4,), "auto", "580", "13-0"),
+        ((GTX_1080,), "auto", "auto", "12-9"),  # CUDA 13 does not compile for Pascal
+        ((T4, GTX_1080), "auto", "auto", "12-9"),
+        ((T4,), "12.4", "auto", "12-4"),
+        ((), "12.9", "none", "12-9"),  # a machine without a GPU that compiles
+    ],
+)
+def test_the_release_fits_the_oldest_gpu_and_the_driver(
+    ids: tuple[str, ...], asked: str, driver: str, release: str
+) -> None:
+    facts = machine(gpus=tuple(map(gpu, ids)))
+    facts = replace(facts, files={PROFILE: Known(None, "x"), **facts.files})
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe(asked, version=driver), facts))
+    assert _installed(outcome) == [f"cuda-toolkit-{release}"]
+    (profile,) = FileChange.among(outcome.changes)
+    assert isinstance(profile.after, FileState)
+    text = profile.after.content.decode()
+    assert f"/usr/local/cuda-{release.replace('-', '.')}/bin" in text
+    assert "LD_LIBRARY_PATH" not in text
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "driver", "reason"),
+    [
+        ((GTX_1080,), "13.0", "auto", "does not compile for GeForce GTX 1080"),
+        ((T4,), "13.1", "535", "does not run on driver 535"),
+        ((T4,), "12.7", "auto", "there is no CUDA 12.7"),
+    ],
+)
+def test_a_release_that_cannot_work_is_refused(ids: tuple[str, ...], asked: str, driver: str, reason: str) -> None:
+    refused = refusal(CUDA_TOOLKIT.plan(_recipe(asked, version=driver), _machine(*ids)))
+    assert reason in refused.what
+    assert "cuda.version" in refused.hint
+
+
+def test_a_release_newer_than_the_driver_is_noted_and_one_newer_than_the_tables_is_taken() -> None:
+    (note,) = planned(CUDA_TOOLKIT.plan(_recipe("13.5"), _machine())).notes
+    assert "supports CUDA 13.2 in full" in note
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe("14.1"), _machine()))
+    assert _installed(outcome) == ["cuda-toolkit-14-1"]
+    assert "newer than gpunode's tables" in outcome.notes[0]
+
+
+def test_parts_are_installed_alone_and_never_a_package_that_brings_a_driver() -> None:
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe("12.9", "nvcc", "cublas"), _machine()))
+    assert _installed(outcome) == ["cuda-nvcc-12-9", "cuda-cudart-dev-12-9", "libcublas-12-9", "libcublas-dev-12-9"]
+
+
+def test_an_installed_release_is_kept_and_others_stay_beside_it() -> None:
+    facts = _machine(packages={"cuda-toolkit-12-4": "12.4.1-1", "cuda-toolkit-12-6": "12.6.3-1"})
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe(), facts))
+    assert _installed(outcome) == []
+    assert "cuda-12.6/bin" in "".join(FileChange.among(outcome.changes)[0].diff())
+    assert "CUDA 12.4 stays beside it" in outcome.notes[0]
+    newer = planned(CUDA_TOOLKIT.plan(replace(_recipe(), upgrade=True), facts))
+    assert _installed(newer) == ["cuda-toolkit-13-2"]
+
+
+def test_a_plan_of_the_planned_state_is_empty() -> None:
+    facts = _machine()
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe(), facts))
+    again = planned(CUDA_TOOLKIT.plan(_recipe(), project_changes(facts, outcome.changes)))
+    assert again.changes == ()
+
+
+def test_a_driver_of_other_packages_keeps_nvidias_repository_out() -> None:
+    packages = {"libcuda1": "535.183.01-1", "nvidia-kernel-dkms": "535.183.01-1"}
+    facts = replace(_machine(packages=packages), loaded_driver=Known(LoadedDriver("535.183.01", False), "proc"))
+    assert "nvidia-cuda-toolkit" in refusal(CUDA_TOOLKIT.plan(_recipe(version="none"), facts)).hint
+    alone = planned(CUDA_REPOSITORY.plan(_recipe(version="none"), _machine()))
+    assert alone.changes, "a machine that only compiles needs the repository without a driver"
+
+
+def test_on_ubuntu_packages_of_the_same_name_are_kept_out_of_other_archives() -> None:
+    facts = replace(_machine(), distro=Known(UBUNTU, "os-release"))
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe("13.3"), facts))
+    pin = next(change for change in FileChange.among(outcome.changes) if change.path == _PIN)
+    text = "".join(pin.diff())
+    assert "cuda-*-13-3:any lib*-13-3:any" in text
+    assert "release o=/^(Ubuntu)/" in text
+
+
+def test_a_lock_names_the_version_of_every_package() -> None:
+    lock = VersionLock("node.lock", "r", "debian", "12", "amd64", by_id({"cuda-toolkit-12-9": "12.9.1-1"}))
+    facts = replace(_machine(), devices=Known((), "lspci"))
+    outcome = planned(CUDA_TOOLKIT.plan(replace(_recipe("12.9", version="none"), lock=lock), facts))
+    (change,) = PackageChange.among(outcome.changes)
+    assert change.after == PackageState("12.9.1-1")
+    refused = refusal(CUDA_TOOLKIT.plan(replace(_recipe("12.8", version="none"), lock=lock), facts))
+    assert "names no version of cuda-toolkit-12-8" in refused.what
+
+
+def test_a_recipe_without_the_key_asks_for_nothing() -> None:
+    outcome = planned(CUDA_TOOLKIT.plan(recipe(), machine()))
+    assert not outcome.changes
+    assert not outcome.asked

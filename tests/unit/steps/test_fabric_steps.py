@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpunode.catalog.fabric import IMEX_NODES
+from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
+from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice
+from gpunode.facts.project import project_changes
+from gpunode.package_id import PackageId
+from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.fabric import FABRIC, FABRIC_BRIDGE, FABRIC_SERVICE, MODULES_FILE, find_fabric
+from tests.unit.steps.machines import B200, H100, T4, gpu, machine, planned, recipe, refusal, unit, with_driver
+
+_MANAGER = "nvidia-fabricmanager.service"
+SWITCH = PciDevice("0000:05:00.0", "10de", "22a3", "0680")
+_ON_SWITCHES = (gpu(H100), SWITCH)
+_MISSING = {_MANAGER: unit(active=False, enabled=False, exists=False)}
+
+
+def _node(*devices: PciDevice, version: str = "595.91.07", **more: Any) -> Facts:
+    facts = with_driver(version, gpus=devices, **{"units": {**_MISSING, **more.pop("units", {})}, **more})
+    return replace(facts, files={IMEX_NODES: Known(None, "x"), **facts.files})
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind"),
+    [
+        (_ON_SWITCHES, "nvswitch"),
+        ((gpu("20b2"), PciDevice("0000:05:00.0", "10de", "1af1", "0680")), "nvswitch"),  # A100 SXM
+        ((gpu(B200),), "nvlink5"),
+        ((gpu("2941"),), "rack"),  # GB200
+        ((gpu("2342"),), None),  # GH200: NVLink to its own CPU, no switch
+        ((gpu("2331"),), None),  # H100 PCIe
+        ((gpu("2321"),), None),  # H100 NVL: bridges, no switch
+        ((gpu(H100),), None),  # an SXM part on a board without switches
+        ((gpu("1db8"), PciDevice("0000:05:00.0", "10de", "1ac2", "0680")), None),  # DGX-2: not bound by these drivers
+        ((gpu(T4),), None),
+    ],
+)
+def test_what_joins_the_gpus(devices: tuple[PciDevice, ...], kind: str | None) -> None:
+    found = find_fabric(machine(gpus=devices))
+    assert (found.kind if found else None) == kind
+
+
+@pytest.mark.parametrize(
+    ("driver", "devices", "names"),
+    [
+        ("595", _ON_SWITCHES, ["nvidia-fabricmanager", "libnvidia-nscq"]),
+        ("570", _ON_SWITCHES, ["nvidia-fabricmanager-570", "libnvidia-nscq-570"]),
+        ("595", (gpu(B200),), ["nvidia-fabricmanager", "libnvsdm", "nvlsm", "infiniband-diags"]),
+        ("595", (gpu("2941"),), ["nvidia-imex"]),
+    ],
+)
+def test_the_packages_of_each_fabric(driver: str, devices: tuple[PciDevice, ...], names: list[str]) -> None:
+    facts = machine(gpus=devices, files={}, units=_MISSING)
+    facts = replace(facts, files={IMEX_NODES: Known(None, "x"), **facts.files})
+    outcome = planned(FABRIC.plan(recipe(version=driver), facts))
+    assert [str(change.id) for change in PackageChange.among(outcome.changes)] == names
+    for change in PackageChange.among(outcome.changes):
+        is_free = change.id.name in {"nvlsm", "infiniband-diags"}
+        assert change.after == (KnownAfter(why="fabric") if is_free else KnownAfter(f"{driver}.", "driver"))
+
+
+def test_on_arm64_there_is_no_libnvsdm() -> None:
+    facts = replace(machine(gpus=(gpu(B200),)), architecture=Known("arm64", "x"))
+    names = [change.id.name for change in PackageChange.among(planned(FABRIC.plan(recipe(), facts)).changes)]
+    assert names == ["nvidia-fabricmanager", "nvlsm", "infiniband-diags"]
+
+
+def test_a_manager_of_another_version_moves_with_the_driver() -> None:
+    packages = {"nvidia-fabricmanager": "595.50.02-1", "libnvidia-nscq": "595.91.07-1"}
+    outcome = planned(FABRIC.plan(recipe(), _node(*_ON_SWITCHES, packages=packages)))
+    (change,) = PackageChange.among(outcome.changes)
+    assert change.id == PackageId("nvidia-fabricmanager")
+    assert change.after == KnownAfter("595.91.07-", "driver")
+    # It is upgraded, and not purged as a part of another driver.
+    old = {"nvidia-fabricmanager": "580.95.05-1", "libnvidia-nscq": "580.95.05-1", "libcuda1": "580.95.05-1"}
+    purged = {
+        c.subject
+        for c in planned(CONFLICTS.plan(recipe(version="595"), machine(gpus=_ON_SWITCHES, packages=old))).changes
+    }
+    assert purged == {"libcuda1"}
+
+
+def test_the_service_is_enabled_at_once_and_started_with_the_drivers_own_module() -> None:
+    there = {_MANAGER: unit(active=False, enabled=False)}
+    (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(), _node(*_ON_SWITCHES, units=there))).changes)
+    assert (change.after.enabled, change.after.active) == (True, True)
+    other = replace(_node(*_ON_SWITCHES, units=there), loaded_driver=Known(LoadedDriver("580.95.05", True), "x"))
+    (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(version="595"), other)).changes)
+    assert (change.after.enabled, change.after.active) == (True, False)
+    masked = _node(*_ON_SWITCHES, units={_MANAGER: unit(masked=True)})
+    outcome = planned(FABRIC_SERVICE.plan(recipe(), masked))
+    assert not outcome.changes
+    assert "masked" in outcome.notes[0]
+
+
+def test_a_card_without_switches_gets_nothing_and_a_needless_service_is_noted() -> None:
+    facts = _node(gpu("2321"), units={_MANAGER: unit(active=False)})
+    outcome = planned(FABRIC.plan(recipe(), facts))
+    assert not outcome.changes
+    assert "systemctl disable --now nvidia-fabricmanager.service" in outcome.notes[0]
+    assert not planned(FABRIC_SERVICE.plan(recipe(), facts)).changes
+
+
+def test_the_bridges_module_is_loaded_now_and_at_boot() -> None:
+    facts = replace(_node(gpu(B200)), modules=Known(frozenset({"mlx5_core", "mlx5_ib"}), "x"))
+    outcome = planned(FABRIC_BRIDGE.plan(recipe(), facts))
+    assert [change.path for change in FileChange.among(outcome.changes)] == [MODULES_FILE]
+    assert [change.module for change in ModuleChange.among(outcome.changes)] == ["ib_umad"]
+    assert not planned(FABRIC_BRIDGE.plan(recipe(), project_changes(facts, outcome.changes))).changes
+    without = planned(FABRIC_BRIDGE.plan(recipe(), _node(gpu(B200))))
+    assert not ModuleChange.among(without.changes)
+    assert "modprobe mlx5_ib" in without.notes[0]
+
+
+def test_a_rack_starts_imex_once_its_nodes_are_listed() -> None:
+    facts = _node(gpu("2941"), units={"nvidia-imex.service": unit(active=False, enabled=False)})
+    assert "ComputeDomains" in planned(FABRIC.plan(recipe(), facts)).notes[0]
+    assert not planned(FABRIC_SERVICE.plan(recipe(), facts)).changes
+    listed = replace(facts, files={**facts.files, IMEX_NODES: Known(FileState(b"10.0.0.1\n"), "x")})
+    (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(), listed)).changes)
+    assert change.unit == "nvidia-imex.service"
+
+
+def test_a_plan_of_the_planned_state_is_empty() -> None:
+    facts = machine(gpus=_ON_SWITCHES, units=_MISSING)
+    outcome = planned(FABRIC.plan(recipe(), facts))
+    assert not planned(FABRIC.plan(recipe(), project_changes(facts, outcome.changes))).changes
+
+
+def test_a_held_manager_of_another_version_is_refused_with_the_command() -> None:
+    held = {"nvidia-fabricmanager": PackageState("595.50.02-1", held=True), "libnvidia-nscq": "595.91.07-1"}
+    found = refusal(FABRIC.plan(recipe(), _node(*_ON_SWITCHES, packages=held)))
+    assert found.held == (PackageId("nvidia-fabricmanager"),)
+
+
+def test_a_lock_needs_the_managers_version() -> None:
+    row = FABRIC.packages
+    assert row is not None
+    names = row.wanted(recipe(), machine(gpus=_ON_SWITCHES))
+    assert list(names) == [PackageId("nvidia-fabricmanager"), PackageId("libnvidia-nscq")]
