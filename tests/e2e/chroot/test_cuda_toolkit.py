@@ -51,8 +51,8 @@ def test_a_toolkit_fits_the_gpu_leads_the_path_is_repaired_and_removed(bases: di
         assert "release 12.9" in shown
         assert setup_ok(node).envelope["changed"] is False
 
-        node.run("dpkg", "--purge", "--force-depends", "libcublas-12-9")
         node.run("apt-get", "install", "-y", "cuda-nvcc-12-6")
+        node.run("dpkg", "--purge", "--force-depends", "libcublas-12-9")
         assert setup_ok(node).envelope["changed"] is True
         assert "libcublas-12-9" in node.installed()
         assert "release 12.9" in node.run("bash", "-lc", "nvcc").stdout

@@ -1,0 +1,61 @@
+"""On a machine with NVSwitches the fabric manager comes in the driver's transaction and at its very version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.e2e.chroot.scenario import Lab, as_machine, ask, called, setup, setup_ok
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.debs import Package
+from tests.e2e.lab.pci import H100, NVSWITCH
+from tests.e2e.lab.snapshot import snapshot
+
+pytestmark = pytest.mark.e2e
+
+_UNIT: Final = """\
+[Unit]
+Description=NVIDIA fabric manager service
+[Service]
+ExecStart=/bin/true
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def make_fabric(version: str) -> Iterator[Package]:
+    """The packages of a fabric, without relations to the driver, as NVIDIA's have none that names its version."""
+    unit = {"/lib/systemd/system/nvidia-fabricmanager.service": _UNIT}
+    yield Package("nvidia-fabricmanager", version, files=unit)
+    yield Package("libnvidia-nscq", version)
+
+
+def test_the_manager_comes_and_moves_with_the_driver_and_goes_with_it(bases: dict[str, Bases], chroots: Lab) -> None:
+    added = [one for version in ("580.178.04-1", "595.91.07-1", "595.91.08-1") for one in make_fabric(version)]
+    folder = chroots.repositories.variant("debian12", chroots.folder / "fabric", added=added)
+    with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:
+        as_machine(node)
+        node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
+        chroots.recipe(node, "debian12", "bare-metal")
+        before = snapshot(node)
+
+        # A newer fabric manager than any driver of the branch is on offer: it would be taken alone.
+        refused = setup(node)
+        assert refused.exit_code == 3
+        assert "nvidia-fabricmanager would come in version 595.91.08, and the driver is 595.91.07" in refused.error
+        assert "no package was touched" in refused.error or not node.installed().keys() & {"nvidia-fabricmanager"}
+
+        setup_ok(node, "--driver", "580")
+        assert node.installed()["nvidia-fabricmanager"] == "580.178.04-1"
+        assert node.path("/etc/systemd/system/multi-user.target.wants/nvidia-fabricmanager.service").is_symlink()
+        assert setup_ok(node, "--driver", "580").envelope["changed"] is False
+
+        called(node)
+        setup_ok(node, "--driver", "595.91.07")
+        assert called(node).count("apt-get", "install") == 1
+        assert {node.installed()[name] for name in ("nvidia-fabricmanager", "libnvidia-nscq")} == {"595.91.07-1"}
+
+        assert ask(node, "remove", "--yes").exit_code == 10
+        assert before.differences(snapshot(node)) == ""
