@@ -116,7 +116,28 @@ class _Resolver:
             named = {change.id for change in self.changes}
             self.pins = tuple(self._along(one, self.locked[one]) for one in sorted(unlike.keys() - named))
             simulation = self.simulate(self.installs) if self.pins else simulation
-        return simulation
+        return self._with_fabric_of_driver(simulation) if simulation is not None else None
+
+    def _with_fabric_of_driver(self, simulation: Simulation) -> Simulation | None:
+        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken.
+
+        Raises:
+            Refused: no archive has them in that version.
+        """
+        driver, unlike = _find_unlike_driver(self.installs, simulation)
+        if not unlike:
+            return simulation
+        after = KnownAfter(f"{driver}-", "driver")
+        self.changes = tuple(replace(one, after=after) if one.id in unlike else one for one in self.changes)
+        again = self.simulate(self.installs)
+        if again is not None and again.problem:
+            package, version = next(iter(unlike.items()))
+            raise Refused(
+                f"no archive has {package} in version {driver}, that of the driver; no package was touched",
+                why=f"it works with the driver of its exact version alone, and would come in version {version}",
+                hint=f"choose a driver of which both are there: --driver {version}, or an older one",
+            )
+        return again
 
     def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
         """Simulate the whole transaction, with as few of the ``purges`` upgraded instead as the solver allows.
@@ -149,7 +170,6 @@ class _Resolver:
         return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
 
     def _refuse_unplanned(self, simulation: Simulation) -> None:
-        _refuse_unlike_driver(self.installs, simulation)
         leaving = _old_driver_parts(simulation, self.installed, self.intended) if self.purges else []
         wrong = (
             *differences_from_plan([*self.intended, *leaving], simulation),
@@ -164,12 +184,8 @@ class _Resolver:
             )
 
 
-def _refuse_unlike_driver(installs: Sequence[PackageChange], simulation: Simulation) -> None:
-    """Refuse a fabric manager of another version than the driver that comes with it.
-
-    Raises:
-        Refused: no archive has it in the driver's version.
-    """
+def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulation) -> tuple[str, dict[PackageId, str]]:
+    """Return the driver's version, and the parts of a fabric that would come in another, with that version."""
     named = {one.id for one in installs if isinstance(one.after, KnownAfter) and one.after.why == "driver"}
     coming = {
         action.id: upstream(action.version)
@@ -178,14 +194,8 @@ def _refuse_unlike_driver(installs: Sequence[PackageChange], simulation: Simulat
     }
     of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
     versions = {version for one, version in coming.items() if one not in of_fabric}
-    for package, version in of_fabric.items():
-        if versions and version not in versions:
-            driver = ", ".join(sorted(versions))
-            raise Refused(
-                f"{package} would come in version {version}, and the driver is {driver}",
-                why="it works with the driver of its exact version alone, and no archive has it in that one",
-                hint=f"take the driver of that version (--driver {version}), or wait until NVIDIA publishes both",
-            )
+    driver = versions.pop() if len(versions) == 1 else ""
+    return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
 
 
 def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:

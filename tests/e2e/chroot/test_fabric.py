@@ -33,29 +33,44 @@ def make_fabric(version: str) -> Iterator[Package]:
 
 
 def test_the_manager_comes_and_moves_with_the_driver_and_goes_with_it(bases: dict[str, Bases], chroots: Lab) -> None:
-    added = [one for version in ("580.178.04-1", "595.91.07-1", "595.91.08-1") for one in make_fabric(version)]
-    folder = chroots.repositories.variant("debian12", chroots.folder / "fabric", added=added)
+    versions = ("580.178.04-1", "595.91.07-1", "595.91.08-1")
+    folder = chroots.repositories.variant(
+        "debian12", chroots.folder / "fabric", added=[one for version in versions for one in make_fabric(version)]
+    )
     with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:
         as_machine(node)
         node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
         chroots.recipe(node, "debian12", "bare-metal")
         before = snapshot(node)
 
-        # A newer fabric manager than any driver of the branch is on offer: it would be taken alone.
-        refused = setup(node)
-        assert refused.exit_code == 3
-        assert "nvidia-fabricmanager would come in version 595.91.08, and the driver is 595.91.07" in refused.error
-        assert "no package was touched" in refused.error or not node.installed().keys() & {"nvidia-fabricmanager"}
-
         setup_ok(node, "--driver", "580")
         assert node.installed()["nvidia-fabricmanager"] == "580.178.04-1"
         assert node.path("/etc/systemd/system/multi-user.target.wants/nvidia-fabricmanager.service").is_symlink()
         assert setup_ok(node, "--driver", "580").envelope["changed"] is False
 
+        # The archive has a newer fabric manager than any driver of the branch; alone, apt would take that one.
         called(node)
-        setup_ok(node, "--driver", "595.91.07")
+        setup_ok(node, "--driver", "595")
         assert called(node).count("apt-get", "install") == 1
         assert {node.installed()[name] for name in ("nvidia-fabricmanager", "libnvidia-nscq")} == {"595.91.07-1"}
 
         assert ask(node, "remove", "--yes").exit_code == 10
         assert before.differences(snapshot(node)) == ""
+
+
+def test_a_manager_of_no_fitting_version_stops_the_run_before_any_package_is_touched(
+    bases: dict[str, Bases], chroots: Lab
+) -> None:
+    added = [*make_fabric("595.91.08-1")]
+    folder = chroots.repositories.variant("debian12", chroots.folder / "fabric-newer", added=added)
+    with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:
+        as_machine(node)
+        node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
+        chroots.recipe(node, "debian12", "bare-metal")
+        packages = node.installed()
+
+        refused = setup(node)
+
+        assert refused.exit_code == 3
+        assert "in version 595.91.07, that of the driver" in refused.error
+        assert node.installed() == packages

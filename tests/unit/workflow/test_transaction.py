@@ -287,3 +287,42 @@ def test_what_a_package_owes_is_still_owed_in_its_exact_version() -> None:
     owing = replace(BRING, triggers=frozenset({Trigger("restart", "nvidia-fabricmanager.service")}))
     (asked,) = resolve([owing], {}, answers(install("nvidia-driver-cuda"))).asked
     assert asked.triggers == owing.triggers
+
+
+def _simulate_newest(fabric: str) -> Callable[[Sequence[PackageChange]], Simulation]:
+    """An archive whose fabric manager is newer than its driver; ``fabric`` is its other version."""
+
+    def simulate(changes: Sequence[PackageChange]) -> Simulation:
+        actions = []
+        for change in changes:
+            assert isinstance(change.after, KnownAfter)
+            version = "595.91.07-1"
+            if change.id.name == "nvidia-fabricmanager":
+                offered = [one for one in ("595.91.08-1", fabric) if one.startswith(change.after.prefix)]
+                if not offered:
+                    return Simulation((), "Version '595.91.07-*' for 'nvidia-fabricmanager' was not found")
+                version = offered[0]
+            actions.append(Action("install", change.id, version))
+        return Simulation(tuple(actions))
+
+    return simulate
+
+
+_WITH_FABRIC = [
+    PackageChange(PackageId(name), None, KnownAfter("595.", "driver"))
+    for name in ("nvidia-kernel-open-dkms", "nvidia-fabricmanager")
+]
+
+
+def test_fabric_manager_is_taken_in_the_drivers_version() -> None:
+    found = resolve(_WITH_FABRIC, {}, _simulate_newest("595.91.07-1"))
+    assert {str(change.id): change.settled.version for change in found.asked if change.settled} == {
+        "nvidia-kernel-open-dkms": "595.91.07-1",
+        "nvidia-fabricmanager": "595.91.07-1",
+    }
+
+
+def test_fabric_manager_of_another_version_alone_is_refused() -> None:
+    with pytest.raises(Refused, match="no archive has nvidia-fabricmanager") as caught:
+        resolve(_WITH_FABRIC, {}, _simulate_newest("595.91.06-1"))
+    assert "595.91.08" in caught.value.why
