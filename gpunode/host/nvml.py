@@ -100,7 +100,11 @@ def _query_fabric(nvml: Any, handle: Any) -> str:
     import ctypes
 
     info = nvml.c_nvmlGpuFabricInfoV_t()
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    try:
+        nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    except nvml.NVMLError_FunctionNotFound:  # driver 535 has the first form alone
+        info = nvml.c_nvmlGpuFabricInfo_t()
+        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
     states = ("not supported", "not started", "in progress", "completed")
     if info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status != nvml.NVML_SUCCESS:
         return f"failed with {_encode_error(nvml, nvml.NVMLError(info.status))['error']}"

@@ -26,12 +26,14 @@ READERS = {
     "nvmlDeviceGetEccMode": ["ecc", "ecc_pending"],
     "nvmlDeviceGetCudaComputeCapability": ["compute_capability"],
     "nvmlDeviceGetMigMode": ["mig", "mig_pending"],
+    "nvmlDeviceGetGpuFabricInfoV": ["fabric"],
 }
 
 
-def _ask(gpus: int = 1, faults: str = "", timeout_s: float = 60.0) -> NvmlAnswer:
+def _ask(gpus: int = 1, faults: str = "", timeout_s: float = 60.0, fabric: int = 0) -> NvmlAnswer:
     folder = str(library("nvml/nvml.c", "libnvidia-ml.so.1"))
-    runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_NVML_GPUS=str(gpus), FAKE_NVML_FAULTS=faults)
+    settings = {"FAKE_NVML_GPUS": str(gpus), "FAKE_NVML_FAULTS": faults, "FAKE_NVML_FABRIC": str(fabric)}
+    runner = EnvRunner(LD_LIBRARY_PATH=folder, **settings)
     return read_nvml_answer(looked(runner, make_probe(timeout_s)))
 
 
@@ -47,6 +49,23 @@ def test_every_gpu_is_listed_with_what_it_tells(count: int) -> None:
         assert gpu.pci == f"0000:{0x0F + gpu.index:02x}:00.0"
         assert (gpu.name, gpu.memory_mib, gpu.compute_capability) == ("NVIDIA H100 80GB HBM3", 81559, "9.0")
         assert (gpu.persistence, gpu.ecc, gpu.ecc_pending, gpu.mig, gpu.mig_pending) == (True, True, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "faults", "words"),
+    [
+        (0, "", "not supported"),
+        (1, "", "not started"),
+        (2, "", "in progress"),
+        (3, "", "completed"),
+        (3, "fabric-status=999", "failed with Unknown"),
+        (7, "", "state 7"),
+    ],
+)
+def test_fabric_state_of_each_gpu_is_read(state: int, faults: str, words: str) -> None:
+    found = _ask(2, faults, fabric=state)
+    assert isinstance(found, NvmlInventory)
+    assert [gpu.fabric for gpu in found.gpus] == [words, words]
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))

@@ -126,5 +126,18 @@ static int pair(const char *function, device_t *d, int now, int later, int *a, i
 }
 int nvmlDeviceGetEccMode(device_t *d, int *now, int *later) { return pair("nvmlDeviceGetEccMode", d, 1, 0, now, later); }
 
+/* nvml.h: nvmlGpuFabricInfo_v2_t. The state is FAKE_NVML_FABRIC, else 0: not supported; its status is a fault of its own. */
+typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique, state, health; } fabric_t;
+int nvmlDeviceGetGpuFabricInfoV(device_t *d, fabric_t *out)
+{
+    int code = fault("nvmlDeviceGetGpuFabricInfoV", d->index);
+    const char *state = getenv("FAKE_NVML_FABRIC");
+    if (code) return code;
+    if (out->version != 0x02000024) return 25; /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
+    out->state = state ? (unsigned)atoi(state) : 0;
+    out->status = fault("fabric-status", d->index);
+    return 0;
+}
+
 #include "mig.h"
 int nvmlDeviceGetCudaComputeCapability(device_t *d, int *major, int *minor) { return pair("nvmlDeviceGetCudaComputeCapability", d, 9, 0, major, minor); }
