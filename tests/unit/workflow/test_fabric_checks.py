@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Facts, PciDevice
+from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.facts.nvml import Gpu, NvmlInventory, parse_answer
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.workflow.fabric_checks import await_fabric, fabric_checks
@@ -55,6 +55,13 @@ def test_a_service_that_does_not_run_fails_although_nvml_is_content() -> None:
     assert check.status == "failed"
     assert "1 NVSwitch, and nvidia-fabricmanager.service does not run" in check.detail
     assert "journalctl" in check.hint
+
+
+def test_without_systemd_the_check_is_not_run() -> None:
+    stopped = Known(unit(active=False), "unit-wants")
+    node = replace(_node(), units={"nvidia-fabricmanager.service": stopped})
+    (check,) = fabric_checks(node, _inventory("not supported"))
+    assert check.status == "not run"
 
 
 def test_a_machine_without_switches_is_not_checked() -> None:
