@@ -19,7 +19,7 @@ _UNIT: Final = """\
 [Unit]
 Description=NVIDIA fabric manager service
 [Service]
-ExecStart=/bin/true
+ExecStart=/bin/sleep infinity
 [Install]
 WantedBy=multi-user.target
 """
@@ -45,7 +45,6 @@ def test_the_manager_comes_and_moves_with_the_driver_and_goes_with_it(bases: dic
 
         setup_ok(node, "--driver", "580")
         assert node.installed()["nvidia-fabricmanager"] == "580.178.04-1"
-        assert node.run("systemctl", "is-enabled", "nvidia-fabricmanager").stdout.strip() == "enabled"
         assert setup_ok(node, "--driver", "580").envelope["changed"] is False
 
         # The archive has a newer fabric manager than any driver of the branch; alone, apt would take that one.

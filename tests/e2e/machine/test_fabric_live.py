@@ -1,0 +1,55 @@
+"""A booted HGX machine: its fabric manager is enabled, starts after the driver is loaded, and goes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.chroot.test_fabric import make_fabric
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.leftovers import leftovers, marks
+from tests.e2e.lab.machine import Machine
+from tests.e2e.lab.pci import H100, NVSWITCH
+from tests.e2e.machine.scenario import Machines, ask, is_up, setup_ok, start_of
+
+pytestmark = pytest.mark.e2e
+
+_MANAGER = "nvidia-fabricmanager.service"
+
+
+@pytest.fixture
+def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
+    with machines.make(bases["bookworm"].runtime, [H100, NVSWITCH]) as node:
+        machines.furnish(node)
+        added = [one for version in ("595.91.07-1", "595.91.08-1") for one in make_fabric(version)]
+        folder = machines.repositories.variant("debian12", machines.folder / "fabric-live", added=added)
+        node.server.mount(machines.repositories.cuda_path("debian12"), folder)
+        yield node
+        left = marks(node)
+    assert leftovers(left) == []
+
+
+@pytest.mark.long
+def test_manager_is_started_after_the_driver_and_removed_with_it(node: Machine) -> None:
+    done = setup_ok(node, "containerd")
+
+    assert node.installed()["nvidia-fabricmanager"] == "595.91.07-1"
+    assert node.run("systemctl", "is-enabled", _MANAGER).stdout.strip() == "enabled"
+    assert is_up(node, _MANAGER)
+    subjects = [change["subject"] for change in done.changes]
+    assert subjects.index("nvidia") < subjects.index(_MANAGER)
+    assert start_of(node, _MANAGER)
+    (check,) = [one for one in done.result["checks"] if one["id"] == "fabric"]
+    assert check["status"] == "passed"
+    assert setup_ok(node, "containerd").envelope["changed"] is False
+
+    node.run("systemctl", "stop", _MANAGER)
+    failed = ask(node, "verify", "/root/containerd.toml")
+    assert failed.exit_code == 7
+    assert "nvidia-fabricmanager.service" in failed.error
+    assert setup_ok(node, "containerd").envelope["changed"] is True
+    assert is_up(node, _MANAGER)
+
+    assert ask(node, "remove", "--yes").exit_code == 10
+    assert "nvidia-fabricmanager" not in node.installed()
