@@ -47,7 +47,8 @@ def test_manager_is_started_after_the_driver_and_removed_with_it(node: Machine) 
     node.run("systemctl", "stop", _MANAGER)
     failed = ask(node, "verify", "/root/containerd.toml")
     assert failed.exit_code == 7
-    assert "nvidia-fabricmanager.service" in failed.error
+    (check,) = [one for one in failed.result["checks"] if one["id"] == "fabric"]
+    assert (check["status"], check["detail"]) == ("failed", f"1 NVSwitch, and {_MANAGER} does not run")
     assert setup_ok(node, "containerd").envelope["changed"] is True
     assert is_up(node, _MANAGER)
 
