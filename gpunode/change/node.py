@@ -141,7 +141,7 @@ class CommandChange(ChangeKind):
     rank: ClassVar[int] = 2
 
     argv: tuple[str, ...]
-    why: str
+    purpose: str
     undo: tuple[str, ...] | None = None
     cluster: str = ""
     triggers: frozenset[Trigger] = frozenset()
@@ -165,10 +165,14 @@ class CommandChange(ChangeKind):
     @property
     def record(self) -> dict[str, object]:
         undone_by = None if self.undo is None else list(without_values(self.undo))
-        return {"argv": list(without_values(self.argv)), "for": self.why, "undo": undone_by}
+        return {"argv": list(without_values(self.argv)), "for": self.purpose, "undo": undone_by}
 
     def inverse(self) -> CommandChange | None:
-        return None if self.undo is None else replace(self, argv=self.undo, why=f"undo: {self.why}", undo=self.argv)
+        return (
+            None
+            if self.undo is None
+            else replace(self, argv=self.undo, purpose=f"undo: {self.purpose}", undo=self.argv)
+        )
 
 
 @dataclass(frozen=True, slots=True)

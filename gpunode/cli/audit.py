@@ -24,8 +24,8 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
     return {
         "run": begin.run,
         "verb": begin.verb,
-        "of": begin.of,
-        "whole": begin.whole,
+        "of": begin.undoes,
+        "whole": begin.with_packages,
         "begun": format_utc(begin.at),
         "ended": format_utc(commit.at) if commit else None,
         "user": begin.user,
@@ -36,7 +36,7 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
         "result": run.ending,
-        "why": commit.why if commit else "",
+        "why": commit.reason if commit else "",
         "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
         "undone_by": run.undone_by,
         "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
@@ -49,8 +49,8 @@ def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> Row:
         **summarize_run(run, logins),
         "argv": list(run.begin.argv),
         "boot_id": run.begin.boot_id,
-        "changes": [_change_row(deed) for deed in run.deeds],
-        "triggers": [_trigger_row(debt) for debt in run.debts],
+        "changes": [_change_row(record) for record in run.change_records],
+        "triggers": [_trigger_row(record) for record in run.trigger_records],
     }
 
 
@@ -59,28 +59,28 @@ def format_utc(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _change_row(deed: ChangeRecord) -> Row:
-    intent = deed.intent
+def _change_row(record: ChangeRecord) -> Row:
+    intent = record.intent
     return {
         "seq": intent.seq,
         "stage": intent.stage,
         "step": intent.step,
         "reason": intent.reason,
         "at": format_utc(intent.at),
-        "ended": None if deed.ended_at is None else format_utc(deed.ended_at),
-        "result": deed.outcome,
-        "why": deed.why,
+        "ended": None if record.ended_at is None else format_utc(record.ended_at),
+        "result": record.outcome,
+        "why": record.error,
         "kind": intent.change.kind_name,
         "subject": intent.change.subject,
         **intent.change.record,
     }
 
 
-def _trigger_row(debt: TriggerRecord) -> Row:
+def _trigger_row(record: TriggerRecord) -> Row:
     return {
-        "kind": debt.trigger.kind,
-        "target": debt.trigger.target,
-        "owed_by": list(debt.owed_by),
-        "settled": None if debt.settled_at is None else format_utc(debt.settled_at),
-        "note": debt.note,
+        "kind": record.trigger.kind,
+        "target": record.trigger.target,
+        "owed_by": list(record.required_by),
+        "settled": None if record.completed_at is None else format_utc(record.completed_at),
+        "note": record.note,
     }

@@ -208,7 +208,7 @@ def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
 
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
         return False
-    node.notify(f"{work.why}: finishing it first, because only then gpunode knows what to undo")
+    node.notify(f"{work.purpose}: finishing it first, because only then gpunode knows what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
     run_repair(

@@ -36,7 +36,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
     if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
         return Planned((), "no change of packages was interrupted")
     repair = system(facts).repair
-    return Planned((repair,), repair.why)
+    return Planned((repair,), repair.purpose)
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)

@@ -178,7 +178,7 @@ def _later_runs(store: Store, of: str) -> list[RunSummary]:
     runs = store.runs()
     since = runs[[run.run for run in runs].index(of) :]
     here = {run.run for run in since}
-    return [run for run in since[1:] if run.begin.of not in here]
+    return [run for run in since[1:] if run.begin.undoes not in here]
 
 
 def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> str:

@@ -58,7 +58,9 @@ def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
 
 def _verb_text(run: RunRecord) -> str:
     begin = run.begin
-    return " ".join(filter(None, (begin.verb, begin.recipe, begin.of and f"of {run_label(begin.of, begin.verb)}")))
+    return " ".join(
+        filter(None, (begin.verb, begin.recipe, begin.undoes and f"of {run_label(begin.undoes, begin.verb)}"))
+    )
 
 
 def _run_mark(run: RunRecord) -> Span:
@@ -87,14 +89,14 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
 def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
     yield from indent_lines(tuple(_run_header(run, logins, zone)), 2)
-    if run.deeds:
+    if run.change_records:
         yield BLANK
         yield line(span("changes", "bold"))
-        yield from indent_lines(tuple(_change_rows(run.deeds)), 2)
-    if run.debts:
+        yield from indent_lines(tuple(_change_rows(run.change_records)), 2)
+    if run.trigger_records:
         yield BLANK
         yield line(span("what they owed", "bold"))
-        yield from indent_lines(tuple(_trigger_row(debt, zone) for debt in run.debts), 2)
+        yield from indent_lines(tuple(_trigger_row(record, zone) for record in run.trigger_records), 2)
 
 
 def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
@@ -128,7 +130,7 @@ def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
     if run.commit is None:
         return "not yet: it is running" if run.going_on else "never: it was interrupted"
     took = format_seconds(max(0.0, run.commit.at - run.begin.at))
-    why = f": {run.commit.why}" if run.commit.why else ""
+    why = f": {run.commit.reason}" if run.commit.reason else ""
     return f"{format_local_time(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
 
 
@@ -136,49 +138,49 @@ def _fact_line(label: str, text: str) -> Line:
     return line(span(f"{pad_right(label, _LABEL)}  ", "dim"), text, hang=_LABEL + 2)
 
 
-def _change_rows(deeds: Sequence[ChangeRecord]) -> Iterator[Line]:
-    width = max(len(str(deed.intent.seq)) for deed in deeds)
+def _change_rows(records: Sequence[ChangeRecord]) -> Iterator[Line]:
+    width = max(len(str(record.intent.seq)) for record in records)
     hang = width + 4
     reason = origin = ""
-    for deed in deeds:
-        change = deed.intent.change
-        step = f"  {deed.intent.stage}, {deed.intent.step}"
+    for record in records:
+        change = record.intent.change
+        step = f"  {record.intent.stage}, {record.intent.step}"
         title = (
-            Span(pad_right(str(deed.intent.seq), width) + "  "),
+            Span(pad_right(str(record.intent.seq), width) + "  "),
             span(change.subject, "bold"),
-            f"  {_change_text(deed)}",
+            f"  {_change_text(record)}",
         )
-        yield line(MARKS[_MARKS[deed.outcome]], *title, span(step, "dim"), hang=hang)
-        notes = list(_change_notes(deed))
+        yield line(MARKS[_MARKS[record.outcome]], *title, span(step, "dim"), hang=hang)
+        notes = list(_change_notes(record))
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
-        if deed.intent.reason and deed.intent.reason != reason:
-            notes.insert(0, f"why: {deed.intent.reason}")
-        if (comes := _package_origin(deed)) and comes != origin:
+        if record.intent.reason and record.intent.reason != reason:
+            notes.insert(0, f"why: {record.intent.reason}")
+        if (comes := _package_origin(record)) and comes != origin:
             notes.append(f"from {comes}")
-        reason, origin = deed.intent.reason, comes or origin
+        reason, origin = record.intent.reason, comes or origin
         yield from (line(Span(" " * hang), span(note, "dim"), hang=hang) for note in notes)
 
 
-def _change_text(deed: ChangeRecord) -> str:
-    change = deed.intent.change
+def _change_text(record: ChangeRecord) -> str:
+    change = record.intent.change
     words = change.participle
     if isinstance(change, PackageChange):
         was, now = change.states
         words = f"{was} → {now}" if was and now else f"{now or was} {words}"
-    if deed.outcome == "failed":
-        return f"{words}: failed, {deed.why}"
-    return words if deed.outcome == "done" else f"{words}: intended; it may or may not have been made"
+    if record.outcome == "failed":
+        return f"{words}: failed, {record.error}"
+    return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _change_notes(deed: ChangeRecord) -> Iterator[str]:
-    match deed.intent.change:
+def _change_notes(record: ChangeRecord) -> Iterator[str]:
+    match record.intent.change:
         case FileChange(before=before, after=after, folders=folders):
             yield f"before {_file_text(before)}"
             yield f"after  {_file_text(after)}"
             if folders:
                 yield f"made for it: {', '.join(folders)}"
-        case CommandChange(why=why, undo=undo):
-            yield f"for {why}" + (f"; undone by {display_command(undo)}" if undo else "")
+        case CommandChange(purpose=purpose, undo=undo):
+            yield f"for {purpose}" + (f"; undone by {display_command(undo)}" if undo else "")
         case MigChange(states=(before, after)):
             yield f"before {before}"
             yield f"after  {after}"
@@ -192,15 +194,17 @@ def _file_text(state: FileState | Unsettled | None) -> str:
     return state.what if state else "nothing"
 
 
-def _package_origin(deed: ChangeRecord) -> str:
-    state = deed.intent.change.settled if isinstance(deed.intent.change, PackageChange) else None
+def _package_origin(record: ChangeRecord) -> str:
+    state = record.intent.change.settled if isinstance(record.intent.change, PackageChange) else None
     return state.origin if state else ""
 
 
-def _trigger_row(debt: TriggerRecord, zone: tzinfo | None) -> Line:
-    by = f"  for change {join_names(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
-    if debt.settled_at is None:
-        return line(MARKS["waits"], str(debt.trigger), "  owed at its end", span(by, "dim"), hang=4)
+def _trigger_row(record: TriggerRecord, zone: tzinfo | None) -> Line:
+    by = f"  for change {join_names(map(str, record.required_by), 4)}" if record.required_by else "  of an earlier run"
+    if record.completed_at is None:
+        return line(MARKS["waits"], str(record.trigger), "  owed at its end", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {debt.note}", MARKS["not run"]) if debt.note else ("", MARKS["done"])
-    return line(mark, str(debt.trigger), f"  {format_local_time(debt.settled_at, zone)}{note}", span(by, "dim"), hang=4)
+    note, mark = (f": {record.note}", MARKS["not run"]) if record.note else ("", MARKS["done"])
+    return line(
+        mark, str(record.trigger), f"  {format_local_time(record.completed_at, zone)}{note}", span(by, "dim"), hang=4
+    )

@@ -281,7 +281,7 @@ def runs_lines(
     for run in runs:
         mark, result = _run_result(run)
         when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
-        verb = f"rollback of {run.begin.of}" if run.begin.of else f"{run.verb} {run.begin.recipe}".strip()
+        verb = f"rollback of {run.begin.undoes}" if run.begin.undoes else f"{run.verb} {run.begin.recipe}".strip()
         yield line(
             mark, span(pad_right(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4
         )
@@ -299,7 +299,7 @@ def _run_result(run: RunSummary) -> tuple[Span, str]:
     if run.commit.result == "done":
         return (MARKS["not run"] if run.undone_by else MARKS["done"]), ""
     mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
-    why = f": {run.commit.why}" if run.commit.why else ""
+    why = f": {run.commit.reason}" if run.commit.reason else ""
     return mark, f", {run.commit.result}{why}"
 
 

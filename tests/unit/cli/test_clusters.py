@@ -107,7 +107,7 @@ def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
     store = Store(tmp_path)
     words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
     first = run_journaled(store, RunHeader("k8s apply", "0", words), lambda _: None)
-    run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), of=first), lambda _: None)
+    run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), undoes=first), lambda _: None)
     went: list[ClusterRef] = []
 
     def reach(where: ClusterRef) -> None:

@@ -364,7 +364,7 @@ def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> 
 
 def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
     run = write(host, store)
-    removal = store.begin("remove", version="test", whole=True)
+    removal = store.begin("remove", version="test", with_packages=True)
     change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
     removal.done(removal.intend("runtime", "remove", change))
     removal.commit("done")

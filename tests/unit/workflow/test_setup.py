@@ -31,7 +31,7 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.journal.record import Owe
+from gpunode.journal.record import TriggerPending
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -57,7 +57,7 @@ BEFORE = b"# mine\nversion = 2\n"
 
 def owe(run: Run, trigger: Trigger, seq: int) -> None:
     """What the change ``seq`` owes beyond its own triggers."""
-    run._note("", Owe(trigger, seq, run._clock()))
+    run._note("", TriggerPending(trigger, seq, run._clock()))
 
 
 @pytest.fixture

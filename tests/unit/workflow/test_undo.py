@@ -476,7 +476,7 @@ class TestWholeRollback:
 
     def test_what_a_killed_rollback_owes_the_next_one_settles(self, host: Machine, store: Store) -> None:
         run = newest(store)
-        cut = store.begin("rollback", version="test", of=run)
+        cut = store.begin("rollback", version="test", undoes=run)
         change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
         cut.done(cut.intend("runtime", "step", change))
         cut.close()
@@ -771,7 +771,7 @@ class TestRemove:
         run = store.begin("setup", version="test")
         run.done(run.intend("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
         run.commit("done")
-        cut = store.begin("rollback", version="test", of=run.id)
+        cut = store.begin("rollback", version="test", undoes=run.id)
         cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
         cut.close()
         host.files[CONTAINERD] = OURS if is_made else second
