@@ -165,7 +165,7 @@ class CommandChange(ChangeKind):
     @property
     def record(self) -> dict[str, object]:
         undone_by = None if self.undo is None else list(without_values(self.undo))
-        return {"argv": list(without_values(self.argv)), "for": self.purpose, "undo": undone_by}
+        return {"argv": list(without_values(self.argv)), "purpose": self.purpose, "undo": undone_by}
 
     def inverse(self) -> CommandChange | None:
         return (

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
+from gpunode.journal.history import RunSummary
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -24,10 +25,10 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
     return {
         "run": begin.run,
         "verb": begin.verb,
-        "of": begin.undoes,
-        "whole": begin.with_packages,
-        "begun": format_utc(begin.at),
-        "ended": format_utc(commit.at) if commit else None,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
         "user": begin.user,
         "uid": begin.uid,
         "loginuid": begin.loginuid,
@@ -36,10 +37,39 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
         "result": run.ending,
-        "why": commit.reason if commit else "",
+        "reason": commit.reason if commit else "",
         "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
         "undone_by": run.undone_by,
         "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
+    }
+
+
+def undo_record(run: RunSummary, rollback: str, *, is_running: bool) -> Row:
+    """Return what ``rollback --list`` says of a run.
+
+    Args:
+        run: a run of this node.
+        rollback: whether it can be undone now, in words.
+        is_running: whether it is going on.
+    """
+    begin, commit = run.begin, run.commit
+    return {
+        "run": begin.run,
+        "verb": begin.verb,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "recipe": begin.recipe,
+        "user": begin.user,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
+        "result": commit.result if commit else "running" if is_running else "incomplete",
+        "reason": commit.reason if commit else "",
+        "subjects": list(run.subjects),
+        "configuration": sorted(run.configuration),
+        "other_subjects": sorted(run.other_subjects),
+        "undone_by": run.undone_by,
+        "fully_undone": run.is_fully_undone,
+        "rollback": rollback,
     }
 
 
@@ -66,10 +96,10 @@ def _change_row(record: ChangeRecord) -> Row:
         "stage": intent.stage,
         "step": intent.step,
         "reason": intent.reason,
-        "at": format_utc(intent.at),
-        "ended": None if record.ended_at is None else format_utc(record.ended_at),
+        "started_at": format_utc(intent.at),
+        "ended_at": None if record.ended_at is None else format_utc(record.ended_at),
         "result": record.outcome,
-        "why": record.error,
+        "error": record.error,
         "kind": intent.change.kind_name,
         "subject": intent.change.subject,
         **intent.change.record,
@@ -80,7 +110,7 @@ def _trigger_row(record: TriggerRecord) -> Row:
     return {
         "kind": record.trigger.kind,
         "target": record.trigger.target,
-        "owed_by": list(record.required_by),
-        "settled": None if record.completed_at is None else format_utc(record.completed_at),
+        "required_by": list(record.required_by),
+        "completed_at": None if record.completed_at is None else format_utc(record.completed_at),
         "note": record.note,
     }

@@ -71,7 +71,7 @@ def _begin_fields(begin: Begin) -> dict[str, str]:
         "MESSAGE": f"{_run_title(begin)} begins, for {begin.user}",
         "MESSAGE_ID": BEGUN,
         "PRIORITY": _NOTICE,
-        "GPUNODE_OF": begin.undoes,
+        "GPUNODE_UNDOES": begin.undoes,
         "GPUNODE_VERSION": begin.version,
         "GPUNODE_RECIPE": begin.recipe,
         "GPUNODE_RECIPE_SHA256": begin.recipe_sha256,
@@ -93,7 +93,7 @@ def _failed_fields(intent: Intent, error: str) -> dict[str, str]:
         "MESSAGE": message,
         "MESSAGE_ID": FAILED,
         "PRIORITY": _ERROR,
-        "GPUNODE_WHY": error,
+        "GPUNODE_ERROR": error,
         **_change_fields(intent),
     }
 
@@ -105,7 +105,7 @@ def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
         "MESSAGE_ID": ENDED,
         "PRIORITY": _PRIORITY[commit.result],
         "GPUNODE_RESULT": commit.result,
-        "GPUNODE_WHY": commit.reason,
+        "GPUNODE_REASON": commit.reason,
     }
 
 

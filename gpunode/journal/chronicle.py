@@ -21,8 +21,8 @@ from gpunode.journal.record import (
     TriggerPending,
 )
 
-Outcome: TypeAlias = Literal["done", "failed", "intended"]
-Ending: TypeAlias = Result | Literal["going on", "cut short"]
+Outcome: TypeAlias = Literal["done", "failed", "unknown"]
+Ending: TypeAlias = Result | Literal["running", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ChangeRecord:
     """A change of a run.
 
     Attributes:
-        outcome: ``intended`` when neither its success nor its failure was recorded: it may have been made.
+        outcome: ``unknown`` if neither its success nor its failure was recorded: it may have been made.
         ended_at: when that was recorded; None for one that was only intended.
         error: why it failed.
     """
@@ -62,7 +62,7 @@ class RunRecord:
     """A run as its journal tells it.
 
     Attributes:
-        going_on: whether a gpunode is still at it; only for a run without ``commit`` can it be.
+        is_running: whether a gpunode process still works on it; never with ``commit``.
         undone_by: the rollback that undid it.
     """
 
@@ -71,14 +71,14 @@ class RunRecord:
     trigger_records: tuple[TriggerRecord, ...] = ()
     commit: Commit | None = None
     forgotten: Forget | None = None
-    going_on: bool = False
+    is_running: bool = False
     undone_by: str = ""
 
     @property
     def ending(self) -> Ending:
         """The way in which the run ended, if it has."""
         if self.commit is None:
-            return "going on" if self.going_on else "cut short"
+            return "running" if self.is_running else "incomplete"
         return self.commit.result
 
     @property
@@ -87,14 +87,14 @@ class RunRecord:
         return tuple(record.intent.change for record in self.change_records if record.outcome != "failed")
 
 
-def record_of_run(entries: Sequence[Entry], *, going_on: bool = False, undone_by: str = "") -> RunRecord | None:
+def record_of_run(entries: Sequence[Entry], *, is_running: bool = False, undone_by: str = "") -> RunRecord | None:
     """Return the record of the run with ``entries``; None if it was interrupted before its first entry."""
     begin = next((entry for entry in entries if isinstance(entry, Begin)), None)
     if begin is None:
         return None
     commit = next((entry for entry in entries if isinstance(entry, Commit)), None)
     forgotten = next((entry for entry in entries if isinstance(entry, Forget)), None)
-    is_open = going_on and commit is None
+    is_open = is_running and commit is None
     return RunRecord(
         begin, _collect_changes(entries), _collect_triggers(entries), commit, forgotten, is_open, undone_by
     )
@@ -105,7 +105,7 @@ def _collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
     for entry in entries:
         match entry:
             case Intent(seq=seq):
-                found[seq] = ChangeRecord(entry, "intended")
+                found[seq] = ChangeRecord(entry, "unknown")
             case Done(seq=seq, at=at):
                 found[seq] = ChangeRecord(found[seq].intent, "done", at)
             case Failed(seq=seq, error=error, at=at):

@@ -167,9 +167,9 @@ class RunSummary:
         subjects: what it changed, or may have changed when it was cut short; once each, in order.
         commit: None while the run goes on, and if it was interrupted.
         configuration: the files that a rollback puts back.
-        beyond: what else ``rollback --packages`` puts back: packages, archives, units.
+        other_subjects: what else ``rollback --packages`` puts back: packages, archives, units.
         undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.
-        undone_whole: whether that undid all of it.
+        is_fully_undone: whether that undid all of it.
         forgotten: whether somebody had its backups forgotten.
     """
 
@@ -177,21 +177,21 @@ class RunSummary:
     subjects: tuple[str, ...] = ()
     commit: Commit | None = None
     undone_by: str = ""
-    undone_whole: bool = False
+    is_fully_undone: bool = False
     forgotten: bool = False
     configuration: frozenset[str] = frozenset()
-    beyond: frozenset[str] = frozenset()
+    other_subjects: frozenset[str] = frozenset()
 
     @property
     def standing(self) -> frozenset[str]:
         """The subjects that no rollback has put back."""
-        if self.undone_whole:
+        if self.is_fully_undone:
             return frozenset()
-        return self.beyond if self.undone_by else frozenset(self.subjects)
+        return self.other_subjects if self.undone_by else frozenset(self.subjects)
 
     def is_undone(self, *, whole: bool) -> bool:
         """Return whether its configuration was undone, or all of it if ``whole``."""
-        return self.undone_whole if whole else bool(self.undone_by)
+        return self.is_fully_undone if whole else bool(self.undone_by)
 
     @property
     def run(self) -> str:
@@ -222,7 +222,7 @@ def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
         next((entry for entry in reversed(known) if isinstance(entry, Commit)), None),
         forgotten=any(isinstance(entry, Forget) for entry in known),
         configuration=frozenset(intent.change.subject for intent in back if is_configuration(intent)),
-        beyond=frozenset(intent.change.subject for intent in back if not is_configuration(intent)),
+        other_subjects=frozenset(intent.change.subject for intent in back if not is_configuration(intent)),
     )
 
 
@@ -276,7 +276,7 @@ def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
         replace(
             run,
             undone_by=undone.get(run.run, ""),
-            undone_whole=run.run in whole or (run.run in undone and not run.beyond),
+            is_fully_undone=run.run in whole or (run.run in undone and not run.other_subjects),
         )
         for run in runs
     )

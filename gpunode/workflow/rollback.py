@@ -78,7 +78,7 @@ def plan_rollback(
     if facts is None:
         standing.refuse_shared(store, of, runs[of].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
-        return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].beyond)))
+        return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].other_subjects)))
     standing.refuse_shared(store, of, footprint.subjects)
     request = replace(
         request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of)

@@ -23,7 +23,7 @@ from gpunode.journal.history import run_label
 from gpunode.redaction.evidence import redact_recursively
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
-_MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
+_MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL = 9
 
 
@@ -66,7 +66,7 @@ def _verb_text(run: RunRecord) -> str:
 def _run_mark(run: RunRecord) -> Span:
     if run.ending == "done":
         return MARKS["not run" if run.undone_by else "done"]
-    return MARKS["waits" if run.ending in {"waiting", "going on"} else "failed"]
+    return MARKS["waits" if run.ending in {"waiting", "running"} else "failed"]
 
 
 def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
@@ -128,7 +128,7 @@ def _user_text(run: RunRecord, logins: Mapping[int, str]) -> str:
 
 def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
     if run.commit is None:
-        return "not yet: it is running" if run.going_on else "never: it was interrupted"
+        return "not yet: it is running" if run.is_running else "never: it was interrupted"
     took = format_seconds(max(0.0, run.commit.at - run.begin.at))
     why = f": {run.commit.reason}" if run.commit.reason else ""
     return f"{format_local_time(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"

@@ -257,7 +257,7 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
 
 def runs_lines(
     runs: Sequence[RunSummary],
-    prospects: Mapping[str, str],
+    previews: Mapping[str, str],
     folder: str,
     file: str = "",
     zone: tzinfo | None = None,
@@ -266,7 +266,7 @@ def runs_lines(
 
     Args:
         runs: oldest first.
-        prospects: by run id, whether it can be undone now.
+        previews: by run id, whether it can be undone now.
         folder: of records and backups.
         file: list only runs that changed it; empty for all.
         zone: of the times; this machine's when None.
@@ -287,7 +287,7 @@ def runs_lines(
         )
         what = join_names(run.subjects, 6) or "nothing"
         yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
-        yield line(Span(" " * (width + 4)), span(prospects.get(run.run, "")), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
     yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
     yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))

@@ -27,17 +27,17 @@ def test_each_change_is_told_with_its_end() -> None:
 def test_a_run_that_was_cut_short_says_what_may_have_happened() -> None:
     told = record_of_run(entries(ended=False))
     assert told is not None
-    assert told.ending == "cut short"
-    assert told.change_records[5].outcome == "intended"
+    assert told.ending == "incomplete"
+    assert told.change_records[5].outcome == "unknown"
     assert told.change_records[5].ended_at is None
     assert told.trigger_records == (TriggerRecord(RESTART, (1,)),)
 
 
 def test_a_run_that_goes_on_is_not_called_cut_short_and_one_that_ended_does_not_go_on() -> None:
-    going, over = record_of_run(entries(ended=False), going_on=True), record_of_run(entries(), going_on=True)
+    going, over = record_of_run(entries(ended=False), is_running=True), record_of_run(entries(), is_running=True)
     assert going is not None
     assert over is not None
-    assert (going.ending, over.ending) == ("going on", "done")
+    assert (going.ending, over.ending) == ("running", "done")
 
 
 def test_a_journal_without_its_first_line_tells_of_no_run() -> None:

@@ -348,7 +348,7 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
     for _ in range(2):
         mark_undone(store, find_newest_run(store), version="test", argv=(), whole=False)
     assert len(store.runs()) == 3, "recorded once"
-    assert find_newest_run(store).undone_whole, "it changed nothing but the configuration"
+    assert find_newest_run(store).is_fully_undone, "it changed nothing but the configuration"
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
 
