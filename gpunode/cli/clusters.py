@@ -102,7 +102,7 @@ class ClusterRef:
         except GpunodeError as error:
             error.hint = self.adapt_hint(error.hint)
             if isinstance(error, ProgramMissing) and sys.argv[2:3] in (["plan"], ["apply"]):
-                files = cluster_render_command(sys.argv[1:], "--form", error.form, "--out", "gpu-node")
+                files = cluster_render_command(sys.argv[1:], "--format", error.form, "--output", "gpu-node")
                 error.hint += f"\nor write the files, and apply them elsewhere: {files}"
             raise
 

@@ -138,7 +138,7 @@ def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
             why=f"kind calls the context of its cluster {kind.context}",
             hint=f"add --context={kind.context} to the same command; if the cluster is yet to be made:\n"
-            f"{gpunode('k8s', 'render', 'kind', '--out', 'gpu-stack')}\ngpu-stack/kind.sh",
+            f"{gpunode('k8s', 'render', 'kind', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
         )
 
 

@@ -39,9 +39,14 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
     if expect.driver:
         seen = str(inventory.driver) if inventory else ""
         yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
-    if expect.memory_mib is not None:
+    if expect.min_memory_mib is not None:
         sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else 0 for gpu in gpus]
-        yield "memory_mib", f"at least {expect.memory_mib}", sizes, bool(sizes) and min(sizes) >= expect.memory_mib
+        yield (
+            "min_memory_mib",
+            f"at least {expect.min_memory_mib}",
+            sizes,
+            bool(sizes) and min(sizes) >= expect.min_memory_mib,
+        )
     if expect.ecc is not None:
         modes = [gpu.ecc for gpu in gpus]
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)

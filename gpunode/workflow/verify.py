@@ -259,7 +259,7 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
     binary = found.handlers.get("nvidia")
     if binary is None:
         return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
-    if recipe.runtime.default and found.default != "nvidia":
+    if recipe.runtime.set_as_default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
     return Check(

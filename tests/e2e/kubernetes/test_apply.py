@@ -176,7 +176,7 @@ def test_the_rendered_script_takes_no_label_or_taint_from_others(
     control_plane: ControlPlane, user: User, tmp_path: Path
 ) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
-    user("k8s", "render", str(recipe), "--node", f"gpu-1={CAPTURE}", "--out", str(tmp_path / "out"))
+    user("k8s", "render", str(recipe), "--node", f"gpu-1={CAPTURE}", "--output", str(tmp_path / "out"))
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -132,7 +132,7 @@ def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: 
 def test_nothing_outside_goes_when_a_folder_becomes_a_link_meanwhile(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of --out swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
+    """The owner of --output swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
     out, outside = tmp_path / "out", tmp_path / "outside"
     rendered_before = f"# {HEADER}\n"
     for folder in (out / "manifests", outside):
@@ -198,7 +198,7 @@ def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
 @pytest.mark.parametrize(
     ("place", "capture", "form", "kind", "what"),
     [
-        ("k8s-containerd", SAMPLE, "yaml", UsageError, "--form cannot be 'yaml'"),
+        ("k8s-containerd", SAMPLE, "yaml", UsageError, "--format cannot be 'yaml'"),
         ("k8s-containerd", "gone.tar.gz", "manifests", UsageError, "no such file"),
         ("bare-metal", SAMPLE, "manifests", Refused, "asks nothing of Kubernetes"),
         ("k8s-mig", SAMPLE, "manifests", Refused, "knows no MIG profile of NVIDIA GeForce GTX 1080"),

@@ -155,7 +155,7 @@ def test_programs_and_libraries_are_compared_with_their_packages(answer: Capture
     ids=["hangs", "falls over", "speaks nonsense", "another library", "no driver", "no GPU"],
 )
 def test_a_driver_that_does_not_answer_has_failed_and_expectations_are_not_passed(answer: object) -> None:
-    found = report(expecting(gpus=1, model="T4", memory_mib=1, ecc=True), answer=answer)
+    found = report(expecting(gpus=1, model="T4", min_memory_mib=1, ecc=True), answer=answer)
     assert check(found, "nvml").status == "failed"
     assert found.failed
     assert not [one for one in found.checks if one.id.startswith("expect-") and one.status == "passed"]
@@ -180,8 +180,8 @@ def test_one_lost_gpu_of_two_fails_and_is_named() -> None:
         ({"driver": "580.95.0"}, False),
         ({"driver": "58"}, False),
         ({"driver": "595"}, False),
-        ({"memory_mib": 15360}, True),
-        ({"memory_mib": 15361}, False),
+        ({"min_memory_mib": 15360}, True),
+        ({"min_memory_mib": 15361}, False),
         ({"ecc": True}, False),
         ({"ecc": False}, False),
     ],
@@ -255,7 +255,7 @@ def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> No
     ],
 )
 def test_the_runtime_has_the_last_word(configured: ObservedConfig | None, default: bool, status: str) -> None:
-    wanted = Recipe("test", runtime=RuntimeSettings("docker", default=default))
+    wanted = Recipe("test", runtime=RuntimeSettings("docker", set_as_default=default))
     assert check(report(wanted, configured=configured), "runtime").status == status
 
 
