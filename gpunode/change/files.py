@@ -122,7 +122,7 @@ class FileChange(ChangeKind):
     @property
     def action(self) -> Action:
         if self.before == self.after:
-            return "reread"
+            return "reload"
         return "create" if self.before is None else "delete" if self.after is None else "edit"
 
     @property

@@ -228,15 +228,15 @@ class MigChange(ChangeKind):
 
     @property
     def action(self) -> Action:
-        return "divide"
+        return "partition"
 
     @property
     def participle(self) -> str:
-        return f"divided: {self.after}"
+        return f"partitioned: {self.after}"
 
     @property
     def instruction(self) -> str:
-        return f"divide {self.gpu}: {self.before} → {self.after}"
+        return f"partition {self.gpu}: {self.before} → {self.after}"
 
     @property
     def states(self) -> tuple[str, str]:

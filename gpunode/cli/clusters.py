@@ -336,7 +336,7 @@ def _envelope(
             "namespace": one.namespace,
             "name": one.name,
             "state": one.state,
-            "why": one.why,
+            "purpose": one.why,
             "note": one.note,
             "diff": one.diff,
         }
@@ -354,6 +354,6 @@ def _envelope(
             "skipped": plan.skipped,
             "notes": plan.notes,
             "run": run,
-            "own_pods": own_pods,
+            "example_pods": own_pods,
         },
     )

@@ -47,13 +47,13 @@ def render_recipe(place: str, captures: Sequence[str], out: str, form: str, outp
 
         output.open_report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
     result = {
-        "form": form,
+        "format": form,
         "files": made,
-        "out": out,
+        "output": out,
         "removed": written.removed,
         "notes": found.notes,
-        "expected": found.expected,
-        "own_pods": found.own_pods,
+        "expected_resources": found.expected,
+        "example_pods": found.own_pods,
     }
     output.emit(Envelope("k8s render", changed=written.changed, result=result))
 

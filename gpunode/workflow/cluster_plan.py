@@ -108,7 +108,7 @@ def _with_pod_problems(
 ) -> Iterator[PlanItem]:
     """Yield the items; an unchanged DaemonSet or release whose pods do not run gets the reason."""
     live = {object_key(one): one for one in present.live}
-    same = {one.title for one in items if one.state == "same"}
+    same = {one.title for one in items if one.state == "unchanged"}
     found_unready = [*find_unready_releases([one for one in releases if one.title in same], cluster)]
     unready = {one.release.title: one for one in reversed(found_unready) if one.release}
     # It may wait for a label that is about to be set.

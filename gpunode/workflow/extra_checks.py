@@ -23,7 +23,7 @@ _RESEAT = "replace or reseat the hardware"
 def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
     """Yield a check for each key of ``[expect]``, compared with NVML's answer."""
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
-        status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
+        status: Status = "skipped" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
         cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
         yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
@@ -74,7 +74,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     for package, probe in probes.items():
         if (answer := answers[probe.key]).outcome != "ok":
             why = f"{probe.source}: {answer.error or answer.outcome}"
-            yield Check("package-files", _TITLE, "not run", why, f"see what it says: {probe.source}")
+            yield Check("package-files", _TITLE, "skipped", why, f"see what it says: {probe.source}")
             return
         if paths := [path for path in system(facts).changed_in(answer.text) if _CODE.search(path)]:
             changed[package] = paths

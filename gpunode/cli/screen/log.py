@@ -65,7 +65,7 @@ def _verb_text(run: RunRecord) -> str:
 
 def _run_mark(run: RunRecord) -> Span:
     if run.ending == "done":
-        return MARKS["not run" if run.undone_by else "done"]
+        return MARKS["skipped" if run.undone_by else "done"]
     return MARKS["waits" if run.ending in {"waiting", "running"} else "failed"]
 
 
@@ -204,7 +204,7 @@ def _trigger_row(record: TriggerRecord, zone: tzinfo | None) -> Line:
     if record.completed_at is None:
         return line(MARKS["waits"], str(record.trigger), "  owed at its end", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {record.note}", MARKS["not run"]) if record.note else ("", MARKS["done"])
+    note, mark = (f": {record.note}", MARKS["skipped"]) if record.note else ("", MARKS["done"])
     return line(
         mark, str(record.trigger), f"  {format_local_time(record.completed_at, zone)}{note}", span(by, "dim"), hang=4
     )

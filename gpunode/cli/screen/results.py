@@ -43,7 +43,7 @@ _RESTORED = "restored byte for byte"
 _SHOWN = 6
 _RUN_MARKS = (
     ("done", "done"),
-    ("not run", "undone since"),
+    ("skipped", "undone since"),
     ("waits", "waits for a reboot"),
     ("failed", "did not finish"),
 )
@@ -192,7 +192,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.of
-    yield line(MARKS["not run"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
+    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.standing is None:
         yield line("  ", "no other run is left to roll back", hang=2)
@@ -297,7 +297,7 @@ def _run_result(run: RunSummary) -> tuple[Span, str]:
     if run.commit is None:
         return MARKS["failed"], ", cut short"
     if run.commit.result == "done":
-        return (MARKS["not run"] if run.undone_by else MARKS["done"]), ""
+        return (MARKS["skipped"] if run.undone_by else MARKS["done"]), ""
     mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
     why = f": {run.commit.reason}" if run.commit.reason else ""
     return mark, f", {run.commit.result}{why}"

@@ -123,7 +123,7 @@ def reboot(screen: Screen) -> None:
 
 def verify(screen: Screen) -> None:
     failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "replace or reseat the hardware")
-    idle = Check("container", "a container sees the same GPUs", "not run", "NVML does not answer", "")
+    idle = Check("container", "a container sees the same GPUs", "skipped", "NVML does not answer", "")
     screen.put(*report_lines(nodes.RECIPE, VerifyReport((*CHECKS, failed, idle), nodes.INVENTORY)))
 
 
@@ -134,7 +134,9 @@ def status_bare(screen: Screen) -> None:
 
 def status_good(screen: Screen) -> None:
     node = nodes.converged()
-    found = replace(status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",))
+    found = replace(
+        status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held_packages=("nvidia-driver-cuda",)
+    )
     screen.put(*status_lines(node, found))
 
 
