@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpunode.change import FileChange, PackageChange
     from gpunode.errors import GpunodeError
-    from gpunode.facts.evidence import Holds
+    from gpunode.facts.evidence import ContentKind
     from gpunode.journal.history import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
@@ -303,14 +303,14 @@ def _run_result(run: RunSummary) -> tuple[Span, str]:
     return mark, f", {run.commit.result}{why}"
 
 
-_HELD: Mapping[Holds, str] = {
+_HELD: Mapping[ContentKind, str] = {
     "table": "system tables (/proc, /sys, package database, lspci): as they are",
     "config": "configuration files: known settings; every other value is masked",
     "log": "logs, command lines and answers of tools: secrets are masked",
 }
 
 
-def capture_lines(file: str, contents: Mapping[Holds, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
+def capture_lines(file: str, contents: Mapping[ContentKind, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
     """Yield the contents of a capture by group, with the number of masked items."""
     yield line(span(f"{file} will contain", "bold"))
     for holds, about in _HELD.items():

@@ -78,7 +78,7 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
 
 
 def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", holds="table")
+    name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", content_kind="table")
     save_capture({**load_capture(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
     render_recipe("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected_resources"]) == {"gpu-7.rack"}
@@ -89,7 +89,7 @@ def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
 ) -> None:
     crictl, config = "/var/lib/rancher/k3s/agent/etc/crictl.yaml", "/etc/rancher/k3s/config.yaml"
     more = {
-        "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu-7\n", holds="table"),
+        "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu-7\n", content_kind="table"),
         f"file:{crictl}": Capture(crictl, "ok", b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"),
         f"file:{config}": Capture(config, "ok", b"node-name: Rack-4.GPU-7\n"),
     }

@@ -20,7 +20,7 @@ CMDLINE = "BOOT_IMAGE=/vmlinuz-6.1.0-18-amd64 root=UUID={uuid} ro quiet{more}\n"
 
 
 def seen(source: str, text: str) -> Capture:
-    return Capture(source, "ok", text.encode(), holds="log")
+    return Capture(source, "ok", text.encode(), content_kind="log")
 
 
 def files(pattern: str, **found: str) -> Capture:
