@@ -21,7 +21,7 @@ start a daemon or make a database is asked only where that has happened already.
 there, what may not be seen is named (`not seen for lack of rights`), and from both nothing is concluded that was
 not shown. Links are not followed out of the node's root.
 
-What a probe holds says what of it a capture may contain ([capture format](capture-format.md)): a `table` whole, of
+The kind of its content says what of it a capture may contain ([capture format](capture-format.md)): a `table` whole, of
 `config` what is known to be harmless, a `log` without what looks like a secret.
 """
 
@@ -199,7 +199,7 @@ def page(made: str) -> str:
         if not own:
             raise LookupError(f"nothing is looked at for {subject.title!r}")
         lines += [f"## {subject.title}", "", f"Told from it: {subject.use}.", ""]
-        lines += ["| looked at | how | holds | where |", "| --- | --- | --- | --- |"]
+        lines += ["| looked at | how | content | where |", "| --- | --- | --- | --- |"]
         lines += [left.pop(key) for key in own]
         lines.append("")
     if left:
@@ -224,7 +224,8 @@ def _rows() -> Iterator[tuple[str, str]]:
 def _row(probe: Probe, where: str) -> str:
     source = probe.source if len(probe.source) < _WIDEST else f"{probe.source[: _WIDEST - 1]}…"
     how = f"run, {probe.timeout_s:g} s" if probe.argv else ("listed" if probe.glob and not probe.contents else "read")
-    return f"| `{source}` | {how} | {probe.holds} | {where} |".replace(_KERNEL, "$(uname -r)").replace(_NODE, "NODE")
+    row = f"| `{source}` | {how} | {probe.content_kind} | {where} |"
+    return row.replace(_KERNEL, "$(uname -r)").replace(_NODE, "NODE")
 
 
 _WIDEST = 110

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Status: TypeAlias = Literal["passed", "failed", "not run"]
+Status: TypeAlias = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ def _unusable(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible | None:
 
 def _flavour(gpus: Sequence[GpuModel], branch: Branch, wish: Driver) -> ModuleFlavour | Impossible:
     """The kernel modules that were asked for, or those that drive every GPU; open where there is a choice."""
-    flavour = _default_flavour(gpus, branch) if wish.flavour == "auto" else wish.flavour
+    flavour = _default_flavour(gpus, branch) if wish.kernel_module_type == "auto" else wish.kernel_module_type
     for gpu in gpus:
         if flavour == "open" and not gpu.takes_open_modules:
             why = "open modules need Turing or newer"
@@ -206,7 +206,7 @@ def _flavour(gpus: Sequence[GpuModel], branch: Branch, wish: Driver) -> ModuleFl
     return flavour
 
 
-_HINT_FLAVOUR = 'leave `flavour = "auto"` under [driver], or choose another branch'
+_HINT_FLAVOUR = 'leave `kernel_module_type = "auto"` under [driver], or choose another branch'
 
 
 def _default_flavour(gpus: Sequence[GpuModel], branch: Branch) -> ModuleFlavour:

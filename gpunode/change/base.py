@@ -17,10 +17,10 @@ _SETTLED_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon
 
 # The word for a change in plans and in the JSON output.
 Action: TypeAlias = Literal[
-    "create", "edit", "delete", "reread",
+    "create", "edit", "delete", "reload",
     "install", "upgrade", "downgrade", "mark", "purge",
     "enable", "disable", "start", "stop", "keep",
-    "load", "unload", "run", "divide",
+    "load", "unload", "run", "partition",
 ]  # fmt: skip
 
 # The stage whose files are a node's configuration, which a plain rollback restores.

@@ -22,7 +22,7 @@ class FileState:
 
     Attributes:
         mode: the permission bits alone (``0o644``).
-        attributes: the extended attributes by name, ACL and capabilities among them. No plan asks for any, so states
+        xattrs: the extended attributes by name, ACL and capabilities among them. No plan asks for any, so states
             are not compared by them; a file that was removed comes back with them.
     """
 
@@ -30,7 +30,7 @@ class FileState:
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
-    attributes: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
+    xattrs: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
 
     def with_digest(self) -> FileState:
         """Return the state with its content's digest in place of the content, as a journal has it."""
@@ -131,7 +131,7 @@ class FileChange(ChangeKind):
     @property
     def action(self) -> Action:
         if self.before == self.after:
-            return "reread"
+            return "reload"
         return "create" if self.before is None else "delete" if self.after is None else "edit"
 
     @property

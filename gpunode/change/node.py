@@ -141,7 +141,7 @@ class CommandChange(ChangeKind):
     rank: ClassVar[int] = 2
 
     argv: tuple[str, ...]
-    why: str
+    purpose: str
     undo: tuple[str, ...] | None = None
     cluster: str = ""
     triggers: frozenset[Trigger] = frozenset()
@@ -164,15 +164,19 @@ class CommandChange(ChangeKind):
 
     @property
     def recorded_details(self) -> tuple[str, ...]:
-        return (f"for {self.why}" + (f"; undone by {display_command(self.undo)}" if self.undo else ""),)
+        return (f"for {self.purpose}" + (f"; undone by {display_command(self.undo)}" if self.undo else ""),)
 
     @property
     def record(self) -> dict[str, object]:
         undone_by = None if self.undo is None else list(without_values(self.undo))
-        return {"argv": list(without_values(self.argv)), "for": self.why, "undo": undone_by}
+        return {"argv": list(without_values(self.argv)), "purpose": self.purpose, "undo": undone_by}
 
     def inverse(self) -> CommandChange | None:
-        return None if self.undo is None else replace(self, argv=self.undo, why=f"undo: {self.why}", undo=self.argv)
+        return (
+            None
+            if self.undo is None
+            else replace(self, argv=self.undo, purpose=f"undo: {self.purpose}", undo=self.argv)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,15 +232,15 @@ class MigChange(ChangeKind):
 
     @property
     def action(self) -> Action:
-        return "divide"
+        return "partition"
 
     @property
     def participle(self) -> str:
-        return f"divided: {self.after}"
+        return f"partitioned: {self.after}"
 
     @property
     def instruction(self) -> str:
-        return f"divide {self.gpu}: {self.before} → {self.after}"
+        return f"partition {self.gpu}: {self.before} → {self.after}"
 
     @property
     def states(self) -> tuple[str, str]:

@@ -125,7 +125,7 @@ DriverOption = Annotated[
     str,
     typer.Option(
         "--driver",
-        metavar="WHICH",
+        metavar="VERSION",
         help="auto, production, lts, a branch (580), a version, or none",
         autocompletion=completion.driver_choices,
     ),
@@ -169,7 +169,7 @@ RootOption = Annotated[
 GpuOption = Annotated[
     str,
     typer.Option(
-        "--gpu", metavar="IDS", help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; setup needs --root with it"
+        "--gpu", metavar="PCI_IDS", help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; setup needs --root with it"
     ),
 ]
 NodeOption = Annotated[
@@ -403,7 +403,7 @@ def doctor(
         str,
         typer.Option(
             "--recipe",
-            metavar="NAME",
+            metavar="RECIPE",
             help="of a fleet: which nodes drifted from it",
             autocompletion=completion.recipe_names,
         ),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
+from gpunode.journal.history import RunSummary
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -24,10 +25,10 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
     return {
         "run": begin.run,
         "verb": begin.verb,
-        "of": begin.of,
-        "whole": begin.whole,
-        "begun": format_utc(begin.at),
-        "ended": format_utc(commit.at) if commit else None,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
         "user": begin.user,
         "uid": begin.uid,
         "loginuid": begin.loginuid,
@@ -36,10 +37,39 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> Row:
         "recipe_sha256": begin.recipe_sha256,
         "version": begin.version,
         "result": run.ending,
-        "why": commit.why if commit else "",
+        "reason": commit.reason if commit else "",
         "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
         "undone_by": run.undone_by,
         "forgotten": {"user": run.forgotten.user, "at": format_utc(run.forgotten.at)} if run.forgotten else None,
+    }
+
+
+def undo_record(run: RunSummary, rollback: str, *, is_running: bool) -> Row:
+    """Return what ``rollback --list`` says of a run.
+
+    Args:
+        run: a run of this node.
+        rollback: whether it can be undone now, in words.
+        is_running: whether it is going on.
+    """
+    begin, commit = run.begin, run.commit
+    return {
+        "run": begin.run,
+        "verb": begin.verb,
+        "undoes": begin.undoes,
+        "with_packages": begin.with_packages,
+        "recipe": begin.recipe,
+        "user": begin.user,
+        "started_at": format_utc(begin.at),
+        "ended_at": format_utc(commit.at) if commit else None,
+        "result": commit.result if commit else "running" if is_running else "incomplete",
+        "reason": commit.reason if commit else "",
+        "subjects": list(run.subjects),
+        "configuration": sorted(run.configuration),
+        "other_subjects": sorted(run.other_subjects),
+        "undone_by": run.undone_by,
+        "fully_undone": run.is_fully_undone,
+        "rollback": rollback,
     }
 
 
@@ -49,8 +79,8 @@ def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> Row:
         **summarize_run(run, logins),
         "argv": list(run.begin.argv),
         "boot_id": run.begin.boot_id,
-        "changes": [_change_row(deed) for deed in run.deeds],
-        "triggers": [_trigger_row(debt) for debt in run.debts],
+        "changes": [_change_row(record) for record in run.change_records],
+        "triggers": [_trigger_row(record) for record in run.trigger_records],
     }
 
 
@@ -59,28 +89,28 @@ def format_utc(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _change_row(deed: ChangeRecord) -> Row:
-    intent = deed.intent
+def _change_row(record: ChangeRecord) -> Row:
+    intent = record.intent
     return {
         "seq": intent.seq,
         "stage": intent.stage,
         "step": intent.step,
         "reason": intent.reason,
-        "at": format_utc(intent.at),
-        "ended": None if deed.ended_at is None else format_utc(deed.ended_at),
-        "result": deed.outcome,
-        "why": deed.why,
+        "started_at": format_utc(intent.at),
+        "ended_at": None if record.ended_at is None else format_utc(record.ended_at),
+        "result": record.outcome,
+        "error": record.error,
         "kind": intent.change.kind_name,
         "subject": intent.change.subject,
         **intent.change.record,
     }
 
 
-def _trigger_row(debt: TriggerRecord) -> Row:
+def _trigger_row(record: TriggerRecord) -> Row:
     return {
-        "kind": debt.trigger.kind,
-        "target": debt.trigger.target,
-        "owed_by": list(debt.owed_by),
-        "settled": None if debt.settled_at is None else format_utc(debt.settled_at),
-        "note": debt.note,
+        "kind": record.trigger.kind,
+        "target": record.trigger.target,
+        "required_by": list(record.required_by),
+        "completed_at": None if record.completed_at is None else format_utc(record.completed_at),
+        "note": record.note,
     }

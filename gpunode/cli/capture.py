@@ -34,9 +34,9 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
     size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
     missing = find_missing_probes(evidence)
     screen.put(*captured_lines(file, len(evidence), size, missing))
-    holds = {kind: {"probes": number, "masked": changed} for kind, (number, changed) in contents.items()}
-    result = {"file": file, "probes": len(evidence), "bytes": size, "anonymized": anonymize, "holds": holds}
-    output.emit(Envelope("capture", result={**result, "incomplete": list(missing), "why": missing}))
+    kinds = {kind: {"probes": number, "masked": changed} for kind, (number, changed) in contents.items()}
+    result = {"file": file, "probes": len(evidence), "bytes": size, "anonymized": anonymize, "content_kinds": kinds}
+    output.emit(Envelope("capture", result={**result, "incomplete": missing}))
 
 
 def find_missing_probes(evidence: Evidence) -> dict[str, str]:

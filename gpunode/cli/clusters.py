@@ -102,7 +102,7 @@ class ClusterRef:
         except GpunodeError as error:
             error.hint = self.adapt_hint(error.hint)
             if isinstance(error, ProgramMissing) and sys.argv[2:3] in (["plan"], ["apply"]):
-                files = cluster_render_command(sys.argv[1:], "--form", error.form, "--out", "gpu-node")
+                files = cluster_render_command(sys.argv[1:], "--format", error.form, "--output", "gpu-node")
                 error.hint += f"\nor write the files, and apply them elsewhere: {files}"
             raise
 
@@ -246,10 +246,10 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
     store = open_cluster_journal()
     (found,) = first = list_runs(store, run[1:])
     if target == ClusterRef():
-        while first[0].begin.of and _cluster_of_run(first[0].begin.argv) == ClusterRef():
-            first = list_runs(store, first[0].begin.of)
+        while first[0].begin.undoes and _cluster_of_run(first[0].begin.argv) == ClusterRef():
+            first = list_runs(store, first[0].begin.undoes)
         target = _cluster_of_run(first[0].begin.argv)
-    request = _run_header("k8s rollback", of=found.begin.run)
+    request = _run_header("k8s rollback", undoes=found.begin.run)
     with target.hints_for_this_cluster():
         cluster = target.connect()
         _apply_removal(plan_rollback(cluster, store, found.begin.run), cluster, request, output, yes=yes)
@@ -304,11 +304,11 @@ def _other_cluster(identity: Identity) -> str:
     return ""
 
 
-def _run_header(verb: Verb, recipe: Recipe | None = None, of: str = "") -> RunHeader:
+def _run_header(verb: Verb, recipe: Recipe | None = None, undoes: str = "") -> RunHeader:
     from gpunode.cli.resume import hash_recipe
 
     named = (recipe.name, hash_recipe(recipe)) if recipe else ("", "")
-    return RunHeader(verb, __version__, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, of=of)
+    return RunHeader(verb, __version__, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, undoes=undoes)
 
 
 def _with_absolute_kubeconfig(argv: Sequence[str]) -> Iterator[str]:
@@ -336,7 +336,7 @@ def _envelope(
             "namespace": one.namespace,
             "name": one.name,
             "state": one.state,
-            "why": one.why,
+            "purpose": one.why,
             "note": one.note,
             "diff": one.diff,
         }
@@ -354,6 +354,6 @@ def _envelope(
             "skipped": plan.skipped,
             "notes": plan.notes,
             "run": run,
-            "own_pods": own_pods,
+            "example_pods": own_pods,
         },
     )

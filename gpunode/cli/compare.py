@@ -41,14 +41,16 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
         yield BLANK
     if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
         yield line("doctor names for ", span(bad), ": ", span(join_names(causes), "bold"), hang=2)
-    yield from _uncompared_lines(found.unseen, {"good": good, "bad": bad}, verbose=verbose)
+    yield from _uncompared_lines(found.not_compared, {"good": good, "bad": bad}, verbose=verbose)
     yield _verdict_line(found, hidden=len(found.differences) - len(shown))
 
 
-def _uncompared_lines(unseen: Sequence[Uncompared], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
+def _uncompared_lines(
+    not_compared: Sequence[Uncompared], names: Mapping[Side, str], *, verbose: bool
+) -> Iterator[Line]:
     """Yield what one of the two does not show, and why."""
     groups: dict[tuple[Side, Reason], list[str]] = {}
-    for one in unseen:
+    for one in not_compared:
         groups.setdefault((one.side, one.reason), []).append(_trait_parts(one, verbose=verbose))
     for (side, reason), what in groups.items():
         text = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {join_names(what)}"
@@ -56,7 +58,7 @@ def _uncompared_lines(unseen: Sequence[Uncompared], names: Mapping[Side, str], *
 
 
 _REASONS: dict[Reason, str] = {
-    "not asked": "nobody asked",
+    "not-collected": "nobody asked",
     "denied": "permission denied",
     "failed": "the query failed",
     "timeout": "no answer in time",
@@ -127,7 +129,12 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     screen.show_bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
     status, exit_code = _comparison_status(found)
-    result = {"differences": found.differences, "unseen": found.unseen, "missing": found.missing, "causes": causes}
+    result = {
+        "differences": found.differences,
+        "not_compared": found.not_compared,
+        "missing": found.missing,
+        "causes": causes,
+    }
     options.emit(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
 
 

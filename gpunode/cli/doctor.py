@@ -211,9 +211,12 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     remedy = generic_remedy(cause, take_snapshot({}))
     explained_by = sorted(other.cause for other in rules_by_cause().values() if cause in other.explains)
     options.open_report_screen().show_story(rule, remedy, explained_by)
-    keys = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
-    row = {name: getattr(rule, name) for name in keys} | {"storey": rule.stack_layer}
-    result = {"cause": {**row, "explained_by": explained_by, "remedy": remedy}, **({"xid": xid} if xid else {})}
+    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "sources", "explains")
+    row = {name: getattr(rule, name) for name in keys}
+    result = {
+        "cause": {**row, "description": rule.story, "explained_by": explained_by, "remedy": remedy},
+        **({"xid": xid} if xid else {}),
+    }
     options.emit(Envelope("doctor", result=result))
 
 
@@ -228,7 +231,7 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
         result={
             "stack": examined.stack,
             "suspects": [_suspect_row(one) for one in examined.diagnosis.suspects],
-            "works": examined.works,
+            "driver_works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
             **({"bugs": bugs} if bugs else {}),
@@ -238,22 +241,23 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
 
 def _finding_row(finding: Finding) -> dict[str, object]:
     # Onsets and boot only serve ranking: their clocks hold for this evidence alone.
-    left_out = {"onsets", "is_past", "stack_layer"}
+    left_out = {"at", "onsets", "is_past"}
     row: dict[str, object] = {
         one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
     }
-    return {**row, "storey": finding.stack_layer, "citations": _citation_rows(finding.citations)}
+    more = {"stack_layer": finding.stack_layer, "onset": finding.at, "citations": _citation_rows(finding.citations)}
+    return {**row, **more}
 
 
 def _question_row(doubt: OpenQuestion) -> dict[str, object]:
     citations = _citation_rows(doubt.citations)
-    return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "citations": citations}
+    return {"question": doubt.question, "commands": doubt.look_at, "citations": citations}
 
 
 def _suspect_row(suspect: Suspect) -> dict[str, object]:
-    told = {"cause": suspect.cause, "title": suspect.title, "look_at": "\n".join(suspect.look_at)}
+    told = {"cause": suspect.cause, "title": suspect.title, "commands": suspect.look_at}
     return {**told, "citations": _citation_rows(suspect.citations)}
 
 
 def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:
-    return [{"source": one.source, "line": one.line, "number": one.line_number} for one in citations]
+    return [{"source": one.source, "line": one.line, "line_number": one.line_number} for one in citations]

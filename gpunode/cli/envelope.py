@@ -19,7 +19,7 @@ from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact
 
-ENVELOPE_VERSION = 1
+SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Envelope:
     def as_json(self) -> str:
         """Return the envelope as one line of JSON, with secrets redacted."""
         answer = {
-            "gpunode": ENVELOPE_VERSION,
+            "schema": SCHEMA,
             "command": self.command,
             "status": self.status,
             "exit_code": self.exit_code,

@@ -102,14 +102,14 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
     result: dict[str, object] = {
         "reports": summary.rows,
         "causes": summary.causes,
-        "differences": summary.odd,
+        "differences": summary.differences,
         "layers": summary.layers,
         "versions": summary.spread,
         "models": summary.models,
-        "unread": summary.unread,
+        "unreadable": summary.unreadable,
     }
     if recipe is not None:
-        result |= {"recipe": _reference_label(recipe), "drift": summary.drift, "not_compared": summary.undrifted}
+        result |= {"recipe": _reference_label(recipe), "drift": summary.drift, "not_compared": summary.not_compared}
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",

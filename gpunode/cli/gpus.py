@@ -130,7 +130,7 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
         "compute_capability": model.compute_capability or None,
         "listed": model.listed,
         "assumption": support.assumption or None,
-        "driver": {"branch": choice.branch, "flavour": choice.flavour, "reason": support.reason}
+        "driver": {"branch": choice.branch, "kernel_module_type": choice.flavour, "reason": support.reason}
         if isinstance(choice, Choice)
         else None,
         "refusal": None if isinstance(choice, Choice) else {"what": choice.what, "why": choice.why},
@@ -138,7 +138,7 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
             {"number": one.number, "kind": one.kind, "maintained": one.active, "end_of_life": one.eol or None}
             for one in support.branches
         ],
-        "flavours": support.flavours,
+        "kernel_module_types": support.flavours,
         "cuda": ".".join(map(str, support.cuda)) if support.cuda else None,
         "end_of_life": support.end_of_life or None,
         "packages": support.packages,

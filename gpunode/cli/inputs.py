@@ -311,7 +311,7 @@ def load_backlog(node: str, root: str, facts: Facts) -> Backlog:
 
 def list_unread_backlog(backlog: Backlog) -> list[dict[str, object]]:
     """Return an entry for ``list_unknown_facts`` if the backlog could not be read."""
-    return [{"fact": "owed", "reason": backlog.unread, "probe": "journal"}] if backlog.unread else []
+    return [{"fact": "pending_triggers", "reason": backlog.unread, "probe": "journal"}] if backlog.unread else []
 
 
 def validate_steps(only: Sequence[str]) -> None:

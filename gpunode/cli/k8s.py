@@ -39,11 +39,11 @@ ClusterNodesOption = Annotated[
         "it has no GPU, the nodes that GPU Feature Discovery labelled)",
     ),
 ]
-OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="write the files into this folder")]
-FormOption = Annotated[
+OutputDirOption = Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="write the files into this folder")]
+FormatOption = Annotated[
     str,
     typer.Option(
-        "--form", metavar="FORM", help="manifests, kustomize, argocd, flux or helm (the charts where there are any)"
+        "--format", metavar="FORMAT", help="manifests, kustomize, argocd, flux or helm (the charts where there are any)"
     ),
 ]
 
@@ -63,17 +63,17 @@ def main() -> None:
 def render(
     recipe: RecipeArgument = "k8s-containerd",
     node: NodesOption = [],  # noqa: B006 - typer's own idiom for a repeated option
-    out: OutOption = "",
-    form: FormOption = "manifests",
+    output: OutputDirOption = "",
+    output_format: FormatOption = "manifests",
     json: JsonOption = False,
 ) -> None:
     """Write the manifests and Helm values for these nodes.
 
-    Nothing is sent to a cluster. Without --out the files are printed.
+    Nothing is sent to a cluster. Without --output the files are printed.
     """
     from gpunode.cli import k8s_render
 
-    k8s_render.render_recipe(recipe, tuple(node), out, form, output_options(json))
+    k8s_render.render_recipe(recipe, tuple(node), output, output_format, output_options(json))
 
 
 TimeoutOption = Annotated[

@@ -29,9 +29,9 @@ def render_recipe(place: str, captures: Sequence[str], out: str, form: str, outp
     """Render the recipe for the nodes."""
     if form not in FORMS:
         raise UsageError(
-            f"--form cannot be {form!r}",
+            f"--format cannot be {form!r}",
             why=f"it takes: {', '.join(FORMS)}",
-            hint=f"name one of these: --form {FORMS[0]}",
+            hint=f"name one of these: --format {FORMS[0]}",
         )
     recipe = load_recipe(place)
     found = render_cluster(recipe, list(load_cluster_nodes(captures)), form)
@@ -47,13 +47,13 @@ def render_recipe(place: str, captures: Sequence[str], out: str, form: str, outp
 
         output.open_report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
     result = {
-        "form": form,
+        "format": form,
         "files": made,
-        "out": out,
+        "output": out,
         "removed": written.removed,
         "notes": found.notes,
-        "expected": found.expected,
-        "own_pods": found.own_pods,
+        "expected_resources": found.expected,
+        "example_pods": found.own_pods,
     }
     output.emit(Envelope("k8s render", changed=written.changed, result=result))
 
@@ -128,7 +128,7 @@ def _write_folder(folder: Path, made: Mapping[str, str]) -> RenderOutcome:
     except OSError as error:
         if isinstance(error, NotADirectoryError) and os.path.lexists(folder):
             raise _blocked_path(folder, "a folder belongs there") from error
-        hint = "name a folder that you may write with --out"
+        hint = "name a folder that you may write with --output"
         where = error.filename or folder
         raise UsageError(f"{where} cannot be written", why=error.strerror or str(error), hint=hint) from error
     return RenderOutcome(bool(differing or removed), removed)
@@ -137,7 +137,9 @@ def _write_folder(folder: Path, made: Mapping[str, str]) -> RenderOutcome:
 def _refuse_in_the_way(tree: output_files.OutputFolder, folder: Path, made: Mapping[str, str]) -> None:
     for inner in sorted({path.rpartition("/")[0] for path in made}):
         if not tree.is_enterable(inner):
-            raise _blocked_path(folder / inner, "a folder belongs there, and no link: gpunode writes only below --out")
+            raise _blocked_path(
+                folder / inner, "a folder belongs there, and no link: gpunode writes only below --output"
+            )
     for path in made:
         content = tree.read(path)
         if tree.is_there(path) if content is None else not _is_rendered(path, content):
@@ -145,7 +147,7 @@ def _refuse_in_the_way(tree: output_files.OutputFolder, folder: Path, made: Mapp
 
 
 def _blocked_path(place: Path, why: str) -> Conflict:
-    hint = "move it away, or name another folder with --out"
+    hint = "move it away, or name another folder with --output"
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 

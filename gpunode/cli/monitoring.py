@@ -40,18 +40,20 @@ def _metric_lines(examined: Examination, finished: float, seconds: float) -> Ite
         "healthy", "Whether the driver works and nothing is wrong with this node.", str(int(healthy))
     )
     yield from _metric_head(
-        "finding", "A cause that gpunode doctor found; root: whether nothing else that it found explains it."
+        "finding", "A cause that gpunode doctor found; root_cause: whether nothing else that it found explains it."
     )
     for finding in examined.diagnosis.findings:
         labels = {
             "cause": finding.cause,
             "layer": finding.layer,
             "severity": finding.severity,
-            "root": "false" if finding.explained_by else "true",
+            "root_cause": "false" if finding.explained_by else "true",
         }
         yield f"{_PREFIX}_finding{_render_labels(labels)} 1"
     yield from _render_gauge(
-        "unknown", "Faults without a known cause, for lack of evidence.", str(len(examined.diagnosis.open_questions))
+        "open_questions",
+        "Faults without a known cause, for lack of evidence.",
+        str(len(examined.diagnosis.open_questions)),
     )
     yield from _render_gauge(
         "run_timestamp_seconds", "When gpunode doctor last ran, in seconds since 1970.", f"{finished:.3f}"

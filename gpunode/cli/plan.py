@@ -128,9 +128,9 @@ def _plan_envelope(
         unknown=[*list_unknown_facts(facts), *list_unread_backlog(backlog)],
         result={
             "steps": steps,
-            "waits": [wait.reason for stage in plans for wait in stage.waits],
+            "blocked": [wait.reason for stage in plans for wait in stage.waits],
             "triggers": triggers_of_plans(plans, image=facts.is_image),
-            "owed": backlog.owed,
+            "pending_triggers": backlog.owed,
             **more,
         },
     )

@@ -22,6 +22,7 @@ _OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpuno
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file`` with backups of other tools beside it."""
+    from gpunode.cli import audit
     from gpunode.cli.screen.plans import note_line
     from gpunode.cli.screen.results import leftover_lines, runs_lines
     from gpunode.host.local import LocalHost
@@ -32,12 +33,14 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     found = [run for run in store.runs() if not file or file in run.subjects]
     left = list_leftovers(host, file) if file else ()
     notes = () if found or file else explain_lost_record(host, store)
-    prospects = {run.run: preview_rollback(store, host, run) for run in found}
+    previews = {run.run: preview_rollback(store, host, run) for run in found}
     screen = output.open_screen()
     screen.put(
-        *runs_lines(found, prospects, str(store.folder), file), *leftover_lines(file, left), *map(note_line, notes)
+        *runs_lines(found, previews, str(store.folder), file), *leftover_lines(file, left), *map(note_line, notes)
     )
-    output.emit(Envelope("rollback", notes=notes, result={"runs": found, "undo": prospects, "leftovers": left}))
+    newest, is_locked = store.ids()[-1:], store.at_work() is not None
+    rows = [audit.undo_record(run, previews[run.run], is_running=is_locked and run.run in newest) for run in found]
+    output.emit(Envelope("rollback", notes=notes, result={"runs": rows, "leftovers": left}))
 
 
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:

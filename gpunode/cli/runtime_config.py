@@ -130,13 +130,13 @@ def verdict_lines(
         yield line("next: ", span(str(plan.missing_program.install), "command"), hang=6)
         return
     is_told = not takes_only_cdi(plan.about) or not verdict.unverified
-    yield line(MARKS["passed" if is_told else "not run"], _already_configured("configure", plan), hang=2)
+    yield line(MARKS["passed" if is_told else "skipped"], _already_configured("configure", plan), hang=2)
     if verdict.difference:
         yield line(MARKS["failed"], f"{_reader_name(plan)} does not have it: {verdict.difference}", hang=2)
         if next_step:
             yield line("next: ", span(next_step, "command"), hang=6)
     elif verdict.unverified:
-        yield line(MARKS["not run"], f"{_reader_name(plan)} was not asked: {verdict.unverified}", hang=2)
+        yield line(MARKS["skipped"], f"{_reader_name(plan)} was not asked: {verdict.unverified}", hang=2)
     else:
         yield line(MARKS["passed"], f"{_reader_name(plan)} reads it so", hang=2)
     yield from (note_line(text) for text in plan.planned.all_notes)
@@ -259,7 +259,13 @@ def _apply_edit(
     shown, unread = "" if failure else next_step, failure is not None
     node.screen.conclude(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
     answer = _edit_envelope(command, plan, changes=made_changes(node.store.read(done.run))).with_failure(failure)
-    result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": next_step}
+    result = {
+        **answer.result,
+        "run": done.run,
+        "triggers": done.settled,
+        "validation": done.validation,
+        "reload_command": next_step,
+    }
     return replace(answer, result=result)
 
 
@@ -293,7 +299,7 @@ def _edit_envelope(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) 
         changes=changes,
         steps=dict.fromkeys(changes, plan.step.id),
         notes=plan.planned.all_notes,
-        result={"runtime": plan.about, "file": plan.main, "how": plan.planned.reason},
+        result={"runtime": plan.about, "file": plan.main, "reason": plan.planned.reason},
     )
 
 

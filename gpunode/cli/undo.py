@@ -132,7 +132,7 @@ def _run_undo(
         plan = make_plan(node)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            result = {"of": plan.of.run, "standing": plan.standing.run if plan.standing else ""}
+            result = {"undone_run": plan.of.run, "next_run": plan.standing.run if plan.standing else ""}
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -146,7 +146,9 @@ def _run_undo(
             if plan.incomplete:
                 raise incomplete_undo(plan)
             node.screen.conclude((), left.failure)
-            answer = Envelope(verb, changed=repaired, notes=plan.remarks, result={"of": plan.of, "kept": plan.kept})
+            answer = Envelope(
+                verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.of, "kept": plan.kept}
+            )
             output.emit(answer.with_failure(left.failure))
             return
         node.host.vet(plan.files)
@@ -186,7 +188,7 @@ def _execute_undo(
         changes=made_changes(entries),
         steps=steps_by_change(entries),
         notes=done.plan.remarks,
-        result={"of": done.of, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
+        result={"undone_run": done.of, "run": done.run, "triggers": done.settled, "kept": done.plan.kept},
     )
     return answer.with_failure(failure)
 
@@ -208,7 +210,7 @@ def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
 
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
         return False
-    node.notify(f"{work.why}: finishing it first, because only then gpunode knows what to undo")
+    node.notify(f"{work.purpose}: finishing it first, because only then gpunode knows what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
     run_repair(

@@ -155,7 +155,7 @@ def _weigh_origin(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
         return _merge_proofs(rule, own, node_only, bugs)
     found = _merge_proofs(rule, proofs, snapshot, bugs)
     origin = evidence_origin.container_source(snapshot, found.citations)
-    return replace(found, confidence="likely", summary=f"By {origin}: {found.summary}", heard_from=origin)
+    return replace(found, confidence="likely", summary=f"By {origin}: {found.summary}", container_log=origin)
 
 
 def _is_certain_error(finding: Finding) -> bool:

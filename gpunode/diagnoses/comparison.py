@@ -28,7 +28,7 @@ class Difference:
         good: the value on the good node; None if it is known to have none.
         bad: the same for the bad node.
         why: one sentence: why it matters.
-        near: it lies near the bad node's root cause.
+        near_root_cause: it lies near the bad node's root cause.
     """
 
     trait: str
@@ -38,7 +38,7 @@ class Difference:
     bad: str | None
     weight: Weight
     why: str
-    near: bool = False
+    near_root_cause: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Comparison:
     """
 
     differences: tuple[Difference, ...]
-    unseen: tuple[Uncompared, ...]
+    not_compared: tuple[Uncompared, ...]
     missing: tuple[str, ...] = ()
 
     @property
@@ -84,7 +84,7 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
     """Return how ``bad``, which has ``diagnosis``, differs from ``good``."""
     roots = [finding for finding in diagnosis.roots if finding.severity != "info"]
     found: list[tuple[tuple[object, ...], Difference]] = []
-    unseen: list[Uncompared] = []
+    not_compared: list[Uncompared] = []
     missing: list[str] = []
     for trait in TRAITS:
         pairs = [pair for part in trait.parts for pair in _pair_values(part, good, bad)]
@@ -92,21 +92,23 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
         rows = [(one.name, one.good, one.bad) for one in pairs if not one.missing and one.good != one.bad]
         rows += _missing_slots(good, bad) if trait.id == "devices" else ()
         found += (_rank_difference(trait, distance, *row) for row in rows)
-        unseen += _list_uncompared(trait, pairs)
+        not_compared += _list_uncompared(trait, pairs)
         if trait.id in _CORE and all(pair.missing for pair in pairs):
             missing.append(trait.title)
-    return Comparison(tuple(one for _, one in sorted(found, key=lambda each: each[0])), tuple(unseen), tuple(missing))
+    return Comparison(
+        tuple(one for _, one in sorted(found, key=lambda each: each[0])), tuple(not_compared), tuple(missing)
+    )
 
 
 def _rank_difference(
     trait: Trait, distance: int, name: str, good: str | None, bad: str | None
 ) -> tuple[tuple[object, ...], Difference]:
     weight = trait.weigh(name, f"{good}\n{bad}")
-    near = weight != "background" and distance < _ELSEWHERE
+    near_root_cause = weight != "background" and distance < _ELSEWHERE
     # Which GPUs there are is what anybody wants to know first.
     is_count = trait.id == "devices" or name == GPU_COUNT
     rank = _WEIGHTS.index(weight), not is_count, distance, TRAITS.index(trait), name
-    return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near)
+    return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near_root_cause)
 
 
 def _missing_slots(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:

@@ -267,7 +267,7 @@ class Finding:
         at: earliest onset in seconds.
         onsets: onset on each GPU, where known.
         is_past: only an earlier boot showed it.
-        heard_from: the container log that alone reports it on an examined node; else empty.
+        container_log: the container log that alone reports it on an examined node; else empty.
     """
 
     cause: str
@@ -287,7 +287,7 @@ class Finding:
     at: float | None = None
     onsets: tuple[FaultOnset, ...] = ()
     is_past: bool = False
-    heard_from: str = ""
+    container_log: str = ""
 
 
 @dataclass(frozen=True, slots=True)

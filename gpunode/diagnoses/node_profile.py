@@ -69,7 +69,7 @@ def profile_node(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> NodeProf
     values = {(trait.id, name): value for trait, name, value in seen}
     kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.pci_gpus)}
     model = NodeModel(" ".join(filter(None, (values.get(place) for place in _MACHINE))), tuple(sorted(kinds)))
-    state = {layer.id: layer.seen for layer in layers}
+    state = {layer.id: layer.summary for layer in layers}
     versions = {axis: next((values[one] for one in places if one in values), "") for axis, places in _VERSIONS.items()}
     versions |= {"machine": model.machine, "GPUs": state["pci"], "runtime": state["runtime"]}
     if state["driver"] == "not loaded":

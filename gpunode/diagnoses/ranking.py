@@ -123,7 +123,7 @@ def _gpus_explained(finding: Finding, root: Finding) -> frozenset[str]:
     if root.severity == "warning" and root.cause in _NEXT_BOOT:
         return frozenset()
     # A pod's log must not hide what the node itself shows.
-    if root.heard_from and not finding.heard_from and finding.confidence == "certain":
+    if root.container_log and not finding.container_log and finding.confidence == "certain":
         return frozenset()
     # A boot resets every GPU.
     if root.is_past != finding.is_past and root.onsets and finding.onsets:

@@ -13,9 +13,10 @@ from gpunode.diagnoses.views.inventory import nvml_inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
 
-# broken: the root cause lies here. affected: a consequence shows here. works: it was seen to. seen: it was looked at,
-# and nothing is wrong with it. unseen: nothing of it was in the evidence. absent: this node has no such layer.
-State: TypeAlias = Literal["broken", "warned", "affected", "works", "seen", "unseen", "absent"]
+# broken: the root cause lies here. warning: it will break, or works badly. affected: a consequence shows here.
+# works: it was seen to work. no-fault: it was looked at, and nothing is wrong with it.
+# unknown: nothing of it was in the evidence. absent: this node has no such layer.
+State: TypeAlias = Literal["broken", "warning", "affected", "works", "no-fault", "unknown", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,14 @@ class LayerState:
     """The state of one layer.
 
     Attributes:
-        seen: a few words about what is there; empty if nothing was seen.
+        summary: a few words about what is there; empty if nothing was seen.
         findings: the causes found in it.
     """
 
     id: StackLayer
     title: str
     state: State
-    seen: str
+    summary: str
     findings: tuple[str, ...] = ()
 
 
@@ -57,7 +58,7 @@ def _worst_state(findings: tuple[Finding, ...]) -> State | None:
     if not serious:
         return None
     if roots := [finding for finding in serious if not finding.explained_by]:
-        return "broken" if any(finding.severity == "error" for finding in roots) else "warned"
+        return "broken" if any(finding.severity == "error" for finding in roots) else "warning"
     return "affected"
 
 
@@ -71,7 +72,7 @@ def _look_at_bus(snapshot: Snapshot) -> tuple[State, str]:
     names = dict.fromkeys(gpu.model.name if gpu.model else _short_name(gpu.name) for gpu in found)
     if found:
         return "works", f"{len(found)} × {', '.join(names)}"
-    return ("seen", "no NVIDIA GPU") if pci.is_bus_listed(snapshot) else ("unseen", "")
+    return ("no-fault", "no NVIDIA GPU") if pci.is_bus_listed(snapshot) else ("unknown", "")
 
 
 def _short_name(name: str) -> str:
@@ -82,52 +83,52 @@ def _look_at_kernel(snapshot: Snapshot) -> tuple[State, str]:
     release = snapshot.view(system.running_kernel)
     distribution = snapshot.view(system.find_distro)
     parts = [distribution.name if distribution else "", release]
-    return ("seen" if release else "unseen"), ", ".join(part for part in parts if part)
+    return ("no-fault" if release else "unknown"), ", ".join(part for part in parts if part)
 
 
 def _look_at_driver(snapshot: Snapshot) -> tuple[State, str]:
     loaded = snapshot.view(driver.loaded_version)
     if loaded:
         flavour = {True: ", open modules", False: ", proprietary modules", None: ""}[loaded.is_open]
-        return ("works" if driver_answers(snapshot) else "seen"), f"{loaded.version} loaded{flavour}"
+        return ("works" if driver_answers(snapshot) else "no-fault"), f"{loaded.version} loaded{flavour}"
     if version := snapshot.view(driver.smi_version):
         return "works", version.version
     if modules.is_module_loaded(snapshot, "nvidia"):
-        return "seen", "nvidia is loaded"
-    return ("seen", "not loaded") if modules.is_module_loaded(snapshot, "nvidia") is False else ("unseen", "")
+        return "no-fault", "nvidia is loaded"
+    return ("no-fault", "not loaded") if modules.is_module_loaded(snapshot, "nvidia") is False else ("unknown", "")
 
 
 def _look_at_gpus(snapshot: Snapshot) -> tuple[State, str]:
     if gpus := _nvml_gpus(snapshot):
         return "works", f"{len(gpus)} answer"
-    return ("seen", "nvidia-smi answers") if driver.works(snapshot) else ("unseen", "")
+    return ("no-fault", "nvidia-smi answers") if driver.works(snapshot) else ("unknown", "")
 
 
 def _look_at_fabric(snapshot: Snapshot) -> tuple[State, str]:
     switches = snapshot.view(pci.nvswitches)
     if switches:
-        return "seen", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
+        return "no-fault", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
     if any(item.outcome == "ok" and item.text.strip() for item in snapshot.items_of("nvidia-smi-nvlink")):
-        return "seen", "links listed"
-    return ("absent", "no NVSwitch") if pci.is_bus_listed(snapshot) else ("unseen", "")
+        return "no-fault", "links listed"
+    return ("absent", "no NVSwitch") if pci.is_bus_listed(snapshot) else ("unknown", "")
 
 
 def _look_at_libraries(snapshot: Snapshot) -> tuple[State, str]:
     library = snapshot.view(driver.library_version)
     cuda = snapshot.view(driver.cuda_version)
     parts = [library.version if library else "", f"CUDA {cuda.version}" if cuda else ""]
-    return ("seen" if any(parts) else "unseen"), ", ".join(part for part in parts if part)
+    return ("no-fault" if any(parts) else "unknown"), ", ".join(part for part in parts if part)
 
 
 def _look_at_toolkit(snapshot: Snapshot) -> tuple[State, str]:
     for name in ("nvidia-container-toolkit", "nvidia-container-toolkit-base"):
         package = snapshot.view(packages.listed_packages).get(name)
         if package and package.is_installed:
-            return "seen", f"toolkit {package.version}"
+            return "no-fault", f"toolkit {package.version}"
         if packages.is_installed(snapshot, name) is False:
             return "absent", "no toolkit"
     asked = snapshot.items_of("nvidia-container-cli", "nvidia-ctk")
-    return ("seen", "") if any(item.outcome == "ok" for item in asked) else ("unseen", "")
+    return ("no-fault", "") if any(item.outcome == "ok" for item in asked) else ("unknown", "")
 
 
 def _look_at_runtime(snapshot: Snapshot) -> tuple[State, str]:
@@ -141,25 +142,25 @@ def _look_at_runtime(snapshot: Snapshot) -> tuple[State, str]:
     active = [unit.removesuffix(".service") for unit, fact in facts.items()
               if isinstance(fact, Known) and fact.value.state.active]  # fmt: skip
     found = ", ".join(dict.fromkeys((*active, *names)))
-    return ("seen" if found else "unseen"), found
+    return ("no-fault" if found else "unknown"), found
 
 
 def _look_at_packages(snapshot: Snapshot) -> tuple[State, str]:
     known = snapshot.view(packages.listed_packages)
     manager = system.package_manager(snapshot)
-    return ("seen", f"{manager}: {len(known)} listed") if known else ("unseen", "")
+    return ("no-fault", f"{manager}: {len(known)} listed") if known else ("unknown", "")
 
 
 def _look_at_programs(snapshot: Snapshot) -> tuple[State, str]:
-    return ("seen", "") if snapshot.items_of("application", "container-run") else ("unseen", "")
+    return ("no-fault", "") if snapshot.items_of("application", "container-run") else ("unknown", "")
 
 
 def _look_at_kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
-        return ("seen", kubelet.value.kind) if kubelet.value else ("absent", "no kubelet")
+        return ("no-fault", kubelet.value.kind) if kubelet.value else ("absent", "no kubelet")
     asked = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes-log", "kubernetes")
-    return ("seen", "") if asked else ("unseen", "")
+    return ("no-fault", "") if asked else ("unknown", "")
 
 
 _LAYERS: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, str]]]]] = {

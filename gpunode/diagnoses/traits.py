@@ -26,9 +26,9 @@ from gpunode.toml import loads
 # likely: it often breaks GPU nodes by itself. possible: it can. background: it explains little.
 Weight: TypeAlias = Literal["likely", "possible", "background"]
 # Why a node does not show a value.
-Reason: TypeAlias = Literal["not asked", "denied", "failed", "timeout"]
+Reason: TypeAlias = Literal["not-collected", "denied", "failed", "timeout"]
 # Empty if the value is known to be absent.
-MissingReason: TypeAlias = Literal["", "not asked", "denied", "failed", "timeout"]
+MissingReason: TypeAlias = Literal["", "not-collected", "denied", "failed", "timeout"]
 Values: TypeAlias = Mapping[str, str]
 Read: TypeAlias = Callable[[Snapshot], Values]
 
@@ -68,7 +68,7 @@ class TraitSource:
         own = [item for item in snapshot.items if path and item.subject == path and item.kind != "listing"]
         looks = own or [item for item in snapshot.items if self.reads_from(item)]
         reasons = [self._reason(item, is_read=self.empty_means_none or bool(values)) for item in looks]
-        return "" if "" in reasons else next((one for one in reasons if one != "not asked"), "not asked")
+        return "" if "" in reasons else next((one for one in reasons if one != "not-collected"), "not-collected")
 
     def reads_from(self, item: Item) -> bool:
         """Return whether values are read from ``item``."""
@@ -80,7 +80,7 @@ class TraitSource:
             return item.outcome if item.outcome != "absent" else "failed" if item.source.words else ""
         if match := _match_refusal(item):
             return "denied" if match["denied"] else "failed"
-        return "not asked" if self.is_absent or _is_partial(item) else "" if is_read else "failed"
+        return "not-collected" if self.is_absent or _is_partial(item) else "" if is_read else "failed"
 
 
 @dataclass(frozen=True, slots=True)

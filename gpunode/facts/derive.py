@@ -342,14 +342,14 @@ def _read_files(evidence: Evidence) -> Files:
 
 def _change_times(evidence: Evidence) -> Mapping[str, float]:
     owned = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
-    return {path: own.changed for path, own in owned.items() if own is not None and own.changed is not None}
+    return {path: own.ctime for path, own in owned.items() if own is not None and own.ctime is not None}
 
 
 def _modification_times(evidence: Evidence) -> Mapping[str, float]:
     captures = (evidence.get(key) for key in ("modprobe-d", "initramfs-images"))
     found = (one for capture in captures if capture and capture.outcome == "ok" for one in _decode_matches(capture))
     owners = ((one.path, one.ownership) for one in found)
-    return {path: owner.modified for path, owner in owners if owner is not None and owner.modified is not None}
+    return {path: owner.mtime for path, owner in owners if owner is not None and owner.mtime is not None}
 
 
 def _find_exposed_files(evidence: Evidence) -> Mapping[str, str]:

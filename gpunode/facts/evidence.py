@@ -15,7 +15,7 @@ CUT_KEY: Final = "report:cut"
 """The key of the error of a report that could only be read in part; it is no evidence itself."""
 
 Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
-Holds: TypeAlias = Literal["table", "config", "log"]
+ContentKind: TypeAlias = Literal["table", "config", "log"]
 """The kind of a probe's content, which decides the part that may leave the node.
 
 A table leaves whole; of a configuration, values known to be harmless; of a log (also command lines and tool output),
@@ -34,7 +34,7 @@ class Probe:
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
         written: a readable form, if ``argv`` is not.
-        holds: the kind of content; unclassified content is masked like configuration.
+        content_kind: decides what redaction keeps; unclassified content is masked like configuration.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Probe:
     limit_bytes: int = 1 << 20
     contents: bool = True
     written: str = ""
-    holds: Holds = "config"
+    content_kind: ContentKind = "config"
 
     @property
     def source(self) -> str:
@@ -58,10 +58,10 @@ class Ownership:
     """A file's permission bits and owner, numeric, and when they or its content last changed.
 
     Attributes:
-        changed: seconds since the epoch, by the inode's own clock (ctime), which no program can set: a file restored
+        ctime: seconds since the epoch, by the inode's own clock, which no program can set: a file restored
             with its old date is as new as its restoration. None where nobody can tell. Not compared: the same file,
             written twice, is the same.
-        modified: seconds since the epoch when the content was last written (mtime), as a copy or a backup may keep it.
+        mtime: seconds since the epoch when the content was last written, as a copy or a backup may keep it.
             Not compared either.
         exposed: the folder or link on the way to it by which somebody else than root could put another file there,
             and why; empty when nobody could.
@@ -70,9 +70,9 @@ class Ownership:
     mode: int
     uid: int
     gid: int
-    changed: float | None = field(default=None, compare=False)
+    ctime: float | None = field(default=None, compare=False)
     exposed: str = ""
-    modified: float | None = field(default=None, compare=False)
+    mtime: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Capture:
         data: the file's content, the command's standard output, or the lines of a glob.
         error: the command's standard error, or the system's word for why there is no content.
         ownership: of a file; None for globs and commands.
-        holds: of its probe.
+        content_kind: of its probe.
     """
 
     source: str
@@ -92,7 +92,7 @@ class Capture:
     error: str = ""
     exit_status: int | None = None
     ownership: Ownership | None = None
-    holds: Holds = "config"
+    content_kind: ContentKind = "config"
 
     @property
     def text(self) -> str:
@@ -140,8 +140,8 @@ def _encode_match(one: Found) -> bytes:
         row["mode"], row["uid"], row["gid"] = f"{one.ownership.mode:04o}", one.ownership.uid, one.ownership.gid
         if one.ownership.exposed:
             row["exposed"] = one.ownership.exposed
-        if one.ownership.modified is not None:
-            row["modified"] = one.ownership.modified
+        if one.ownership.mtime is not None:
+            row["mtime"] = one.ownership.mtime
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -173,6 +173,6 @@ def _decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
     if "mode" not in row:
         return None
     owner = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]))
-    modified = row.get("modified")
-    written_at = float(modified) if isinstance(modified, int | float) else None
-    return replace(owner, exposed=str(row.get("exposed", "")), modified=written_at)
+    mtime = row.get("mtime", row.get("modified"))  # its name in captures of schema 1
+    written_at = float(mtime) if isinstance(mtime, int | float) else None
+    return replace(owner, exposed=str(row.get("exposed", "")), mtime=written_at)

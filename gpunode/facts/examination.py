@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpunode.facts.evidence import Holds, Probe
+from gpunode.facts.evidence import ContentKind, Probe
 
 _MIB: Final = 1 << 20
 _QUICK_S: Final = 5.0
@@ -35,7 +35,7 @@ UNITS: Final = (
     *("snap.docker.dockerd.service", "bumblebeed.service", "vgpud.service"),
 )
 _JOURNAL: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-precise")
-_FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
+_FILES: Final[Mapping[ContentKind, tuple[str, ...]]] = {
     "config": (
         "/etc/containers/containers.conf",
         "/etc/cufile.json",
@@ -79,7 +79,7 @@ _FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
         "/var/run/reboot-required.pkgs",
     ),
 }
-_READ_GLOBS: Final[Mapping[Holds, Mapping[str, str]]] = {
+_READ_GLOBS: Final[Mapping[ContentKind, Mapping[str, str]]] = {
     "config": {
         "profile-d": "/etc/profile.d/*.sh",
         "docker-user": "/home/*/.config/docker/daemon.json",
@@ -153,19 +153,21 @@ _LISTED_GLOBS: Final = {
 
 
 def command_probe(
-    key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, holds: Holds = "log"
+    key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, content_kind: ContentKind = "log"
 ) -> Probe:
     """Return a probe that runs a command."""
-    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, holds=holds)
+    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, content_kind=content_kind)
 
 
 def _all_probes() -> Iterator[Probe]:
-    for holds, paths in _FILES.items():
-        yield from (Probe(f"file:{path}", path=path, holds=holds) for path in paths)
-    for holds, patterns in _READ_GLOBS.items():
-        yield from (Probe(key, glob=one, limit_bytes=2 * _MIB, holds=holds) for key, one in patterns.items())
+    for content_kind, paths in _FILES.items():
+        yield from (Probe(f"file:{path}", path=path, content_kind=content_kind) for path in paths)
+    for content_kind, patterns in _READ_GLOBS.items():
+        yield from (
+            Probe(key, glob=one, limit_bytes=2 * _MIB, content_kind=content_kind) for key, one in patterns.items()
+        )
     for key, pattern in _LISTED_GLOBS.items():
-        yield Probe(key, glob=pattern, contents=False, holds="table")
+        yield Probe(key, glob=pattern, contents=False, content_kind="table")
     yield from _system_probes()
     yield from _driver_probes()
     yield from _container_probes()
@@ -179,33 +181,35 @@ def _system_probes() -> Iterator[Probe]:
     yield command_probe("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
         yield command_probe(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
-    yield command_probe("lspci-verbose", "lspci", "-nnDvvv", holds="table")
+    yield command_probe("lspci-verbose", "lspci", "-nnDvvv", content_kind="table")
     yield command_probe("secure-boot", "mokutil", "--sb-state")
     yield command_probe("enrolled-keys", "mokutil", "--list-enrolled")
     yield command_probe("dkms-status", "dkms", "status")
-    yield command_probe("libraries", "ldconfig", "-p", holds="table")
+    yield command_probe("libraries", "ldconfig", "-p", content_kind="table")
     # Only these lines: the rest of a unit's environment may hold secrets.
     variables = ("grep", "-r", "LD_[LP][A-Z_]*=")
     yield command_probe("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
     yield command_probe("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
-    yield command_probe("devices", "ls", "-l", "/dev", holds="table")
-    yield command_probe("device-capabilities", "ls", "-l", "/dev/nvidia-caps", holds="table")
-    yield command_probe("character-devices", "ls", "-l", "/dev/char", holds="table")
+    yield command_probe("devices", "ls", "-l", "/dev", content_kind="table")
+    yield command_probe("device-capabilities", "ls", "-l", "/dev/nvidia-caps", content_kind="table")
+    yield command_probe("character-devices", "ls", "-l", "/dev/char", content_kind="table")
     yield command_probe("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
-    yield Probe("file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB, holds="log")
-    yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB, holds="table")
+    yield Probe(
+        "file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB, content_kind="log"
+    )
+    yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB, content_kind="table")
     # Without caches apt writes nothing; without locking it does not wait.
     cacheless = ("-o", "Debug::NoLocking=1", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
     yield command_probe("apt-check", "apt-get", *cacheless, "check", timeout_s=15.0)
     yield command_probe("locks", "lslocks", "-u", "-n", "-o", "COMMAND,PID,PATH")
     yield command_probe("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
-    yield command_probe("infiniband", "ibstat", holds="table")
+    yield command_probe("infiniband", "ibstat", content_kind="table")
     yield command_probe("ofed", "ofed_info", "-s")
 
 
 def _driver_probes() -> Iterator[Probe]:
     for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
-        yield command_probe(f"modinfo:{name}", "modinfo", name, holds="table")
+        yield command_probe(f"modinfo:{name}", "modinfo", name, content_kind="table")
 
 
 _KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
@@ -215,15 +219,15 @@ _PRINT_PLUGIN_KEYS: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:s
 def _container_probes() -> Iterator[Probe]:
     yield command_probe("docker-client", "docker", "--version")
     yield command_probe("docker-contexts", "docker", "context", "ls")
-    yield command_probe("docker-unit", "systemctl", "cat", "docker", holds="config")
-    yield command_probe("containerd-dump", "containerd", "config", "dump", holds="config")
+    yield command_probe("docker-unit", "systemctl", "cat", "docker", content_kind="config")
+    yield command_probe("containerd-dump", "containerd", "config", "dump", content_kind="config")
     yield command_probe("toolkit-version", "nvidia-container-cli", "-V")
     yield command_probe("cdi-list", "nvidia-ctk", "cdi", "list")
     yield command_probe("podman-version", "podman", "--version")
-    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False, holds="table")
+    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False, content_kind="table")
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
     yield command_probe("kubelet-conf-programs", "sed", "-nE", _PRINT_PLUGIN_KEYS, _KUBELET_CONF)
-    yield Probe("node-name", path="/proc/sys/kernel/hostname", holds="table")
+    yield Probe("node-name", path="/proc/sys/kernel/hostname", content_kind="table")
 
 
 DOCTOR_PROBES: Final = tuple(_all_probes())

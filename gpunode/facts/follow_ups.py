@@ -141,7 +141,12 @@ def _container_probes(evidence: Evidence) -> Iterator[Probe]:
     if ids:
         argv = ("docker", "inspect", "--format", _INSPECT_FORMAT.replace("TRIED", _error_is_current(evidence)), *ids)
         yield Probe(
-            "docker-inspect", argv=argv, written="docker inspect", timeout_s=_QUICK_S, limit_bytes=_MIB, holds="config"
+            "docker-inspect",
+            argv=argv,
+            written="docker inspect",
+            timeout_s=_QUICK_S,
+            limit_bytes=_MIB,
+            content_kind="config",
         )
 
 
@@ -160,7 +165,7 @@ def _cri_probes(evidence: Evidence) -> Iterator[Probe]:
     sockets = (*_read_paths(evidence, "cri-sockets"), *_read_paths(evidence, "cri-sockets-rancher"))
     known = [path for path in sockets if path.endswith(("/containerd.sock", "/crio.sock"))]
     for path in known[:1]:
-        yield command_probe("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info", holds="config")
+        yield command_probe("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info", content_kind="config")
 
 
 # ---- packages
@@ -187,7 +192,7 @@ def _keyring_probes(evidence: Evidence) -> Iterator[Probe]:
     )
     others = (path for path in dict.fromkeys(told) if f"file:{path}" not in evidence)
     for path, _ in zip(others, range(_MAX_KEYRINGS), strict=False):
-        yield Probe(f"file:{path}", path=path, holds="table")
+        yield Probe(f"file:{path}", path=path, content_kind="table")
 
 
 _MAX_ROTATED: Final = 3
@@ -204,7 +209,9 @@ def _rotated_log_probes(evidence: Evidence) -> Iterator[Probe]:
         for path in (match.string for match in reversed(newest)):
             packed = path.endswith(".gz")
             yield (
-                command_probe(f"file:{path}", "zcat", path) if packed else Probe(f"file:{path}", path=path, holds="log")
+                command_probe(f"file:{path}", "zcat", path)
+                if packed
+                else Probe(f"file:{path}", path=path, content_kind="log")
             )
 
 
@@ -234,9 +241,9 @@ def _missing_driver_probes(evidence: Evidence) -> Iterator[Probe]:
     if kernel and _driver_is_off(evidence):
         yield from _initramfs_probes(evidence, kernel)
         for key, pattern in _BUILD_LOGS.items():
-            yield Probe(key, glob=pattern, limit_bytes=8 * _MIB, holds="log")
-        yield Probe("file:/var/log/nvidia-installer.log", path="/var/log/nvidia-installer.log", holds="log")
-        yield Probe("file:/etc/mkinitcpio.conf", path="/etc/mkinitcpio.conf", holds="log")
+            yield Probe(key, glob=pattern, limit_bytes=8 * _MIB, content_kind="log")
+        yield Probe("file:/var/log/nvidia-installer.log", path="/var/log/nvidia-installer.log", content_kind="log")
+        yield Probe("file:/etc/mkinitcpio.conf", path="/etc/mkinitcpio.conf", content_kind="log")
 
 
 _BUILD_LOGS: Final = {
@@ -276,9 +283,9 @@ def _initramfs_probes(evidence: Evidence, kernel: str) -> Iterator[Probe]:
     others = [one for one in images if one[1] not in own]
     others.sort(key=lambda one: [int(part) for part in re.findall(r"\d{1,18}", one[0])], reverse=True)
     if own:
-        yield command_probe("initramfs", tool, own[0], timeout_s=20.0, holds="table")
+        yield command_probe("initramfs", tool, own[0], timeout_s=20.0, content_kind="table")
     for release, path in others[:_MAX_OTHER_IMAGES]:
-        yield command_probe(f"initramfs:{release}", tool, path, timeout_s=20.0, holds="table")
+        yield command_probe(f"initramfs:{release}", tool, path, timeout_s=20.0, content_kind="table")
 
 
 # ---- the cluster
@@ -290,9 +297,9 @@ def _cluster_probes(evidence: Evidence) -> Iterator[Probe]:
     if node:
         # With --raw, kubectl does not write its discovery cache.
         get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
-        yield command_probe("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0, holds="config")
+        yield command_probe("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0, content_kind="config")
         pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
-        yield command_probe("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB, holds="config")
+        yield command_probe("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB, content_kind="config")
 
 
 def _node_name(evidence: Evidence) -> str:

@@ -155,7 +155,7 @@ class NoAnswer:
         reason: one sentence, with what was seen.
     """
 
-    kind: Literal["hangs", "crashed", "garbled", "not asked"]
+    kind: Literal["hangs", "crashed", "garbled", "not-queried"]
     reason: str
 
 
@@ -315,9 +315,9 @@ def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: st
     if capture.outcome == "timeout":
         return NoAnswer("hangs", describe_hang(call, capture.error))
     if capture.outcome in {"absent", "denied"}:
-        return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
+        return NoAnswer("not-queried", capture.error or f"{capture.source}: {capture.outcome}")
     if capture.error == NOT_CAPTURED:
-        return NoAnswer("not asked", "this capture does not hold its answer")
+        return NoAnswer("not-queried", "this capture does not hold its answer")
     if not capture.data.strip():
         lines = capture.error.strip().splitlines()
         ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"

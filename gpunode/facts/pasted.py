@@ -127,8 +127,8 @@ def _too_many_error() -> UsageError:
 
 def _make_capture(source: str, text: str) -> Capture:
     if reports_absence(text):
-        return Capture(source, "absent", error=text, holds="log")
-    return Capture(source, "ok", text.encode("utf-8", "surrogatepass"), holds="log")
+        return Capture(source, "absent", error=text, content_kind="log")
+    return Capture(source, "ok", text.encode("utf-8", "surrogatepass"), content_kind="log")
 
 
 def _choose_key(source: str, text: str) -> str:

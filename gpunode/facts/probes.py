@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.facts import kernels, kubelet, platform, systemd
-from gpunode.facts.evidence import Capture, Holds, Probe
+from gpunode.facts.evidence import Capture, ContentKind, Probe
 from gpunode.packages import SYSTEMS
 
 # AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
@@ -127,10 +127,10 @@ def _list_glob(key: str, pattern: str) -> Probe:
 
 def _table_probe(key: str, **what: Any) -> Probe:
     """Return a probe of a system table, which no person edits."""
-    return Probe(key, holds="table", **what)
+    return Probe(key, content_kind="table", **what)
 
 
-def _classify_file(path: str) -> Holds:
+def _classify_file(path: str) -> ContentKind:
     """Return the kind of content of a file that a step or runtime needs."""
     if path.startswith(_TABLE_FOLDERS):
         return "table"
@@ -153,10 +153,10 @@ _COMMON_PROBES: Final = (
     _table_probe(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
     _table_probe(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),
     _list_glob("toolkit-program", TOOLKIT_PROGRAM),
-    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, holds="log"),
+    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, content_kind="log"),
     _list_glob("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),
-    *(Probe(key, glob=f"{folder}/*", holds=_classify_file(folder)) for key, folder in FOLDERS.items()),
+    *(Probe(key, glob=f"{folder}/*", content_kind=_classify_file(folder)) for key, folder in FOLDERS.items()),
     _table_probe("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
     _list_glob("pci-driver", "/sys/bus/pci/devices/*/driver"),
     _table_probe("modules", path="/proc/modules"),
@@ -193,7 +193,7 @@ def list_probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: 
     every = (
         *_COMMON_PROBES,
         unit_probe(*names),
-        *(Probe(f"file:{path}", path=path, holds=_classify_file(path)) for path in paths),
+        *(Probe(f"file:{path}", path=path, content_kind=_classify_file(path)) for path in paths),
     )
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED_FOLDERS))
 
@@ -209,7 +209,7 @@ def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
 def kubelet_command_probe(units: Capture | None) -> Probe | None:
     """Return the probe of the running standalone kubelet's command line; None if ``units`` shows none."""
     pid = systemd.find_main_pid(units.text, "kubelet.service") if units and units.outcome == "ok" else 0
-    return Probe(kubelet.COMMAND_KEY, path=f"/proc/{pid}/cmdline", holds="log") if pid else None
+    return Probe(kubelet.COMMAND_KEY, path=f"/proc/{pid}/cmdline", content_kind="log") if pid else None
 
 
 def unit_probe(*names: str) -> Probe:

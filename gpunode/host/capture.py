@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Holds, Outcome, Ownership, Probe
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, ContentKind, Evidence, Outcome, Ownership, Probe
 from gpunode.facts.model import Distro
 
 if TYPE_CHECKING:
     from gpunode.change import PackageChange
     from gpunode.packages.simulation import Simulation
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 INDEX: Final = "capture.json"
+_ROWS: Final = "probes"
+# What schema 1 calls otherwise; it also has ``captures`` for ``probes``.
+_SCHEMA_1_KEYS: Final[Mapping[str, str]] = {"holds": "content_kind", "changed": "ctime"}
 MAX_BYTES: Final = 96 << 20
 MAX_MEMBERS: Final = 4096
 # A real one is some hundred kilobytes; both bound the time that reading takes.
@@ -113,12 +116,16 @@ def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
             names.add(name)
             yield name, capture.data
         rows[key] = row
-    index = {"schema": SCHEMA, "captures": rows}
+    index = {"schema": SCHEMA, _ROWS: rows}
     yield INDEX, (json.dumps(index, indent=1) + "\n").encode()
 
 
 def _make_row(key: str, capture: Capture) -> dict[str, object]:
-    row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome, "holds": capture.holds}
+    row: dict[str, object] = {
+        "source": capture.source,
+        "outcome": capture.outcome,
+        "content_kind": capture.content_kind,
+    }
     if capture.error:
         row["error"] = capture.error
     if capture.exit_status is not None:
@@ -129,8 +136,8 @@ def _make_row(key: str, capture: Capture) -> dict[str, object]:
         if own.exposed:
             row["exposed"] = own.exposed
         # Of the other files it would only make two captures of one state differ.
-        if own.changed is not None and key.startswith("file:"):
-            row["changed"] = round(own.changed, 6)
+        if own.ctime is not None and key.startswith("file:"):
+            row["ctime"] = round(own.ctime, 6)
     return row
 
 
@@ -348,15 +355,22 @@ def _decode_evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
     if schema > SCHEMA:
         raise Refused(
             f"{path} was captured by a newer gpunode",
-            why=f"its schema is {schema}; this gpunode reads {SCHEMA}",
+            why=f"its schema is {schema}; this gpunode reads 1 and {SCHEMA}",
             hint="upgrade gpunode (`pipx upgrade gpunode`), or capture the node again with this version",
         )
-    rows = index.get("captures")
+    rows = index.get(_ROWS if schema == SCHEMA else "captures")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise ValueError(f"{INDEX} does not list captures by name")
+        raise ValueError(f"{INDEX} does not list probes by name")
     if len(rows) > MAX_MEMBERS:
         raise _harmful_error(path, INDEX, f"lists more than {MAX_MEMBERS} probes")
+    if schema == 1:
+        rows = {key: _convert_schema_1(row) for key, row in rows.items()}
     return {str(key): _decode_capture(row, read, path) for key, row in rows.items()}
+
+
+def _convert_schema_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row of a capture in schema 1 with the names of schema 2."""
+    return {_SCHEMA_1_KEYS.get(name, name): value for name, value in row.items()}
 
 
 def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) -> Capture:
@@ -367,9 +381,9 @@ def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: 
     if not isinstance(row.get("source"), str) or not isinstance(row.get("error", ""), str):
         raise ValueError("source or error is not text")
     # One of an older gpunode says nothing; its secrets were taken out when it was made.
-    holds: Any = row.get("holds", "log")
-    if holds not in get_args(Holds):
-        raise ValueError(f"unknown class {str(holds)[:40]!r} of what it holds")
+    content_kind: Any = row.get("content_kind", "log")
+    if content_kind not in get_args(ContentKind):
+        raise ValueError(f"unknown kind of content {str(content_kind)[:40]!r}")
     if status is not None and type(status) is not int:
         raise ValueError("exit_status is not a number")
     if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
@@ -381,19 +395,19 @@ def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: 
         error=row.get("error", ""),
         exit_status=status,
         ownership=_decode_file_ownership(row),
-        holds=holds,
+        content_kind=content_kind,
     )
 
 
 def _decode_file_ownership(row: Mapping[str, Any]) -> Ownership | None:
     if "mode" not in row:
         return None
-    mode, uid, gid, changed = (row.get(name) for name in ("mode", "uid", "gid", "changed"))
+    mode, uid, gid, ctime = (row.get(name) for name in ("mode", "uid", "gid", "ctime"))
     if not isinstance(mode, str) or not re.fullmatch(r"[0-7]{1,6}", mode):
         raise ValueError("a mode is not an octal number in quotes")
     if type(uid) is not int or type(gid) is not int:
         raise ValueError("uid or gid is not a number")
-    when = float(changed) if isinstance(changed, int | float) else None
+    when = float(ctime) if isinstance(ctime, int | float) else None
     return Ownership(int(mode, 8), uid, gid, when, str(row.get("exposed", "")))
 
 

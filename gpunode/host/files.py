@@ -271,8 +271,8 @@ def _write_metadata_and_content(fd: int, path: str, state: FileState, former: Op
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
         _keep_attributes(path, _attributes_in(former.folder, former.name), fd)
-    elif state.attributes:
-        _keep_attributes(path, state.attributes, fd)
+    elif state.xattrs:
+        _keep_attributes(path, state.xattrs, fd)
     os.fchmod(fd, state.mode)
     os.fsync(fd)
 

@@ -216,7 +216,7 @@ class LocalHost:
             kept = files.read_attributes(change.path, root=self.root)
         except OSError:
             return change  # whoever makes the change finds out what is wrong there, and says it
-        return replace(change, before=replace(change.before, attributes=kept))
+        return replace(change, before=replace(change.before, xattrs=kept))
 
     def apply(self, changes: Sequence[Change], /) -> None:
         """Apply ``changes`` in order; consecutive package changes are one transaction."""
@@ -306,7 +306,7 @@ class LocalHost:
                 change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, outlives=True
             )
         if not done.ok:
-            raise _command_error(done, f"{change.subject} failed ({change.why})")
+            raise _command_error(done, f"{change.subject} failed ({change.purpose})")
 
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         """Run ``triggers`` and wait for them; those that cannot run here are skipped with a reason."""

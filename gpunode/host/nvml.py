@@ -28,7 +28,7 @@ def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
     from gpunode.facts.evidence import Probe
     from gpunode.facts.nvml import KEY
 
-    return Probe(KEY, argv=child_argv(), timeout_s=timeout_s, holds="table")
+    return Probe(KEY, argv=child_argv(), timeout_s=timeout_s, content_kind="table")
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
             about = _begin_fields(entry)
         case Done(seq=seq):
             about = _made_fields(_intent(entries, seq))
-        case Failed(seq=seq, why=why):
-            about = _failed_fields(_intent(entries, seq), why)
+        case Failed(seq=seq, error=error):
+            about = _failed_fields(_intent(entries, seq), error)
         case Commit():
             about = _end_fields(begin, entry)
         case _:
@@ -70,7 +70,7 @@ def _begin_fields(begin: Begin) -> dict[str, str]:
         "MESSAGE": f"{_run_title(begin)} begins, for {begin.user}",
         "MESSAGE_ID": BEGUN,
         "PRIORITY": _NOTICE,
-        "GPUNODE_OF": begin.of,
+        "GPUNODE_UNDOES": begin.undoes,
         "GPUNODE_VERSION": begin.version,
         "GPUNODE_RECIPE": begin.recipe,
         "GPUNODE_RECIPE_SHA256": begin.recipe_sha256,
@@ -86,24 +86,30 @@ def _made_fields(intent: Intent) -> dict[str, str]:
     return {**about, **_change_fields(intent)}
 
 
-def _failed_fields(intent: Intent, why: str) -> dict[str, str]:
-    message = f"{intent.change.subject}: could not be {intent.change.participle}: {why}"
-    return {"MESSAGE": message, "MESSAGE_ID": FAILED, "PRIORITY": _ERROR, "GPUNODE_WHY": why, **_change_fields(intent)}
+def _failed_fields(intent: Intent, error: str) -> dict[str, str]:
+    message = f"{intent.change.subject}: could not be {intent.change.participle}: {error}"
+    return {
+        "MESSAGE": message,
+        "MESSAGE_ID": FAILED,
+        "PRIORITY": _ERROR,
+        "GPUNODE_ERROR": error,
+        **_change_fields(intent),
+    }
 
 
 def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
-    why = f": {commit.why}" if commit.why else ""
+    reason = f": {commit.reason}" if commit.reason else ""
     return {
-        "MESSAGE": f"{_run_title(begin)} ended: {commit.result}{why}",
+        "MESSAGE": f"{_run_title(begin)} ended: {commit.result}{reason}",
         "MESSAGE_ID": ENDED,
         "PRIORITY": _PRIORITY[commit.result],
         "GPUNODE_RESULT": commit.result,
-        "GPUNODE_WHY": commit.why,
+        "GPUNODE_REASON": commit.reason,
     }
 
 
 def _run_title(begin: Begin) -> str:
-    return " ".join(filter(None, (begin.verb, begin.recipe, f"of {begin.of}" if begin.of else "")))
+    return " ".join(filter(None, (begin.verb, begin.recipe, f"of {begin.undoes}" if begin.undoes else "")))
 
 
 def _change_fields(intent: Intent) -> dict[str, str]:

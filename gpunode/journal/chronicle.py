@@ -1,4 +1,4 @@
-"""Records of what a run did, from its journal: each change with its end, each trigger with its settlement. Pure."""
+"""Records of what a run did, from its journal: each change and each trigger with its end. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from typing import Literal, TypeAlias
 
 from gpunode.change import Change, Trigger, triggers
 from gpunode.journal.history import triggers_settled_by
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle
+from gpunode.journal.record import (
+    Begin,
+    Commit,
+    Done,
+    Entry,
+    Failed,
+    Forget,
+    Intent,
+    Result,
+    TriggerCompleted,
+    TriggerPending,
+)
 
-Outcome: TypeAlias = Literal["done", "failed", "intended"]
-Ending: TypeAlias = Result | Literal["going on", "cut short"]
+Outcome: TypeAlias = Literal["done", "failed", "unknown"]
+Ending: TypeAlias = Result | Literal["running", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +30,15 @@ class ChangeRecord:
     """A change of a run.
 
     Attributes:
-        outcome: ``intended`` when neither its success nor its failure was recorded: it may have been made.
+        outcome: ``unknown`` if neither its success nor its failure was recorded: it may have been made.
         ended_at: when that was recorded; None for one that was only intended.
-        why: why it failed.
+        error: why it failed.
     """
 
     intent: Intent
     outcome: Outcome
     ended_at: float | None = None
-    why: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +46,14 @@ class TriggerRecord:
     """A trigger that a run left pending, or settled for an earlier one.
 
     Attributes:
-        owed_by: the numbers of the changes that owe it; none of this run for an earlier run's.
-        settled_at: None while it is owed.
+        required_by: the numbers of the changes that require it; empty for a trigger of an earlier run.
+        completed_at: None while it is pending.
         note: what did its work, or why it was not needed.
     """
 
     trigger: Trigger
-    owed_by: tuple[int, ...] = ()
-    settled_at: float | None = None
+    required_by: tuple[int, ...] = ()
+    completed_at: float | None = None
     note: str = ""
 
 
@@ -51,39 +62,39 @@ class RunRecord:
     """A run as its journal tells it.
 
     Attributes:
-        going_on: whether a gpunode is still at it; only for a run without ``commit`` can it be.
+        is_running: whether a gpunode process still works on it; never with ``commit``.
         undone_by: the rollback that undid it.
     """
 
     begin: Begin
-    deeds: tuple[ChangeRecord, ...] = ()
-    debts: tuple[TriggerRecord, ...] = ()
+    change_records: tuple[ChangeRecord, ...] = ()
+    trigger_records: tuple[TriggerRecord, ...] = ()
     commit: Commit | None = None
     forgotten: Forget | None = None
-    going_on: bool = False
+    is_running: bool = False
     undone_by: str = ""
 
     @property
     def ending(self) -> Ending:
         """The way in which the run ended, if it has."""
         if self.commit is None:
-            return "going on" if self.going_on else "cut short"
+            return "running" if self.is_running else "incomplete"
         return self.commit.result
 
     @property
     def changes(self) -> tuple[Change, ...]:
         """The changes that were made, or may have been."""
-        return tuple(deed.intent.change for deed in self.deeds if deed.outcome != "failed")
+        return tuple(record.intent.change for record in self.change_records if record.outcome != "failed")
 
 
-def record_of_run(entries: Sequence[Entry], *, going_on: bool = False, undone_by: str = "") -> RunRecord | None:
+def record_of_run(entries: Sequence[Entry], *, is_running: bool = False, undone_by: str = "") -> RunRecord | None:
     """Return the record of the run with ``entries``; None if it was interrupted before its first entry."""
     begin = next((entry for entry in entries if isinstance(entry, Begin)), None)
     if begin is None:
         return None
     commit = next((entry for entry in entries if isinstance(entry, Commit)), None)
     forgotten = next((entry for entry in entries if isinstance(entry, Forget)), None)
-    is_open = going_on and commit is None
+    is_open = is_running and commit is None
     return RunRecord(
         begin, _collect_changes(entries), _collect_triggers(entries), commit, forgotten, is_open, undone_by
     )
@@ -94,11 +105,11 @@ def _collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
     for entry in entries:
         match entry:
             case Intent(seq=seq):
-                found[seq] = ChangeRecord(entry, "intended")
+                found[seq] = ChangeRecord(entry, "unknown")
             case Done(seq=seq, at=at):
                 found[seq] = ChangeRecord(found[seq].intent, "done", at)
-            case Failed(seq=seq, why=why, at=at):
-                found[seq] = ChangeRecord(found[seq].intent, "failed", at, why)
+            case Failed(seq=seq, error=error, at=at):
+                found[seq] = ChangeRecord(found[seq].intent, "failed", at, error)
             case _:
                 pass
     return tuple(found.values())
@@ -111,41 +122,41 @@ def _collect_triggers(entries: Iterable[Entry]) -> tuple[TriggerRecord, ...]:
         match entry:
             case Intent(seq=seq, change=change):
                 for trigger in triggers((change,)):
-                    _add_debt(found, trigger, seq)
-            case Owe(trigger=trigger, seq=seq):
-                _add_debt(found, trigger, seq)
+                    _add_trigger(found, trigger, seq)
+            case TriggerPending(trigger=trigger, seq=seq):
+                _add_trigger(found, trigger, seq)
             case Failed(seq=seq):
-                found = [debt for debt in (_without_change(debt, seq) for debt in found) if debt is not None]
-            case Settle():
+                found = [record for record in (_without_change(record, seq) for record in found) if record is not None]
+            case TriggerCompleted():
                 _settle(found, entry)
             case _:
                 pass
     return tuple(found)
 
 
-def _add_debt(found: list[TriggerRecord], trigger: Trigger, seq: int) -> None:
-    for index, debt in enumerate(found):
-        if debt.trigger == trigger and debt.settled_at is None:
-            found[index] = TriggerRecord(trigger, (*debt.owed_by, seq))
+def _add_trigger(found: list[TriggerRecord], trigger: Trigger, seq: int) -> None:
+    for index, record in enumerate(found):
+        if record.trigger == trigger and record.completed_at is None:
+            found[index] = TriggerRecord(trigger, (*record.required_by, seq))
             return
     found.append(TriggerRecord(trigger, (seq,)))
 
 
-def _without_change(debt: TriggerRecord, seq: int) -> TriggerRecord | None:
-    """Return ``debt`` without the change ``seq``, which failed: its file is as it was, so nothing is pending."""
-    if debt.settled_at is not None or seq not in debt.owed_by:
-        return debt
-    left = tuple(one for one in debt.owed_by if one != seq)
-    return replace(debt, owed_by=left) if left else None
+def _without_change(record: TriggerRecord, seq: int) -> TriggerRecord | None:
+    """Return ``record`` without the change ``seq``, which failed: its file is as it was, so nothing is pending."""
+    if record.completed_at is not None or seq not in record.required_by:
+        return record
+    left = tuple(one for one in record.required_by if one != seq)
+    return replace(record, required_by=left) if left else None
 
 
-def _settle(found: list[TriggerRecord], settled: Settle) -> None:
-    paid = [index for index, debt in enumerate(found) if debt.settled_at is None and _settles(settled, debt)]
+def _settle(found: list[TriggerRecord], settled: TriggerCompleted) -> None:
+    paid = [index for index, record in enumerate(found) if record.completed_at is None and _settles(settled, record)]
     for index in paid:
-        found[index] = replace(found[index], settled_at=settled.at, note=settled.note)
+        found[index] = replace(found[index], completed_at=settled.at, note=settled.note)
     if not paid:
         found.append(TriggerRecord(settled.trigger, (), settled.at, settled.note))
 
 
-def _settles(settled: Settle, debt: TriggerRecord) -> bool:
-    return debt.trigger in triggers_settled_by(settled.trigger)
+def _settles(settled: TriggerCompleted, record: TriggerRecord) -> bool:
+    return record.trigger in triggers_settled_by(settled.trigger)

@@ -204,8 +204,8 @@ def _standing_undos(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
         begin = _begin(run)
         if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in run):
             continue
-        undone.add(begin.of)
-        undos |= {begin.run} if begin.of or begin.verb == "remove" else set()
+        undone.add(begin.undoes)
+        undos |= {begin.run} if begin.undoes or begin.verb == "remove" else set()
     return frozenset(undos)
 
 
@@ -214,7 +214,7 @@ def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
     found: set[str] = set()
     for run in runs:
         begin = _begin(run)
-        if begin.verb == "unconfigure" or begin.of in found:
+        if begin.verb == "unconfigure" or begin.undoes in found:
             found.add(begin.run)
     return frozenset(found)
 

@@ -6,7 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.change import CONFIGURATION, Change, FileChange, MigChange, PackageChange, Trigger, settle_order, triggers
-from gpunode.journal.record import MAKING, Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Settle, Verb
+from gpunode.journal.record import (
+    MAKING,
+    Begin,
+    Commit,
+    Done,
+    Entry,
+    Failed,
+    Forget,
+    Intent,
+    TriggerCompleted,
+    TriggerPending,
+    Verb,
+)
 
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
@@ -81,12 +93,12 @@ def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
         match entry:
             case Begin():
                 run += 1
-            case Intent() | Owe():
+            case Intent() | TriggerPending():
                 for trigger in _triggers_of(entry):
                     debts.setdefault(trigger, {})[run, entry.seq] = entry.at
             case Done() | Failed():
                 _end_debts(debts, (run, entry.seq), entry)
-            case Settle(trigger=trigger):
+            case TriggerCompleted(trigger=trigger):
                 for settled in triggers_settled_by(trigger):
                     debts.pop(settled, None)
             case Commit() | Forget():
@@ -94,8 +106,8 @@ def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
 
 
-def _triggers_of(entry: Intent | Owe) -> tuple[Trigger, ...]:
-    return (entry.trigger,) if isinstance(entry, Owe) else triggers((entry.change,))
+def _triggers_of(entry: Intent | TriggerPending) -> tuple[Trigger, ...]:
+    return (entry.trigger,) if isinstance(entry, TriggerPending) else triggers((entry.change,))
 
 
 def _end_debts(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
@@ -124,7 +136,7 @@ def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
                 waiting[run, entry.seq] = (change, set(change.triggers))
             case Failed():
                 waiting.pop((run, entry.seq), None)
-            case Settle(trigger=trigger):
+            case TriggerCompleted(trigger=trigger):
                 for _, owes in waiting.values():
                     owes.difference_update(triggers_settled_by(trigger))
             case _:
@@ -155,9 +167,9 @@ class RunSummary:
         subjects: what it changed, or may have changed when it was cut short; once each, in order.
         commit: None while the run goes on, and if it was interrupted.
         configuration: the files that a rollback puts back.
-        beyond: what else ``rollback --packages`` puts back: packages, archives, units.
+        other_subjects: what else ``rollback --packages`` puts back: packages, archives, units.
         undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.
-        undone_whole: whether that undid all of it.
+        is_fully_undone: whether that undid all of it.
         forgotten: whether somebody had its backups forgotten.
     """
 
@@ -165,21 +177,21 @@ class RunSummary:
     subjects: tuple[str, ...] = ()
     commit: Commit | None = None
     undone_by: str = ""
-    undone_whole: bool = False
+    is_fully_undone: bool = False
     forgotten: bool = False
     configuration: frozenset[str] = frozenset()
-    beyond: frozenset[str] = frozenset()
+    other_subjects: frozenset[str] = frozenset()
 
     @property
     def standing(self) -> frozenset[str]:
         """The subjects that no rollback has put back."""
-        if self.undone_whole:
+        if self.is_fully_undone:
             return frozenset()
-        return self.beyond if self.undone_by else frozenset(self.subjects)
+        return self.other_subjects if self.undone_by else frozenset(self.subjects)
 
     def is_undone(self, *, whole: bool) -> bool:
         """Return whether its configuration was undone, or all of it if ``whole``."""
-        return self.undone_whole if whole else bool(self.undone_by)
+        return self.is_fully_undone if whole else bool(self.undone_by)
 
     @property
     def run(self) -> str:
@@ -210,7 +222,7 @@ def summarize_run(entries: Iterable[Entry]) -> RunSummary | None:
         next((entry for entry in reversed(known) if isinstance(entry, Commit)), None),
         forgotten=any(isinstance(entry, Forget) for entry in known),
         configuration=frozenset(intent.change.subject for intent in back if is_configuration(intent)),
-        beyond=frozenset(intent.change.subject for intent in back if not is_configuration(intent)),
+        other_subjects=frozenset(intent.change.subject for intent in back if not is_configuration(intent)),
     )
 
 
@@ -254,17 +266,17 @@ def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
         run = runs[index]
         if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
             continue
-        taken = [run.begin.of] if run.begin.of else []
+        taken = [run.begin.undoes] if run.begin.undoes else []
         if run.verb == "remove":
             taken = [one.run for one in runs[:index] if one.verb in MAKING]
         for one in taken:
             undone.setdefault(one, run.run)
-        whole.update(taken if run.begin.whole or run.verb == "remove" else ())
+        whole.update(taken if run.begin.with_packages or run.verb == "remove" else ())
     return tuple(
         replace(
             run,
             undone_by=undone.get(run.run, ""),
-            undone_whole=run.run in whole or (run.run in undone and not run.beyond),
+            is_fully_undone=run.run in whole or (run.run in undone and not run.other_subjects),
         )
         for run in runs
     )

@@ -1,9 +1,12 @@
 """Entries of the journal: what is written, and how it is read back. Pure.
 
-A journal is one JSON object a line, ``{"v":3,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
+A journal is one JSON object a line, ``{"v":4,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
 the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
 What is written at once is one line, a list of entries where they are several: all of it counts, or nothing.
 The bytes of files are not in it: a state names its backup object by sha256.
+
+Format 3 is read as well; it has other names for a few types and keys, see ``_FORMAT_3_TYPES``. A run that one version
+of gpunode began and another ended has lines of both.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from gpunode.change import (
 from gpunode.errors import JournalDamaged
 from gpunode.package_id import PackageId
 
-FORMAT = 3
+FORMAT = 4
+READABLE_FORMATS = (3, FORMAT)
 Verb: TypeAlias = Literal[
     "setup",
     "rollback",
@@ -58,8 +62,8 @@ class Begin:
         at: seconds since the epoch, here and in every other entry.
         boot_id: of the kernel that it runs under; empty in an image.
         user: who started it, behind sudo where there is one.
-        of: the run that is undone; empty unless the verb is ``rollback``.
-        whole: whether packages, sources and all else are undone, too, and not the configuration alone.
+        undoes: the run that is undone; empty unless the verb is ``rollback``.
+        with_packages: whether packages, sources and all else are undone, too, and not the configuration alone.
         uid: the real one; 0 behind sudo. Likewise ``loginuid``, which the kernel keeps through su and sudo from the
             login on (audit's auid); None where nobody logged in, such as in a unit.
     """
@@ -73,8 +77,8 @@ class Begin:
     boot_id: str
     user: str
     argv: tuple[str, ...]
-    of: str = ""
-    whole: bool = False
+    undoes: str = ""
+    with_packages: bool = False
     uid: int = 0
     loginuid: int | None = None
 
@@ -105,15 +109,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The change could not be made; ``why`` says what was put back."""
+    """The change could not be made; ``error`` says why, and what was put back."""
 
     seq: int
-    why: str
+    error: str
     at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Owe:
+class TriggerPending:
     """Records that the change ``seq`` requires ``trigger`` beyond its own triggers."""
 
     trigger: Trigger
@@ -122,8 +126,8 @@ class Owe:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """The trigger has been carried out, or something else did its work; ``note`` says which."""
+class TriggerCompleted:
+    """Records that the trigger was carried out, or that something else did its work: ``note`` says which."""
 
     trigger: Trigger
     note: str = ""
@@ -132,10 +136,14 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The run is over; a journal without it was cut short."""
+    """The run is over; a journal without it was interrupted.
+
+    Attributes:
+        reason: why it ended so; empty for one that was done.
+    """
 
     result: Result
-    why: str = ""
+    reason: str = ""
     at: float = 0.0
 
 
@@ -147,15 +155,15 @@ class Forget:
     at: float = 0.0
 
 
-Entry: TypeAlias = Begin | Intent | Done | Failed | Owe | Settle | Commit | Forget
+Entry: TypeAlias = Begin | Intent | Done | Failed | TriggerPending | TriggerCompleted | Commit | Forget
 
 _NAMES: dict[type[Any], str] = {
     Begin: "begin",
     Intent: "intent",
     Done: "done",
     Failed: "failed",
-    Owe: "owe",
-    Settle: "settle",
+    TriggerPending: "trigger-pending",
+    TriggerCompleted: "trigger-completed",
     Commit: "commit",
     Forget: "forget",
     FileState: "file-state",
@@ -170,6 +178,17 @@ _NAMES: dict[type[Any], str] = {
     **{change: change.kind_name for change in get_args(Change)},
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
+_TYPE_KEY = "type"
+# What format 3 calls otherwise: the key of a type, two types, and keys by the type that has them.
+_FORMAT_3_TYPE_KEY = "is"
+_FORMAT_3_TYPES = {"owe": "trigger-pending", "settle": "trigger-completed"}
+_FORMAT_3_KEYS: dict[str, dict[str, str]] = {
+    "begin": {"of": "undoes", "whole": "with_packages"},
+    "failed": {"why": "error"},
+    "commit": {"why": "reason"},
+    "command": {"why": "purpose"},
+    "file-state": {"content": "sha256", "attributes": "xattrs"},
+}
 # By the words of the annotations, see _shape.
 _SCALARS: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
@@ -183,8 +202,10 @@ _SCALARS: dict[str, tuple[type[Any], ...]] = {
 }
 _WORDS = "tuple[str, ...]"
 _PACKAGE = "PackageId"
+# Keys of fields that are stored by something that stands for them, by the words of the annotations.
+_STORED_NAMES = {_PACKAGE: "name", "bytes": "sha256"}
 _LARGEST_NUMBER = 1 << 36
-_ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
+_ENTRIES = (Begin, Intent, Done, Failed, TriggerPending, TriggerCompleted, Commit, Forget)
 _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 
@@ -247,7 +268,7 @@ def _checksum(version: bytes, above: bytes, body: bytes) -> bytes:
 
 
 def _encode_value(value: object) -> object:
-    """Return ``value`` in JSON's types; a dataclass carries its name as ``is``."""
+    """Return ``value`` in JSON's types; a dataclass carries its name as ``type``."""
     if isinstance(value, bytes):
         return digest(value)
     if isinstance(value, tuple):
@@ -258,7 +279,7 @@ def _encode_value(value: object) -> object:
         return str(value)
     if (name := _NAMES.get(type(value))) is not None:
         return {
-            "is": name,
+            _TYPE_KEY: name,
             **{key: _encode_field(kind, getattr(value, at)) for key, (at, kind) in _stored_fields(name).items()},
         }
     return value
@@ -266,7 +287,7 @@ def _encode_value(value: object) -> object:
 
 def _encode_field(reading: str, value: object) -> object:
     """Return a field in JSON's types: the inverse of ``_decode_field``."""
-    if reading == "attributes":
+    if reading == "xattrs":
         assert isinstance(value, tuple)
         return {name: content.hex() for name, content in value}
     return _encode_value(value)
@@ -277,15 +298,14 @@ def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
     """Return by JSON key the field of a ``name`` and its format; empty for a plain value."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
-    # A package's id stands where the format has its name.
-    return {"name" if kind == _PACKAGE else at: (at, _field_format(kind)) for at, kind in found}
+    return {_STORED_NAMES.get(kind, at): (at, _field_format(kind)) for at, kind in found}
 
 
 def _field_format(annotation: str) -> str:
     if annotation == "bytes":
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
-        return "attributes"
+        return "xattrs"
     if annotation in _SCALARS or annotation in (_WORDS, _PACKAGE):
         return annotation
     return "set" if annotation.startswith("frozenset[") else ""
@@ -293,14 +313,16 @@ def _field_format(annotation: str) -> str:
 
 def _decode_line(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
-    if match is not None and int(match[1]) != FORMAT:
+    if match is not None and int(match[1]) not in READABLE_FORMATS:
+        readable = " and ".join(map(str, READABLE_FORMATS))
         raise damaged_line(
-            file, number, f"another gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}"
+            file, number, f"another gpunode wrote it, in format {int(match[1])}; this one reads {readable}"
         )
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
         raise damaged_line(file, number, "this line or the one before it was altered: the checksum does not match")
     try:
-        read = _decode_value(json.loads(match[3]), load)
+        stored = json.loads(match[3])
+        read = _decode_value(_convert_format_3(stored) if int(match[1]) == 3 else stored, load)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise damaged_line(file, number, f"no gpunode writes such a line: {error}") from error
     entries = read if isinstance(read, tuple) else (read,)
@@ -309,17 +331,35 @@ def _decode_line(line: bytes, above: bytes, load: Load, file: str, number: int) 
     return entries
 
 
+def _convert_format_3(value: Any) -> Any:
+    """Return a value of a line in format 3 with the names of format 4."""
+    if isinstance(value, list):
+        return [_convert_format_3(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    former = value[_FORMAT_3_TYPE_KEY]
+    renamed = _FORMAT_3_KEYS.get(former, {})
+    stored = {key: item for key, item in value.items() if key != _FORMAT_3_TYPE_KEY}
+    if foreign := stored.keys() & {_TYPE_KEY, *renamed.values()}:
+        raise ValueError(f"unknown: {', '.join(sorted(foreign))}")
+    return {
+        _TYPE_KEY: _FORMAT_3_TYPES.get(former, former),
+        # Extended attributes are a plain table of texts.
+        **{renamed.get(k, k): item if k == "attributes" else _convert_format_3(item) for k, item in stored.items()},
+    }
+
+
 def _decode_value(value: Any, load: Load) -> Any:
     """Return the value that ``_encode_value`` encoded."""
     if isinstance(value, list):
         return tuple(_decode_value(item, load) for item in value)
     if not isinstance(value, dict):
         return value
-    shape = _stored_fields(value["is"])
-    if unknown := value.keys() - shape.keys() - {"is"}:
+    shape = _stored_fields(value[_TYPE_KEY])
+    if unknown := value.keys() - shape.keys() - {_TYPE_KEY}:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
-    stored = ((*shape[key], item) for key, item in value.items() if key != "is")
-    return _TYPES[value["is"]](**{at: _decode_field(kind, item, load) for at, kind, item in stored})
+    stored = ((*shape[key], item) for key, item in value.items() if key != _TYPE_KEY)
+    return _TYPES[value[_TYPE_KEY]](**{at: _decode_field(kind, item, load) for at, kind, item in stored})
 
 
 def _decode_field(reading: str, value: Any, load: Load) -> Any:
@@ -328,7 +368,7 @@ def _decode_field(reading: str, value: Any, load: Load) -> Any:
             return load(value)
         case "set":
             return frozenset(_decode_value(item, load) for item in value)
-        case "attributes":
+        case "xattrs":
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
         case _ if reading == _WORDS:
             return tuple(_check_scalar("str", word) for word in value)

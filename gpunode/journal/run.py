@@ -11,7 +11,7 @@ from gpunode.change import Change, Trigger
 from gpunode.journal import record
 from gpunode.journal.disk import sync_folder, unwritable, write_all, write_file
 from gpunode.journal.objects import Objects
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Settle
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # Beside a run's journal: what was asked for.
 REQUEST = "request.toml"
@@ -70,13 +70,13 @@ class Run:
         ends = (Done(seq, self._clock()) for seq in seqs)
         self._note("the change was made but could not be recorded; its backup is on the disk", *ends)
 
-    def failed(self, seq: int, why: str) -> None:
+    def failed(self, seq: int, error: str) -> None:
         """Record that the change failed. Raises ChangeFailed if it cannot."""
-        self._note("the journal could not record that a change failed", Failed(seq, why, self._clock()))
+        self._note("the journal could not record that a change failed", Failed(seq, error, self._clock()))
 
     def settle(self, trigger: Trigger, note: str = "") -> None:
         """Record that ``trigger`` is settled, whichever run required it. Raises ChangeFailed if it cannot."""
-        self._note(f"{trigger} is done, but that could not be recorded", Settle(trigger, note, self._clock()))
+        self._note(f"{trigger} is done, but that could not be recorded", TriggerCompleted(trigger, note, self._clock()))
 
     def keep(self, path: str, content: bytes) -> str:
         """Save ``content``, which a daemon rejected as its ``path``, beside the journal; return its path.
@@ -101,9 +101,9 @@ class Run:
             write_file(path, request)
             sync_folder(path.parent)
 
-    def commit(self, result: Result, why: str = "") -> None:
+    def commit(self, result: Result, reason: str = "") -> None:
         """Record the end of the run and close the journal. Raises ChangeFailed if it cannot."""
-        self._note("the journal could not record the end of this run", Commit(result, why, self._clock()))
+        self._note("the journal could not record the end of this run", Commit(result, reason, self._clock()))
         self.close()
 
     def close(self) -> None:

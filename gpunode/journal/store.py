@@ -83,8 +83,8 @@ class Store:
         recipe_sha256: str = "",
         boot_id: str = "",
         argv: Sequence[str] = (),
-        of: str = "",
-        whole: bool = False,
+        undoes: str = "",
+        with_packages: bool = False,
         user: str | None = None,
     ) -> Run:
         """Begin a new run on disk, and delete the backups that nothing needs any more. Call it under ``lock``.
@@ -96,7 +96,7 @@ class Store:
         with unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             run = self._next_id(now)
-            who = (user or invoking_user(), tuple(argv), of, whole, os.getuid(), loginuid())
+            who = (user or invoking_user(), tuple(argv), undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, version, recipe, recipe_sha256, boot_id or self._boot_id(), *who)
             folder = self._runs / run
             folder.mkdir(mode=0o700)

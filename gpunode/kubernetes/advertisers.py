@@ -248,7 +248,7 @@ def _way_out(found: AdvertiserObject, kubectl: CommandBuilder, helm: CommandBuil
     if _is_operand(found):
         return f"find the operator that made it, and keep that or take it away: {helm('list', '--all-namespaces')}"
     if found.release:
-        values = gpunode("k8s", "render", "--form", "helm", "--out", "gpu-node")
+        values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{removal}"
     return f"look at it: {kubectl('get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
 

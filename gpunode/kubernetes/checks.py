@@ -85,18 +85,18 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
             hint='set name in [runtime] to "containerd" or "crio"',
         )
     is_docker = row is not None and row.client == "docker run"
-    if desired.kind.workers and not (is_docker and runtime.default and recipe.toolkit.volume_mounts):
+    if desired.kind.workers and not (is_docker and runtime.set_as_default and recipe.toolkit.volume_mounts):
         raise Refused(
             "the nodes of the kind cluster would get no GPU",
             why="they are containers of docker, get its default runtime, and ask for GPUs by mounts",
-            hint='set name = "docker" and default = true in [runtime], and volume_mounts = true in [toolkit]',
+            hint='set name = "docker" and set_as_default = true in [runtime], and volume_mounts = true in [toolkit]',
         )
     needs_class = desired.stack in {"device-plugin", "hami"} and runtime.name != "none"
-    if needs_class and not desired.runtime_class and not runtime.default:
+    if needs_class and not desired.runtime_class and not runtime.set_as_default:
         raise Refused(
             "the device plugin would find no GPU",
             why="its pod has no RuntimeClass, and nvidia is not the default runtime",
-            hint='set runtime_class = "nvidia" in [kubernetes], or default = true in [runtime]',
+            hint='set runtime_class = "nvidia" in [kubernetes], or set_as_default = true in [runtime]',
         )
     if desired.stack == "dra" and row is not None and row.cdi == "switch" and not runtime.cdi:
         raise Refused(

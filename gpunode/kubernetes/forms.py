@@ -319,7 +319,7 @@ def _kustomize_usage(rendered: Rendered) -> Iterator[str]:
     )
     yield (
         "Argo CD: set `kustomize.buildOptions: --enable-helm` in its ConfigMap `argocd-cm`. Flux builds no charts with "
-        "kustomize: render `--form flux` for it."
+        "kustomize: render `--format flux` for it."
     )
 
 
@@ -362,7 +362,7 @@ def _node_labels(rendered: Rendered) -> Iterator[str]:
         text = "" if rules else "The pods run only on labelled nodes. "
         yield _fill_template(
             f"{text}`apply.sh` sets the nodes' {what}. So does the kubelet when its node joins, if `gpunode setup` ran "
-            "there before, with `register` in `[kubernetes]` of the recipe. For nodes without either, once:"
+            "there before, with `node_registration` in `[kubernetes]` of the recipe. For nodes without either, once:"
         )
         lines = [command("kubectl", verb, "node", *nodes, *words) for (verb, *words), nodes in edits.items()]
         yield "\n".join(("```sh", *lines, "```"))

@@ -97,7 +97,7 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
     return Check(
         id,
         title,
-        "not run",
+        "skipped",
         f"{runtime} does not tell the cluster its handlers (containerd 2 does, from Kubernetes 1.30 on); "
         f"on {node}: {sudo_gpunode('verify')}",
     )
@@ -116,7 +116,7 @@ def check_resources(
     """
     if expected is None:
         why = "the recipe names no MIG layout, so gpunode cannot tell how many instances there should be"
-        yield Check(f"resource/{node.name}", f"GPUs offered by {node.name}", "not run", why)
+        yield Check(f"resource/{node.name}", f"GPUs offered by {node.name}", "skipped", why)
         return
     for resource, count in expected.items():
         yield _check_resource(node, live, resource, count, apply)

@@ -31,7 +31,7 @@ def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
     The host's container toolkit runs their hooks. With nvidia as default runtime CDI is not needed.
     """
     desired, runtime = _kubernetes_tables(recipe), recipe.runtime
-    if desired.kind.workers or runtime.default or runtime.cdi is False:
+    if desired.kind.workers or runtime.set_as_default or runtime.cdi is False:
         return False
     version = tuple(int(one) for one in desired.versions.device_plugin.lstrip("v").partition("-")[0].split(".") if one)
     return bool(node.reads_cdi) and node.toolkit and (not version or version >= _CDI_SINCE)
@@ -61,7 +61,7 @@ def fix_cdi_choice(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
 def required_runtime_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
     """Return the RuntimeClass that a pod must name to get a GPU on any of these nodes; empty for none."""
     desired = _kubernetes_tables(recipe)
-    if desired.stack in {"dra", "hami"} or (recipe.runtime.default and not desired.kind.workers):
+    if desired.stack in {"dra", "hami"} or (recipe.runtime.set_as_default and not desired.kind.workers):
         return ""
     if desired.stack == "gpu-operator":
         return "" if operator_uses_cdi(recipe, nodes) else desired.runtime_class
@@ -125,7 +125,7 @@ def _why(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
         return "gets a GPU by its limits; HAMi's webhook adds the RuntimeClass and HAMi's scheduler"
     if name:
         return f"gets a GPU only with runtimeClassName: {name}{_reason_for_class(recipe, nodes)}"
-    if recipe.runtime.default or not desired.runtime_class:
+    if recipe.runtime.set_as_default or not desired.runtime_class:
         return "gets a GPU by its limits alone: nvidia is the default runtime"
     return f"gets a GPU by its limits alone, {_BY_CDI}"
 

@@ -27,7 +27,7 @@ _CLEANUP_WAVE: Final = 99
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
 # A Node's taints are one field: who applies one owns all. So an annotation records which one is gpunode's.
 _TAINT_ANNOTATION: Final = "gpunode-taint"
-State: TypeAlias = Literal["create", "change", "delete", "same", "foreign"]
+State: TypeAlias = Literal["create", "edit", "delete", "unchanged", "foreign"]
 Key: TypeAlias = tuple[str, str, str]
 # Set by the API server: no difference that matters.
 _SERVER_METADATA: Final = frozenset(
@@ -176,9 +176,9 @@ def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | N
             kind, namespace, name, "foreign", desired.why, desired.wave, note=f"already there, from {managers}"
         )
     if before == after:
-        return PlanItem(kind, namespace, name, "same", desired.why, desired.wave)
+        return PlanItem(kind, namespace, name, "unchanged", desired.why, desired.wave)
     change = _object_change(desired.body, cluster, before, after, shared=before is None or is_shared(live))
-    return _with_change(item, "change", change, _yaml_diff(before or _without_server_fields(live), after))
+    return _with_change(item, "edit", change, _yaml_diff(before or _without_server_fields(live), after))
 
 
 def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanItem:
@@ -197,11 +197,11 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
     has_labels = all(labels.get(name) == value for name, value in edit.labels.items())
     has_taint = not edit.taint or _parse_taint(edit.taint) in _node_taints(live)
     has_obsolete = before is not None and _labels_and_taints(before) - _labels_and_taints(after)
-    item = PlanItem("Node", "", edit.node, "change", edit.why, -1)
+    item = PlanItem("Node", "", edit.node, "edit", edit.why, -1)
     if has_labels and has_taint and not has_obsolete:
-        return PlanItem("Node", "", edit.node, "same", edit.why, -1)
+        return PlanItem("Node", "", edit.node, "unchanged", edit.why, -1)
     change = _object_change(body, cluster, before, after, shared=True)
-    return _with_change(item, "change", change, tuple(_diff_node(before, after, live)))
+    return _with_change(item, "edit", change, tuple(_diff_node(before, after, live)))
 
 
 def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
@@ -311,14 +311,14 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
         )
         return _with_change(item, "create", change, ())
     if same_version and live.status == "deployed" and dict(live.values) == _as_json_types(desired.values):
-        return PlanItem(item.kind, namespace, name, "same", desired.why, desired.wave)
+        return PlanItem(item.kind, namespace, name, "unchanged", desired.why, desired.wave)
     undo = _helm_undo_command("rollback", name, namespace, str(live.revision))
     _refuse_downgrade(desired, live)
     change = CommandChange(_upgrade_command(desired, namespace, name), desired.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {desired.chart} {desired.version}"]
     new_values = _as_json_types(desired.values)
     return _with_change(
-        item, "change", change, (*diff, *_yaml_diff(_mask_foreign_values(live.values, new_values), new_values))
+        item, "edit", change, (*diff, *_yaml_diff(_mask_foreign_values(live.values, new_values), new_values))
     )
 
 
@@ -394,7 +394,7 @@ def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
         return PlanItem(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")
     note = f"stays: {describe_owners(live)}" if is_kept else ""
     change = _object_change(live, cluster, owned_fields(live, MANAGER), None, shared=is_kept)
-    return PlanItem(kind, namespace, name, "change" if is_kept else "delete", why, wave, change, note)
+    return PlanItem(kind, namespace, name, "edit" if is_kept else "delete", why, wave, change, note)
 
 
 def _object_change(

@@ -249,9 +249,9 @@ def _render_device_plugin(
     if not objects.has_usual_root(nodes):
         raise Refused(
             f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",
-            why=f"{reasons[0] if reasons else f'--form {form} uses the chart'}, and it mounts /var/lib/kubelet; "
+            why=f"{reasons[0] if reasons else f'--format {form} uses the chart'}, and it mounts /var/lib/kubelet; "
             f"this kubelet's folder is {objects.kubelet_root(nodes)}",
-            hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --form manifests',
+            hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --format manifests',
         )
     gfd = desired.extras.gfd or mps
     return [], [releases.make_device_plugin(desired, namespace, by_node, nodes, recipe.gpudirect, strategies, gfd=gfd)]
@@ -321,7 +321,7 @@ def _notes(desired: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[s
     if desired.stack in {"device-plugin", "hami"} and _provides_runtime_class(desired, nodes):
         yield "k3s (1.29 or later) and RKE2 (1.32.1 or later) make the RuntimeClass nvidia, so it is not rendered."
     if desired.kind.workers:
-        yield "kind.sh, written with --out, makes the cluster; apply.sh runs it first."
+        yield "kind.sh, written with --output, makes the cluster; apply.sh runs it first."
     if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
 

@@ -84,11 +84,11 @@ def refuse_bad_configs(desired: Kubernetes) -> None:
     for one, config in _named_configs(desired):
         where = f"[kubernetes.configs.{config.name}]"
         _refuse_impossible(config, where)
-        if not one.gpus:
+        if not one.model:
             raise Refused(
-                f"{where} says no gpus",
+                f"{where} has no model",
                 why="gpunode cannot tell which nodes it is for",
-                hint=f'say which GPUs it is for, such as gpus = "A100", in {where}',
+                hint=f'say which GPUs it is for, such as model = "A100", in {where}',
             )
         if config.name == default.name:
             raise Refused(
@@ -105,12 +105,12 @@ def _named_configs(desired: Kubernetes) -> list[tuple[NamedConfig, SharingConfig
 def unmatched_notes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterator[str]:
     """Yield a note for each named configuration without a node, and for each node that matches one in part."""
     for name, one in desired.configs.items():
-        matches = {node.name: [one.gpus.lower() in gpu.name.lower() for gpu in node.gpus] for node in nodes}
+        matches = {node.name: [one.model.lower() in gpu.name.lower() for gpu in node.gpus] for node in nodes}
         if not any(all(found) for found in matches.values()):
-            yield f"No node gets the configuration {name}: none has only GPUs whose names contain {one.gpus!r}."
+            yield f"No node gets the configuration {name}: none has only GPUs whose names contain {one.model!r}."
         for node, found in matches.items():
             if any(found) and not all(found):
-                yield f"{node} has other GPUs beside {one.gpus!r}, so it does not get the configuration {name}."
+                yield f"{node} has other GPUs beside {one.model!r}, so it does not get the configuration {name}."
 
 
 def _sharing_config(name: str, one: NamedConfig) -> SharingConfig:

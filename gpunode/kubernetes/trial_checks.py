@@ -65,7 +65,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
     if result.pod is None:
         if match := _NOT_PERMITTED.search(result.error):
             what = f"{match[1] or match[2]} in {trial.namespace}"
-            return Check(id, title, "not run", f"{on}: your credentials may not create {what}")
+            return Check(id, title, "skipped", f"{on}: your credentials may not create {what}")
         why, hint = _explain_creation_error(result.error, apply)
         return Check(id, title, "failed", f"{on}: {why}", hint)
     if result.pod.get("status", {}).get("phase") == "Succeeded":
@@ -73,7 +73,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
     untolerated = find_untolerated_taint(result.pod, node) if is_unscheduled(result.pod) else None
     if result.users and not untolerated:
         users = f"{', '.join(result.users[:3])}{f' and {len(result.users) - 3} more' if len(result.users) > 3 else ''}"
-        return Check(id, title, "not run", f"{on}: every {trial.resource} is in use, by {users}")
+        return Check(id, title, "skipped", f"{on}: every {trial.resource} is in use, by {users}")
     found = (
         untolerated
         or _missing_driver_problem(result)
@@ -133,7 +133,7 @@ def _timeout_problem(result: GpuTestPodResult, pod: Body) -> PodProblem:
 
 def _check_success(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
     if result.log is None:
-        return Check(id, title, "not run", f"{on}: it ended well, but its log cannot be read: {result.error}")
+        return Check(id, title, "skipped", f"{on}: it ended well, but its log cannot be read: {result.error}")
     if PASSED_TEXT not in result.log:
         last = _last_line(result.log)
         why = f"{on}: it ended well, but its log does not say {PASSED_TEXT}" + (f"; it said: {last}" if last else "")
@@ -184,7 +184,7 @@ def judge_handler(handler: Check, nodes: Collection[str]) -> Check:
         handler: the check so far.
         nodes: the nodes on which a test pod with the RuntimeClass ran.
     """
-    if handler.status != "not run" or handler.id.partition("/")[2] not in nodes:
+    if handler.status != "skipped" or handler.id.partition("/")[2] not in nodes:
         return handler
     return replace(handler, status="passed", detail="the test pod ran through it")
 
@@ -193,9 +193,9 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
     """Check whether two pods had one GPU at the same time; it does not check their isolation."""
     id, title = f"sharing/{node}", f"two pods on one GPU of {node}"  # noqa: A001
     if len(results) < 2:
-        return Check(id, title, "not run", "the node offers too few to start more pods than it has GPUs")
+        return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
     if any((one.pod or {}).get("status", {}).get("phase") != "Succeeded" for one in results):
-        return Check(id, title, "not run", f"not all of the {len(results)} pods ended well")
+        return Check(id, title, "skipped", f"not all of the {len(results)} pods ended well")
     longest: tuple[float, str, str, str] | None = None
     for number, one in enumerate(results):
         for other in results[:number]:
@@ -203,7 +203,7 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
                 longest = max(longest or (0.0, "", "", ""), (overlap, uuid, other.test_pod.name, one.test_pod.name))
     if longest is None:
         why = f"{len(results)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not tell which"
-        return Check(id, title, "not run", why)
+        return Check(id, title, "skipped", why)
     overlap, uuid, first, second = longest
     return Check(id, title, "passed", f"{first} and {second} had {uuid} for {overlap:.0f} s at the same time")
 

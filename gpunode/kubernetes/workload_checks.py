@@ -119,7 +119,7 @@ def check_workload(
     if workload.is_ready:
         return Check(id, title, "passed", f"{ready} of {desired} pods ready")
     if not desired and not workload.must_run:
-        return Check(id, title, "not run", "no node is for it")
+        return Check(id, title, "skipped", "no node is for it")
     if not desired:
         return Check(
             id, title, "failed", "no node is for it: none has the label that it asks for", _missing_label_hint(apply)

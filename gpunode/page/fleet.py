@@ -94,7 +94,7 @@ def _page_body(seen: FleetSummary, about: PageOrigin, recipe: str, filters: Sequ
         _render_kinds(
             "Undetermined", "No fault found, and no proof that the driver works", _render_skipped(seen.unknown)
         ),
-        _render_kinds("Unread", "These reports could not be read", _render_skipped(seen.unread)),
+        _render_kinds("Unread", "These reports could not be read", _render_skipped(seen.unreadable)),
         _render_layers(seen.layers),
         _render_versions(seen),
         _render_nodes(seen, filters, longest),
@@ -133,15 +133,17 @@ def _render_kind(what: str, names: Sequence[str], *more: Markup | None) -> Marku
 
 
 def _render_outliers(seen: FleetSummary) -> Iterator[Markup]:
-    for one in seen.odd:
-        more = f"; and {count(one.more, 'other difference')}" if one.more else ""
-        yield _render_kind(f"{_shorten(describe_outlier(one.odd), _LONGEST)}: {one.odd.why}{more}", one.reports)
+    for one in seen.differences:
+        more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
+        yield _render_kind(
+            f"{_shorten(describe_outlier(one.difference), _LONGEST)}: {one.difference.why}{more}", one.reports
+        )
 
 
 def _render_drift(seen: FleetSummary) -> Iterator[Markup]:
     for drifted in seen.drift:
         yield _render_kind(_shorten(f"{drifted.drift.title}: {drifted.drift.reason}", _LONGEST), drifted.reports)
-    for left in seen.undrifted:
+    for left in seen.not_compared:
         yield _render_kind(_shorten(f"not compared: {left.why}", _LONGEST), left.reports)
 
 
@@ -157,8 +159,8 @@ def _list_names(reports: Sequence[str]) -> str:
     return f"{shown} and {group_digits(more)} more" if more > 0 else shown
 
 
-_SHOWN: Final[tuple[State, ...]] = ("broken", "warned", "affected", "works", "seen", "unseen", "absent")
-_STATE_WORDS: Final[Mapping[State, str]] = {"works": "works", "seen": "looked at", "absent": "none here"}
+_SHOWN: Final[tuple[State, ...]] = ("broken", "warning", "affected", "works", "no-fault", "unknown", "absent")
+_STATE_WORDS: Final[Mapping[State, str]] = {"works": "works", "no-fault": "looked at", "absent": "none here"}
 
 
 def _state_word(state: State) -> str:
@@ -308,11 +310,11 @@ def _describe_node(row: FleetRow, longest: int) -> Iterator[Markup]:
         yield tag("p", _shorten(row.error.replace(row.path, "it"), longest))
     if row.cause:
         yield tag("p", tag("code", row.cause), "" if is_brief else f" {_shorten(row.summary, longest)}")
-        if row.others:
+        if row.other_causes:
             others = (
-                f"and {count(len(row.others), 'other fault')}"
+                f"and {count(len(row.other_causes), 'other fault')}"
                 if is_brief
-                else join_markup("also ", comma_list(row.others))
+                else join_markup("also ", comma_list(row.other_causes))
             )
             yield tag("p", others)
     elif row.status == "unknown":

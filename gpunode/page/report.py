@@ -108,11 +108,11 @@ def _render_prose(text: str) -> Markup:
 
 def _render_stack(layers: Sequence[LayerState]) -> Markup:
     """Return the layers, the highest first, and the unseen ones in one row."""
-    rows = [_render_layer(layer) for layer in reversed(layers) if layer.state != "unseen"]
-    unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unseen")
+    rows = [_render_layer(layer) for layer in reversed(layers) if layer.state != "unknown"]
+    unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unknown")
     if unseen:
-        mark, word = STATES["unseen"]
-        rows.append(_render_layer_row("unseen", mark, word, unseen))
+        mark, word = STATES["unknown"]
+        rows.append(_render_layer_row("unknown", mark, word, unseen))
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 
 
@@ -120,7 +120,7 @@ def _render_layer(layer: LayerState) -> Markup:
     mark, word = STATES[layer.state]
     causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
     fault = tag("strong", word, ": ", causes) if word and causes else None
-    told = layer.seen or ("" if fault else word)
+    told = layer.summary or ("" if fault else word)
     return _render_layer_row(layer.state, mark, layer.title, told, " " if fault else "", fault)
 
 

@@ -28,11 +28,11 @@ DISRUPTIONS: Final[Mapping[Disruption, str]] = {
 # A mark that needs no colour, and a word unless nothing is wrong: ✓ was seen to work, ○ was seen.
 STATES: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
-    "warned": ("!", "at risk"),
+    "warning": ("!", "at risk"),
     "affected": ("!", "suffers"),
     "works": ("✓", ""),
-    "seen": ("○", ""),
-    "unseen": ("?", "not seen"),
+    "no-fault": ("○", ""),
+    "unknown": ("?", "not seen"),
     "absent": ("–", ""),
 }
 
@@ -99,5 +99,5 @@ def condition_of(row: FleetRow) -> Condition:
 
 def describe_outlier(odd: Outlier) -> str:
     """Return ``VBIOS 96.00.89 among 511 nodes with 96.00.A5``."""
-    here, usual = odd.here or "not there", odd.usual or "none"
-    return f"{odd.name} {here} among {count(odd.among, 'node')} with {usual}"
+    here, usual = odd.actual or "not there", odd.usual or "none"
+    return f"{odd.name} {here} among {count(odd.usual_on, 'node')} with {usual}"

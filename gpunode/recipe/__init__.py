@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 else:
     _NAMES = (*CONTAINER_RUNTIMES, "none")
     RuntimeName = Literal[_NAMES]
-Flavour: TypeAlias = Literal["auto", "open", "proprietary"]
+KernelModuleType: TypeAlias = Literal["auto", "open", "proprietary"]
 Scope: TypeAlias = Literal["compute", "media", "full"]
 Install: TypeAlias = Literal["if-missing", "never"]
-Cgroup: TypeAlias = Literal["auto", "systemd"]
+CgroupDriver: TypeAlias = Literal["auto", "systemd"]
 Rdma: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
@@ -81,7 +81,7 @@ class Driver:
             ("auto", "production", "lts", "none", *_NUMBER_WORDS),
         ),
     ] = "auto"
-    flavour: Annotated[Flavour, Says("the kernel module; auto takes what the GPUs need")] = "auto"
+    kernel_module_type: Annotated[KernelModuleType, Says("the kernel module; auto takes what the GPUs need")] = "auto"
     scope: Annotated[
         Scope, Says("compute has no display libraries; media adds video encoding and decoding; full adds a display")
     ] = "compute"
@@ -108,10 +108,10 @@ class Repositories:
             _ADDRESS_WORDS,
         ),
     ] = ""
-    cuda_key: Annotated[
+    cuda_key_fingerprint: Annotated[
         str, Says("fingerprint of the key of a CUDA mirror that signs with its own", _KEY, _KEY_WORDS)
     ] = ""
-    toolkit_key: Annotated[
+    toolkit_key_fingerprint: Annotated[
         str, Says("fingerprint of the key of a toolkit mirror that signs with its own", _KEY, _KEY_WORDS)
     ] = ""
 
@@ -167,12 +167,12 @@ class RuntimeSettings:
         Says("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime"),
     ] = "none"
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
-    default: Annotated[
+    set_as_default: Annotated[
         bool | None,
         Says("whether nvidia is the default runtime; left out, the default stays as it is"),
     ] = None
-    cgroup: Annotated[
-        Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
+    cgroup_driver: Annotated[
+        CgroupDriver, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
     ] = "auto"
     cdi: Annotated[
         bool | None,
@@ -240,7 +240,7 @@ class Expect:
     gpus: Annotated[int | None, Says("how many GPUs")] = None
     model: Annotated[str, Says("what every GPU's name contains (H100)")] = ""
     driver: Annotated[str, Says("the branch or version of the loaded driver", f"|{_NUMBER}", _NUMBER_WORDS)] = ""
-    memory_mib: Annotated[int | None, Says("the least memory of every GPU, in MiB")] = None
+    min_memory_mib: Annotated[int | None, Says("the least memory of every GPU, in MiB")] = None
     ecc: Annotated[bool | None, Says("whether ECC is on")] = None
 
 

@@ -110,7 +110,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class ArgoCd:
-    """The place in which Argo CD runs the Applications of ``k8s render --form argocd``."""
+    """The place in which Argo CD runs the Applications of ``k8s render --format argocd``."""
 
     project: Annotated[
         str, Says("project of the Applications", _SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
@@ -152,7 +152,7 @@ class ArgoCd:
 
 @dataclass(frozen=True, slots=True)
 class Flux:
-    """The place in which Flux finds the folder of ``k8s render --form flux``."""
+    """The place in which Flux finds the folder of ``k8s render --format flux``."""
 
     namespace: Annotated[
         str, Says("namespace of Flux and its GitRepository", _LABEL, ("lower-case letters, digits and -",))
@@ -187,7 +187,7 @@ class Kind:
 class NamedConfig:
     """The settings that nodes with certain GPUs get instead of ``[kubernetes.sharing]`` and ``[kubernetes.mig]``."""
 
-    gpus: Annotated[str, Says("what the name of the nodes' GPUs contains (A100)")] = ""
+    model: Annotated[str, Says("what the name of the nodes' GPUs contains (A100)")] = ""
     mode: Annotated[SharingMode, Says("as in [kubernetes.sharing]")] = "none"
     replicas: Annotated[int, Says("as in [kubernetes.sharing]")] = 1
     rename: Annotated[bool, Says("as in [kubernetes.sharing]")] = False
@@ -198,7 +198,7 @@ class NamedConfig:
 
     def fits(self, names: Sequence[str]) -> bool:
         """Return whether it is for a node with GPUs of these names: each contains what the recipe says."""
-        return all(self.gpus.lower() in name.lower() for name in names)
+        return all(self.model.lower() in name.lower() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class Kubernetes:
         bool,
         Says("whether the GPU stack and its test pod run on control plane nodes, too, as in a cluster of one node"),
     ] = False
-    register: Annotated[
+    node_registration: Annotated[
         Registration,
         Says(
             "where setup writes the labels and taint with which a node joins: kubelet: /etc/default/kubelet; "

@@ -18,6 +18,7 @@ from gpunode.recipe import LIMIT_BYTES, SCHEMA, Recipe
 from gpunode.recipe.keys import (
     CHOSEN_NAME,
     KUBERNETES,
+    RENAMED,
     SECTIONS,
     TOP,
     RecipeKey,
@@ -246,7 +247,8 @@ def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
     known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
     known += [f"{above}.{name}" for name, _, _ in children(section)] if section else [*SECTIONS, KUBERNETES]
     elsewhere = [key.path for key in known_keys() if key.name == path]
-    guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
+    renamed = [f"{above}.{name}" for name in [RENAMED.get((section, place[-1]))] if name]
+    guess = renamed or difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
     return raw.error(f"there is no key {_brief(path)}{hint}", place, tuple(known))
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final, TypeVar, cast
 
 from gpunode.change import FileChange, FileState
-from gpunode.facts.evidence import Capture, Evidence, Found, Holds, decode_found, encode_found
+from gpunode.facts.evidence import Capture, ContentKind, Evidence, Found, decode_found, encode_found
 from gpunode.redaction import config, patterns, secrets
 
 T = TypeVar("T")
@@ -29,16 +29,16 @@ def redact(evidence: Evidence) -> Evidence:
     return redacted
 
 
-def count_masked(before: Evidence, after: Evidence) -> Mapping[Holds, tuple[int, int]]:
+def count_masked(before: Evidence, after: Evidence) -> Mapping[ContentKind, tuple[int, int]]:
     """Return by kind of content the number of captures and of those with something masked."""
     pairs = [(before[key], after[key]) for key in before if key in after]
-    changed = Counter(one.holds for one, other in pairs if one != other)
-    return {holds: (number, changed[holds]) for holds, number in Counter(one.holds for one, _ in pairs).items()}
+    changed = Counter(one.content_kind for one, other in pairs if one != other)
+    return {kind: (number, changed[kind]) for kind, number in Counter(one.content_kind for one, _ in pairs).items()}
 
 
 def _redact_capture(capture: Capture) -> Capture:
     # A command's complaint may show an object of Kubernetes, as its output may.
-    return rewrite_capture(capture, lambda data: redact_content(data, capture.holds), _redact_log)
+    return rewrite_capture(capture, lambda data: redact_content(data, capture.content_kind), _redact_log)
 
 
 def rewrite_capture(
@@ -62,9 +62,9 @@ def rewrite_capture(
     return replace(capture, source=words(capture.source), data=data, error=words(capture.error))
 
 
-def redact_content(data: bytes, holds: Holds) -> bytes:
+def redact_content(data: bytes, content_kind: ContentKind) -> bytes:
     """Return ``data`` without its secrets."""
-    match holds:
+    match content_kind:
         case "table":
             return data
         case "log":

@@ -95,7 +95,7 @@ def _find_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Ref
         return Refusal(
             what=f"{feature.name} needs the open kernel modules of the driver",
             why=f"this node has or gets {driver.label} with proprietary ones, and the recipe says {feature.asked}",
-            hint=f'set driver.flavour = "open" if all GPUs are Turing or newer, or {feature.instead}',
+            hint=f'set driver.kernel_module_type = "open" if all GPUs are Turing or newer, or {feature.instead}',
         )
     if feature.packages and (refusal := _find_build_obstacle(feature, facts, driver)):
         return refusal

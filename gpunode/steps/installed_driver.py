@@ -19,7 +19,7 @@ from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
-from gpunode.recipe import Flavour, Recipe
+from gpunode.recipe import KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
 
 MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
@@ -120,11 +120,11 @@ def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour
         if not is_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
-        asked = choose(find_models(devices), replace(recipe.driver, flavour=flavour))
+        asked = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
         if not isinstance(asked, Choice) or asked.branch != branch:
             return None
         version = asked.exact or version
-    chosen = choose(find_models(devices), replace(recipe.driver, version=version, flavour=flavour))
+    chosen = choose(find_models(devices), replace(recipe.driver, version=version, kernel_module_type=flavour))
     return chosen if isinstance(chosen, Choice) else None
 
 
@@ -158,9 +158,11 @@ def pinned_by_package(packages: Mapping[PackageId, PackageState]) -> str:
     )
 
 
-def flavours(recipe: Recipe) -> tuple[Flavour, ...]:
+def flavours(recipe: Recipe) -> tuple[KernelModuleType, ...]:
     """Return the flavours of kernel modules that the recipe allows, the preferred one first."""
-    return ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
+    return (
+        ("open", "proprietary") if recipe.driver.kernel_module_type == "auto" else (recipe.driver.kernel_module_type,)
+    )
 
 
 def builds_modules(dkms_package: str, chosen: Choice, facts: Facts) -> bool:

@@ -41,7 +41,7 @@ _OTHER_TAINTS: Final = {
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Return the change of the file from which the kubelet takes its labels and taints."""
     wanted = recipe.kubernetes
-    if wanted is None or wanted.register == "none":
+    if wanted is None or wanted.node_registration == "none":
         return Planned((), "not requested", asked=False)
     from gpunode.recipe.kubernetes import refuse_foreign_labels  # loaded on use: most recipes have no such table
 
@@ -49,7 +49,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         refuse_foreign_labels(wanted)
     except Refused as refused:
         return Refusal(refused.what, refused.why, refused.hint)
-    register: KubeletKind = wanted.register
+    register: KubeletKind = wanted.node_registration
     labels = [f"{key}={value}" for key, value in sorted(registration_labels(wanted).items())]
     taints = [f"{wanted.taint.key}={wanted.taint.value}:{wanted.taint.effect}"] if wanted.taint.key else []
     if not labels and not taints:
@@ -57,11 +57,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     kubelet = known(facts.kubelet, None)
     if kubelet and kubelet.kind != register:
         return Refusal(
-            f"register is {register}, and this node has {kubelet.kind}",
+            f"node_registration is {register}, and this node has {kubelet.kind}",
             "each takes its labels from another file",
-            f'set register = "{kubelet.kind}" in [kubernetes]'
+            f'set node_registration = "{kubelet.kind}" in [kubernetes]'
             if kubelet.kind in {"kubelet", "k3s", "rke2"}
-            else 'set register = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
+            else 'set node_registration = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
         )
     if register == "kubelet":
         path = ENVIRONMENT
@@ -71,7 +71,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             return Refusal(
                 f"{elsewhere} has the kubelet register its Node with taints already",
                 f"--register-with-taints in {ENVIRONMENT} would replace them and not add to them",
-                'set register = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
+                'set node_registration = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
             )
     else:
         path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"

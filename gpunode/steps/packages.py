@@ -34,7 +34,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
     if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
         return Planned((), "no change of packages was interrupted")
     repair = system(facts).repair
-    return Planned((repair,), repair.why)
+    return Planned((repair,), repair.purpose)
 
 
 REPAIR = Step("repair", "package database", "sources", plan_repair)
@@ -52,7 +52,7 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
         return found
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
-    row = cuda_repository(distro, architecture, recipe.repositories.cuda, recipe.repositories.cuda_key)
+    row = cuda_repository(distro, architecture, recipe.repositories.cuda, recipe.repositories.cuda_key_fingerprint)
     if row is None:
         return Refusal(
             what=f"NVIDIA has no driver repository for {distro.name} on {architecture}",
@@ -75,7 +75,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     if not wants_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
-    row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
+    row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key_fingerprint)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
     repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
     return system(facts).plan_repository(repository, facts)

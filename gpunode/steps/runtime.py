@@ -170,7 +170,7 @@ def _plan_configuration(recipe: Recipe, facts: Facts, place: Chosen) -> Planned 
         return _plan_deferred(row, fact)
     desired = _desired_config(recipe, row, facts)
     present = in_facts(facts, row, desired)
-    if recipe.runtime.cgroup == "auto":
+    if recipe.runtime.cgroup_driver == "auto":
         desired = with_kubelets_driver(row, facts, desired, contents(present))
     found = row.inspect(contents(present), desired)
     if _is_for_pods(recipe) and is_switched_on_by_setup(row, found, desired.version):
@@ -202,12 +202,12 @@ def _plan_configuration(recipe: Recipe, facts: Facts, place: Chosen) -> Planned 
 def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
     """Return a note that NVIDIA's runtime is the default although the recipe does not say so."""
     desired = DesiredConfig()
-    if recipe.runtime.default is not None or row.inspect(contents(present), desired).default != desired.handler:
+    if recipe.runtime.set_as_default is not None or row.inspect(contents(present), desired).default != desired.handler:
         return ()
     return (
         (
             f"{desired.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
-            "runtime.default; runtime.default = false removes it"
+            "runtime.set_as_default; runtime.set_as_default = false removes it"
         ),
     )
 
@@ -220,7 +220,7 @@ def _is_for_pods(recipe: Recipe) -> bool:
     wanted = recipe.kubernetes
     if wanted is None or wanted.stack not in {"device-plugin", "gpu-operator"} or wanted.kind.workers:
         return False
-    return recipe.runtime.default is not True and recipe.runtime.cdi is None
+    return recipe.runtime.set_as_default is not True and recipe.runtime.cdi is None
 
 
 def _needs_class(recipe: Recipe, row: Runtime, found: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
@@ -289,17 +289,22 @@ def _not_startable(row: Runtime, facts: Facts) -> tuple[str, ...]:
 def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
     """Return a note that the recipe wants another cgroup driver than the kubelet has."""
     kubelet = kubelet_using(row, facts)
-    if recipe.runtime.cgroup != "systemd" or kubelet is None or row.product or kubelet.cgroup_driver != "cgroupfs":
+    if (
+        recipe.runtime.cgroup_driver != "systemd"
+        or kubelet is None
+        or row.product
+        or kubelet.cgroup_driver != "cgroupfs"
+    ):
         return ()
     return ("the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same",)
 
 
 def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
     return DesiredConfig(
-        default=recipe.runtime.default is True,
-        not_default=recipe.runtime.default is False,
+        default=recipe.runtime.set_as_default is True,
+        not_default=recipe.runtime.set_as_default is False,
         # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
-        systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
+        systemd_cgroup=recipe.runtime.cgroup_driver == "systemd" and not row.product,
         cdi=recipe.runtime.cdi is True,
         version=packaged_version(row, known(facts.packages, {})),
         enable_cri=row.has_cri_plugin and kubelet_using(row, facts) is not None,

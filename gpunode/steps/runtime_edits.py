@@ -194,9 +194,9 @@ def _cri_notes(target: RuntimeTarget, after: ObservedConfig) -> tuple[str, ...]:
 def _check_default(row: Runtime, desired: DesiredConfig, after: ObservedConfig) -> None:
     if desired.not_default and after.default == desired.handler:
         raise Refused(
-            f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.default = false",
+            f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.set_as_default = false",
             why=f"the former default of {row.product or row.id} is unknown, so gpunode does not remove it",
-            hint=f"remove it from {row.config or 'its configuration'}, or remove runtime.default from the recipe",
+            hint=f"remove it from {row.config or 'its configuration'}, or set_as_default from the recipe",
         )
 
 

@@ -172,7 +172,7 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )
-    wishes = [replace(recipe.driver, version=version, flavour=flavour) for flavour in flavours(recipe)]
+    wishes = [replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in flavours(recipe)]
     outcomes = [choose(present, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
@@ -212,7 +212,7 @@ def _fitting_choices(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]
     """Yield the choices of installed, maintained branches for these GPUs, in every allowed flavour."""
     for branch in filter(is_maintained, installed_branches(facts)):
         for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
-            chosen = choose(present, replace(recipe.driver, version=str(branch), flavour=flavour))
+            chosen = choose(present, replace(recipe.driver, version=str(branch), kernel_module_type=flavour))
             if isinstance(chosen, Choice):
                 yield chosen
 

@@ -29,7 +29,7 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
-        yield Check("cdi", CDI_TITLE, "not run", "no NVIDIA driver is loaded", "fix the driver first")
+        yield Check("cdi", CDI_TITLE, "skipped", "no NVIDIA driver is loaded", "fix the driver first")
         return
     judged = cdi.judge_specifications(recipe, facts, loaded)
     yield _check_devices(judged, recipe, host)
@@ -81,11 +81,11 @@ def _check_refresh_units(facts: Facts) -> Iterator[Check]:
     service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
         detail = f"{cdi.UNIT} is missing; toolkit 1.18 and later have it"
-        yield Check("cdi-refresh", title, "not run", detail, "after a change of the driver, or of MIG: gpunode setup")
+        yield Check("cdi-refresh", title, "skipped", detail, "after a change of the driver, or of MIG: gpunode setup")
         return
     if service.value.masked:
         yield Check(
-            "cdi-refresh", title, "not run", f"{cdi.UNIT} is masked", "after a change of the driver: gpunode setup"
+            "cdi-refresh", title, "skipped", f"{cdi.UNIT} is masked", "after a change of the driver: gpunode setup"
         )
         return
     units = {cdi.UNIT: service.value, **({cdi.PATH_UNIT: path.value} if isinstance(path, Known) else {})}

@@ -42,7 +42,7 @@ class RunHeader:
     """The journal's header of a run.
 
     Attributes:
-        of: the run that this one undoes.
+        undoes: the run that this one undoes; empty for one that undoes none.
     """
 
     verb: Verb
@@ -50,7 +50,7 @@ class RunHeader:
     argv: Sequence[str]
     recipe: str = ""
     recipe_sha256: str = ""
-    of: str = ""
+    undoes: str = ""
 
 
 def apply_plan(
@@ -179,8 +179,8 @@ def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) 
         recipe=header.recipe,
         recipe_sha256=header.recipe_sha256,
         argv=header.argv,
-        of=header.of,
-        whole=bool(header.of),
+        undoes=header.undoes,
+        with_packages=bool(header.undoes),
     )
     try:
         work(run)

@@ -108,7 +108,7 @@ def _with_pod_problems(
 ) -> Iterator[PlanItem]:
     """Yield the items; an unchanged DaemonSet or release whose pods do not run gets the reason."""
     live = {object_key(one): one for one in present.live}
-    same = {one.title for one in items if one.state == "same"}
+    same = {one.title for one in items if one.state == "unchanged"}
     found_unready = [*find_unready_releases([one for one in releases if one.title in same], cluster)]
     unready = {one.release.title: one for one in reversed(found_unready) if one.release}
     # It may wait for a label that is about to be set.
@@ -138,7 +138,7 @@ def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
             why=f"kind calls the context of its cluster {kind.context}",
             hint=f"add --context={kind.context} to the same command; if the cluster is yet to be made:\n"
-            f"{gpunode('k8s', 'render', 'kind', '--out', 'gpu-stack')}\ngpu-stack/kind.sh",
+            f"{gpunode('k8s', 'render', 'kind', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
         )
 
 

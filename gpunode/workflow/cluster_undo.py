@@ -111,7 +111,7 @@ def _plan_removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) ->
     items = []
     for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
         if change := removal_of_labels(live, identity.uid):
-            items.append(PlanItem("Node", "", name, "change", "gpunode's labels go, all others stay", 0, change))
+            items.append(PlanItem("Node", "", name, "edit", "gpunode's labels go, all others stay", 0, change))
         if taints := format_taints_in(json.dumps(owned_node_fields(live) or {})):
             skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may take it away")
     return ClusterPlan(identity, tuple(items), tuple(skipped))
@@ -251,7 +251,7 @@ def _plan_step(
     match change:
         case CommandChange(argv=argv, undo=undo):
             is_made = undo is not None and undo[1] == "uninstall"
-            state: State = "delete" if argv[1] == "uninstall" else "create" if is_made else "change"
+            state: State = "delete" if argv[1] == "uninstall" else "create" if is_made else "edit"
             why = "gpunode released it" if state == "delete" else "as it was before that run"
             return PlanItem("Helm release", *_release_name(argv), state, why, 0, change)
         case ObjectChange():
@@ -284,7 +284,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
 
 
 def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
-    state: State = "delete" if change.after is None and not change.shared else "change" if change.before else "create"
+    state: State = "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
     why = _reason(change)
     if state == "delete" and not _is_deleted(change, live):
         note = "stays: somebody applied it with kubectl, too"

@@ -116,13 +116,13 @@ def _node_ref(edit: NodeEdit) -> Body:
 
 
 def _check_or_skip(check: Callable[[], Sequence[Check]], id: str, title: str) -> Sequence[Check]:  # noqa: A002
-    """Return the checks; one "not run" if the credential may not read what they need."""
+    """Return the checks; one "skipped" if the credential may not read what they need."""
     try:
         return check()
     except Undetermined:
         raise
     except GpunodeError as error:
-        return [Check(id, title, "not run", f"{error.what}: {error.why}")]
+        return [Check(id, title, "skipped", f"{error.what}: {error.why}")]
 
 
 def _check_handlers(
@@ -189,7 +189,7 @@ def _check_kubelet(node: str, live: Body, request: VerifyRequest, cluster: Clust
         settings = cluster.read_kubelet_config(node)
     except GpunodeError as error:
         reason = (error.why or error.what).strip().splitlines()[-1]
-        return Check(f"kubelet/{node}", f"kubelet of {node}", "not run", f"its settings cannot be read: {reason}")
+        return Check(f"kubelet/{node}", f"kubelet of {node}", "skipped", f"its settings cannot be read: {reason}")
     assert request.recipe.kubernetes is not None  # rendered
     passes = any(one.static_cpus for one in request.nodes)
     taints = live.get("spec", {}).get("taints") or ()
@@ -233,7 +233,7 @@ def _make_trials(
                 else:
                     made.append(one)
         if why:
-            skipped.append(Check(f"pod/{name}", f"pod on {name}", "not run", why))
+            skipped.append(Check(f"pod/{name}", f"pod on {name}", "skipped", why))
     return made, skipped
 
 

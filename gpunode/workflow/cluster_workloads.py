@@ -21,7 +21,7 @@ _NO_NODE_TIMEOUT_S: Final = 10.0
 
 def is_unchanged_workload(item: PlanItem) -> bool:
     """Return whether the item is a DaemonSet that does not change, so that only its pods can be wrong."""
-    return item.kind == "DaemonSet" and item.state in {"same", "foreign"}
+    return item.kind == "DaemonSet" and item.state in {"unchanged", "foreign"}
 
 
 def wait_unchanged_ready(

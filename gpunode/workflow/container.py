@@ -23,7 +23,7 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[NvmlInven
     def check(inventory: NvmlInventory, row: Runtime) -> Check:
         commands = _commands(row, effective)
         if commands is None:
-            return Check("container", _TITLE, "not run", f"{row.id} runs containers only for a kubelet", _TRY_A_POD)
+            return Check("container", _TITLE, "skipped", f"{row.id} runs containers only for a kubelet", _TRY_A_POD)
         found = container.check_container(runner, commands, inventory.uuids)
         if found.passed:
             return Check(

@@ -108,7 +108,7 @@ def run_probes(host: HostView, wanted: Sequence[Probe]) -> Evidence:
 
 
 def _run_probe(host: HostView, probe: Probe) -> Capture:
-    return replace(host.look(probe), holds=probe.holds)
+    return replace(host.look(probe), content_kind=probe.content_kind)
 
 
 def probe_with_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:

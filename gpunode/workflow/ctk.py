@@ -46,11 +46,11 @@ class EditOptions:
 
 @dataclass(frozen=True, slots=True)
 class EditResult:
-    """The result of an edit; ``run`` is its id, ``checked`` what the runtime's own parser said before."""
+    """The result of an edit; ``run`` is its id, ``validation`` what the runtime's own parser said before."""
 
     run: str
     settled: tuple[TriggerResult, ...] = ()
-    checked: str = ""
+    validation: str = ""
 
 
 def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:

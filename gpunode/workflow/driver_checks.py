@@ -39,7 +39,7 @@ def count_gpus(number: int) -> str:
 def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     title = "the driver answers (NVML)"
     if isinstance(answer, NoAnswer):
-        status: Status = "not run" if answer.kind == "not asked" else "failed"
+        status: Status = "skipped" if answer.kind == "not-queried" else "failed"
         yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):

@@ -23,7 +23,7 @@ _RESEAT = "replace or reseat the hardware"
 def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
     """Yield a check for each key of ``[expect]``, compared with NVML's answer."""
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
-        status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
+        status: Status = "skipped" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
         cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
         yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
@@ -39,9 +39,14 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
     if expect.driver:
         seen = str(inventory.driver) if inventory else ""
         yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
-    if expect.memory_mib is not None:
+    if expect.min_memory_mib is not None:
         sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else 0 for gpu in gpus]
-        yield "memory_mib", f"at least {expect.memory_mib}", sizes, bool(sizes) and min(sizes) >= expect.memory_mib
+        yield (
+            "min_memory_mib",
+            f"at least {expect.min_memory_mib}",
+            sizes,
+            bool(sizes) and min(sizes) >= expect.min_memory_mib,
+        )
     if expect.ecc is not None:
         modes = [gpu.ecc for gpu in gpus]
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
@@ -69,7 +74,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     for package, probe in probes.items():
         if (answer := answers[probe.key]).outcome != "ok":
             why = f"{probe.source}: {answer.error or answer.outcome}"
-            yield Check("package-files", _TITLE, "not run", why, f"see what it says: {probe.source}")
+            yield Check("package-files", _TITLE, "skipped", why, f"see what it says: {probe.source}")
             return
         if paths := [path for path in system(facts).changed_in(answer.text) if _CODE.search(path)]:
             changed[package] = paths

@@ -45,7 +45,7 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
         return
     hint = f"look at it: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
     if not facts.can_start(MANAGER_UNIT):
-        yield Check("fabric", _TITLE, "not run", f"systemd does not say whether {MANAGER_UNIT} runs")
+        yield Check("fabric", _TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
         return
     if not _is_manager_active(facts):
         yield Check("fabric", _TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)

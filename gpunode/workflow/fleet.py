@@ -39,16 +39,16 @@ class Outlier:
 
     Attributes:
         usual: the value there; None where they are known to have none.
-        here: the value on this node.
-        among: how many nodes have what is usual.
+        actual: the value on this node.
+        usual_on: how many nodes have what is usual.
     """
 
     title: str
     name: str
     usual: str | None
-    here: str | None
+    actual: str | None
     why: str
-    among: int
+    usual_on: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FleetRow:
         path: where it is.
         node: the host's own name, where the report tells it.
         cause: the root cause; empty where none was found.
-        others: further root causes.
+        other_causes: further root causes.
         advice: the first thing to be done about the root cause.
         command: that does it; empty where a person's hand is needed.
         unknown: the questions that the evidence leaves open.
@@ -79,7 +79,7 @@ class FleetRow:
         model: of the node; its group in the fleet.
         versions: by axis, what is known of them.
         differences: how it differs from most nodes of its model, the likeliest explanation of a fault first.
-        drift: from the given recipe; ``undrifted`` says why it is unknown.
+        drift: from the given recipe; ``not_compared`` says why it is unknown.
     """
 
     report: str
@@ -92,7 +92,7 @@ class FleetRow:
     severity: Severity | None = None
     confidence: Confidence | None = None
     summary: str = ""
-    others: tuple[str, ...] = ()
+    other_causes: tuple[str, ...] = ()
     advice: str = ""
     command: str = ""
     unknown: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class FleetRow:
     versions: Mapping[Axis, str] = field(default_factory=dict)
     differences: tuple[Outlier, ...] = ()
     drift: tuple[Drift, ...] = ()
-    undrifted: str = ""
+    not_compared: str = ""
 
 
 def fleet_rows(
@@ -155,7 +155,7 @@ def build_row(
     told = {name: getattr(roots[0], name) for name in ("cause", "title", "layer", "severity", "confidence", "summary")}
     others = tuple(other.cause for other in roots[1:])
     advice, command = first_step(roots[0].remedy)
-    return replace(row, **told, others=others, advice=advice, command=command), seen
+    return replace(row, **told, other_causes=others, advice=advice, command=command), seen
 
 
 def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
@@ -173,7 +173,7 @@ def _with_drift(row: FleetRow, evidence: Evidence, recipe: Recipe) -> FleetRow:
     try:
         return replace(row, drift=redact_recursively(find_drift(evidence, recipe)))
     except Undetermined as error:
-        return replace(row, undrifted=redact_recursively(f"{error.what}: {error.why}" if error.why else error.what))
+        return replace(row, not_compared=redact_recursively(f"{error.what}: {error.why}" if error.why else error.what))
     except GpunodeError as error:
         refused = Drift("", "recipe", "refusal", f"{error.what}: {error.why}" if error.why else error.what)
         return replace(row, drift=redact_recursively((refused,)))

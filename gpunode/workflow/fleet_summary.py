@@ -38,11 +38,15 @@ class CauseTally:
 
 @dataclass(frozen=True, slots=True)
 class OutlierGroup:
-    """Nodes that differ in the same from most of their model; ``more`` is how much else differs on all of them."""
+    """Nodes that differ in the same from most of their model.
 
-    odd: Outlier
+    Attributes:
+        other_differences: how much else differs on all of them.
+    """
+
+    difference: Outlier
     reports: tuple[str, ...]
-    more: int
+    other_differences: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +74,15 @@ class FleetSummary:
         layers: how many nodes have each layer in which state.
         spread: how many nodes have each version, the most frequent first.
         models: how many nodes are of each model.
-        undrifted: what keeps reports from being held against the recipe.
+        not_compared: what keeps reports from being held against the recipe.
     """
 
     rows: tuple[FleetRow, ...]
     causes: tuple[CauseTally, ...]
-    odd: tuple[OutlierGroup, ...]
+    differences: tuple[OutlierGroup, ...]
     drift: tuple[DriftGroup, ...]
-    undrifted: tuple[SkippedNodes, ...]
-    unread: tuple[SkippedNodes, ...]
+    not_compared: tuple[SkippedNodes, ...]
+    unreadable: tuple[SkippedNodes, ...]
     unknown: tuple[SkippedNodes, ...]
     layers: Mapping[StackLayer, Mapping[State, int]]
     spread: Mapping[Axis, Mapping[str, int]]
@@ -90,12 +94,12 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
     return FleetSummary(
         rows=tuple(rows),
         causes=tally_causes(rows),
-        odd=tuple(_group_outliers(rows)),
+        differences=tuple(_group_outliers(rows)),
         drift=tuple(
             DriftGroup(one, names) for one, names in _group_reports((one, row) for row in rows for one in row.drift)
         ),
-        undrifted=_skipped_nodes((row.undrifted, row) for row in rows if row.undrifted),
-        unread=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
+        not_compared=_skipped_nodes((row.not_compared, row) for row in rows if row.not_compared),
+        unreadable=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
         unknown=_skipped_nodes((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
         layers={id_: counted for id_ in STACK if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))},
         spread={axis: found for axis in AXES if (found := _count_values(row.versions.get(axis, "") for row in rows))},
@@ -105,7 +109,7 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
 
 def tally_causes(rows: Iterable[FleetRow]) -> tuple[CauseTally, ...]:
     """Return the root causes across the fleet, most frequent first."""
-    causes = [(cause, row) for row in rows for cause in ((row.cause, *row.others) if row.cause else ())]
+    causes = [(cause, row) for row in rows for cause in ((row.cause, *row.other_causes) if row.cause else ())]
     steps: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for cause, row in causes:
         if cause == row.cause:

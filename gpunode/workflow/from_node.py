@@ -15,7 +15,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Driver, Flavour, Recipe, RuntimeSettings, Scope, Toolkit
+from gpunode.recipe import Driver, KernelModuleType, Recipe, RuntimeSettings, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
@@ -29,7 +29,7 @@ from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
 
-_FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
+_FLAVOURS: tuple[KernelModuleType, ...] = ("open", "proprietary")
 _SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
 
 
@@ -73,7 +73,7 @@ def _steps_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[st
     if REPAIR.id in left:
         raise Refused(
             "a change of packages was interrupted on this node, so some packages are only half installed",
-            why=system(facts).repair.why,
+            why=system(facts).repair.purpose,
             hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )
     return frozenset(left)
@@ -91,22 +91,22 @@ def _detect_driver(facts: Facts) -> Driver:
     for branch in installed_branches(facts):
         for flavour in _FLAVOURS:
             for scope in _SCOPES:
-                desired = Driver(version=str(branch), flavour=flavour, scope=scope)
+                desired = Driver(version=str(branch), kernel_module_type=flavour, scope=scope)
                 chosen = choose(present, desired)
                 if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
                     return replace(
                         desired,
-                        flavour=_shortest_flavour(present, desired, chosen),
+                        kernel_module_type=_shortest_flavour(present, desired, chosen),
                         persistence=_detect_persistence(facts),
                     )
     return Driver(version="none")
 
 
-def _shortest_flavour(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> Flavour:
+def _shortest_flavour(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> KernelModuleType:
     """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
-    auto = choose(present, replace(desired, flavour="auto"))
+    auto = choose(present, replace(desired, kernel_module_type="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
-    return "auto" if same else desired.flavour
+    return "auto" if same else desired.kernel_module_type
 
 
 def _detect_persistence(facts: Facts) -> bool:
@@ -144,7 +144,7 @@ def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None
     return RuntimeSettings(
         name=row.id,
         install="never",
-        default=True if found.default == "nvidia" else None,
-        cgroup="systemd" if systemd else "auto",
+        set_as_default=True if found.default == "nvidia" else None,
+        cgroup_driver="systemd" if systemd else "auto",
         cdi=True if found.cdi and row.cdi == "switch" else None,
     )

@@ -23,7 +23,7 @@ def list_runs(store: Store, run: str = "") -> tuple[RunRecord, ...]:
     found = (
         record_of_run(
             store.entries(one.run),
-            going_on=one.run == newest and store.at_work() is not None,
+            is_running=one.run == newest and store.at_work() is not None,
             undone_by=one.undone_by,
         )
         for one in wanted

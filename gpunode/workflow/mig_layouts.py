@@ -16,7 +16,7 @@ from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import ChangeSpan
 from gpunode.workflow.undo import UndoStep
 
-_LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", holds="table")
+_LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", content_kind="table")
 _CONTAINER = Pattern(r"[0-9a-f]{64}")
 _SHOWN = 20
 

@@ -24,13 +24,13 @@ def find_gpu_pods(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
 
 def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
     path = f"{root}/device-plugins/kubelet_internal_checkpoint"
-    checkpoint = host.look(Probe("pod-devices", path=path, holds="table"))
+    checkpoint = host.look(Probe("pod-devices", path=path, content_kind="table"))
     if checkpoint.outcome == "absent":
         return
     if checkpoint.outcome != "ok":
         yield f"pods that cannot be told, since {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
-    folders = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, holds="table"))
+    folders = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
     running = {one.path.rpartition("/")[2] for one in decode_found(folders.data)} if folders.outcome == "ok" else None
     try:
         entries: Any = json.loads(checkpoint.data)["Data"]["PodDeviceEntries"] or ()

@@ -177,7 +177,7 @@ def describe_interrupted_run(cut: InterruptedRun, then: str) -> str:
     """Describe which run was interrupted, who began it and when, and how far it came; ``then`` says what follows."""
     begin = cut.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
-    what = f"rollback of {begin.of}" if begin.of else f"{begin.verb} {begin.recipe}".strip()
+    what = f"rollback of {begin.undoes}" if begin.undoes else f"{begin.verb} {begin.recipe}".strip()
     return f"run {begin.run} ({what}, begun {when} by {begin.user}) was cut short {_describe_progress(cut)}; {then}"
 
 

@@ -70,8 +70,8 @@ def _before(files: Mapping[str, FileState | None], path: str) -> FileState | Non
 
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
     converged = check_configuration(recipe, facts, host)
-    driver = Check("nvml", "the driver answers (NVML)", "not run", "a rehearsal has no driver")
+    driver = Check("nvml", "the driver answers (NVML)", "skipped", "a rehearsal has no driver")
     if recipe.runtime.name == "none" or not runtime(recipe.runtime.name).unit:
         return (converged, driver)
-    daemon = Check("runtime", f"{recipe.runtime.name} reads its configuration", "not run", "a rehearsal has no daemon")
+    daemon = Check("runtime", f"{recipe.runtime.name} reads its configuration", "skipped", "a rehearsal has no daemon")
     return (converged, driver, daemon)

@@ -42,7 +42,7 @@ def run_repair(
     applier = Applier(host, run, on_event, pause)
     try:
         applier.pause()
-        applier.apply_change("sources", "repair", work, work.why)
+        applier.apply_change("sources", "repair", work, work.purpose)
     except GpunodeError as error:
         run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise

@@ -78,7 +78,7 @@ def plan_rollback(
     if facts is None:
         standing.refuse_shared(store, of, runs[of].configuration & footprint.subjects)
         undone = plan_configuration_undo(replace(request, owed=tuple(store.pending_triggers())), host)
-        return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].beyond)))
+        return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].other_subjects)))
     standing.refuse_shared(store, of, footprint.subjects)
     request = replace(
         request, owed=still_pending(store.pending_triggers(), facts), is_redo=not _goes_backward(runs, of)
@@ -104,7 +104,7 @@ def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
     """Return whether undoing ``run`` removes what was made; undoing an undo makes it again."""
     if runs[run].verb in MAKING:
         return True
-    of = runs[run].begin.of
+    of = runs[run].begin.undoes
     return of in runs and not _goes_backward(runs, of)
 
 
@@ -149,7 +149,7 @@ def rollback(
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin(verb, version=version, argv=argv, of=plan.of, whole=whole)
+    run = store.begin(verb, version=version, argv=argv, undoes=plan.of, with_packages=whole)
     reason = f"as it was before {plan.of or 'gpunode'}"
     executor = UndoExecutor(Applier(host, run, on_event, pause), host, reason, plan.owed)
     with recording_failure(run):
@@ -166,7 +166,7 @@ def mark_undone(store: Store, of: RunSummary, *, version: str, argv: tuple[str, 
         ChangeFailed: it could not be written.
     """
     if not of.is_undone(whole=whole):
-        store.begin("rollback", version=version, argv=argv, of=of.run, whole=whole).commit("done")
+        store.begin("rollback", version=version, argv=argv, undoes=of.run, with_packages=whole).commit("done")
 
 
 def incomplete_undo(plan: UndoPlan) -> VerifyFailed:

@@ -14,9 +14,9 @@ def preview_rollback(store: Store, host: Host, run: RunSummary) -> str:
     by = f"undone by run {run_number(run.undone_by)}" if run.undone_by else ""
     if run.forgotten:
         return "cannot be undone: its backups are forgotten"
-    if run.undone_whole:
+    if run.is_fully_undone:
         return by
-    beyond = "needs --packages" if run.beyond else ""
+    beyond = "needs --packages" if run.other_subjects else ""
     if not run.configuration:
         return f"can be undone now: {beyond}" if beyond else "changed nothing that can be undone"
     rest = f"; the rest {beyond}" if beyond else ""

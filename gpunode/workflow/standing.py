@@ -62,7 +62,7 @@ def _undoable_runs(store: Store, *, whole: bool) -> list[RunSummary]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
     made = (one for one in reversed(store.runs()) if one.verb in MAKING and not one.forgotten)
-    return [one for one in made if one.configuration or (whole and one.beyond)]
+    return [one for one in made if one.configuration or (whole and one.other_subjects)]
 
 
 def explain_undone(store: Store, of: RunSummary, why: str, *, whole: bool) -> NothingToUndo:
@@ -86,7 +86,7 @@ def find_run(store: Store, run: str, *, whole: bool = True) -> RunSummary:
             why=f"recorded: {', '.join(one.run for one in runs) or 'none'}",
             hint="gpunode rollback --list",
         )
-    if not whole and found.beyond and not found.configuration:
+    if not whole and found.other_subjects and not found.configuration:
         raise UsageError(
             f"run {run} changed no container runtime's configuration",
             why="a rollback without --packages undoes the configuration alone",
@@ -178,7 +178,7 @@ def _later_runs(store: Store, of: str) -> list[RunSummary]:
     runs = store.runs()
     since = runs[[run.run for run in runs].index(of) :]
     here = {run.run for run in since}
-    return [run for run in since[1:] if run.begin.of not in here]
+    return [run for run in since[1:] if run.begin.undoes not in here]
 
 
 def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> str:

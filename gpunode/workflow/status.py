@@ -35,14 +35,22 @@ class RuntimeStatus:
 
     Attributes:
         active: None where it has no unit, and where nobody can tell.
-        unknown: why nobody can tell whether it runs; empty where it is known.
+        unknown_reason: why nobody can tell whether it runs; empty where it is known.
     """
 
     id: str
     version: str
     active: bool | None
     configured: ObservedConfig | None
-    unknown: str = ""
+    unknown_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGpu:
+    """A GPU on the PCI bus."""
+
+    address: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +82,27 @@ class NodeStatus:
     """The layers of the node, from PCI to runtime.
 
     Attributes:
-        gpus: address and name of each GPU of this system.
+        gpus: the GPUs of this system.
         driver: version of the installed driver packages; empty when there is none.
-        loaded: version of the loaded kernel module; empty when there is none.
-        without_module: kernels that must have a driver module and lack one.
-        held: driver packages that upgrades leave alone.
-        undone: what earlier runs left undone.
+        loaded_driver: version of the loaded kernel module; empty when there is none.
+        kernels_without_module: kernels that must have a driver module and lack one.
+        held_packages: driver packages that upgrades leave alone.
+        pending: what earlier runs left undone.
         notes: what the user should know of the node's state.
     """
 
-    gpus: tuple[tuple[str, str], ...]
+    gpus: tuple[ListedGpu, ...]
     driver: str
-    loaded: str
+    loaded_driver: str
     kernels: Kernels | None
-    without_module: tuple[str, ...]
-    held: tuple[str, ...]
+    kernels_without_module: tuple[str, ...]
+    held_packages: tuple[str, ...]
     fabric: FabricStatus | None
     cuda: CudaStatus
     toolkit: str
     runtimes: tuple[RuntimeStatus, ...]
     nvml: NvmlAnswer
-    undone: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -108,18 +116,20 @@ def status(facts: Facts, host: HostView, left: Backlog) -> NodeStatus:
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     return NodeStatus(
-        gpus=tuple((d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))),
+        gpus=tuple(
+            ListedGpu(d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
+        ),
         driver=_driver_version(drivers),
-        loaded=loaded.version if loaded else "",
+        loaded_driver=loaded.version if loaded else "",
         kernels=kernels,
-        without_module=_kernels_without_module(kernels, facts) if drivers else (),
-        held=tuple(str(package) for package, state in drivers.items() if state.held),
+        kernels_without_module=_kernels_without_module(kernels, facts) if drivers else (),
+        held_packages=tuple(str(package) for package, state in drivers.items() if state.held),
         fabric=_fabric_status(facts),
         cuda=_cuda_status(facts, loaded.version if loaded else _driver_version(drivers)),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.look(nvml.make_probe())),
-        undone=left.left,
+        pending=left.left,
         notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )
 

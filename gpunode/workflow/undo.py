@@ -49,14 +49,14 @@ class KeptItem:
 
     Attributes:
         subject: a path, a package, a unit.
-        how: the rest of the sentence that begins with it.
+        reason: the rest of the sentence that begins with it.
     """
 
     subject: str
-    how: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.subject} {self.how}"
+        return f"{self.subject} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

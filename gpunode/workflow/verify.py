@@ -167,7 +167,7 @@ def _checks_or_undetermined(
         return make_checks()
     except Undetermined as error:
         undetermined.append(error)
-        return [Check(check_id, title, "not run", _because(error.what, error.why), error.hint)]
+        return [Check(check_id, title, "skipped", _because(error.what, error.why), error.hint)]
 
 
 def check_configuration(
@@ -192,10 +192,10 @@ def check_configuration(
     if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *left.left]:
         return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
-        return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
+        return Check("configuration", title, "skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")
     if left.unread:
         what = f"nothing left to do, but gpunode cannot tell whether an earlier run left work undone: {left.unread}"
-        return Check("configuration", title, "not run", what, "run it as root")
+        return Check("configuration", title, "skipped", what, "run it as root")
     found = f"{', '.join(scope)}: nothing left to do" if (scope := selected_step_ids(recipe, plans)) else _NOTHING_LEFT
     return Check("configuration", title, "passed", found)
 
@@ -208,12 +208,12 @@ def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
         case Planned(changes=(), later=False) as found:
             yield Check("mig", _MIG_TITLE, "passed", found.reason)
         case Planned(changes=()) as found:
-            yield Check("mig", _MIG_TITLE, "not run", found.reason)
+            yield Check("mig", _MIG_TITLE, "skipped", found.reason)
         case Planned() as found:
             todo = ", ".join(change.subject for change in found.changes)
             yield Check("mig", _MIG_TITLE, "failed", f"still to do: {todo}", _PLAN_SHOWS)
         case Blocked() as wait:
-            yield Check("mig", _MIG_TITLE, "not run", wait.reason, "reboot")
+            yield Check("mig", _MIG_TITLE, "skipped", wait.reason, "reboot")
         case refusal:
             yield Check("mig", _MIG_TITLE, "failed", _because(refusal.what, refusal.why), refusal.hint)
 
@@ -247,7 +247,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
         yield Check(
             "runtime",
             title,
-            "not run",
+            "skipped",
             f"{row.id} is not installed",
             str(sudo_gpunode("setup", "--runtime", row.id)),
         )
@@ -261,7 +261,7 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
     binary = found.handlers.get("nvidia")
     if binary is None:
         return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
-    if recipe.runtime.default and found.default != "nvidia":
+    if recipe.runtime.set_as_default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
     return Check(
@@ -319,13 +319,13 @@ def _check_container(
 ) -> Check:
     title = _CONTAINER_TITLE
     if recipe.runtime.name == "none":
-        return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
+        return Check("container", title, "skipped", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
-        return Check("container", title, "not run", "NVML does not answer on the host", "fix the driver first")
+        return Check("container", title, "skipped", "NVML does not answer on the host", "fix the driver first")
     row = place_row(runtime(recipe.runtime.name), facts)
     if row.product:
         hint = "start a pod with runtimeClassName: nvidia"
-        return Check("container", title, "not run", f"its {row.id} is part of {row.product}, which manages it", hint)
+        return Check("container", title, "skipped", f"its {row.id} is part of {row.product}, which manages it", hint)
     try:
         return run(inventory, row)
     except Undetermined:

@@ -87,7 +87,7 @@ class Diagnosed:
         found = [
             f"{one['cause']} < {one['explained_by'] or 'root'}: {one['summary']}" for one in self.envelope["findings"]
         ]
-        return "\n".join((f"exit {self.exit_code}", *found, *(one["what"] for one in self.envelope["unknown"])))
+        return "\n".join((f"exit {self.exit_code}", *found, *(one["question"] for one in self.envelope["unknown"])))
 
 
 @dataclass(slots=True)

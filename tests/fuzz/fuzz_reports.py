@@ -105,7 +105,7 @@ def evidence(data: bytes) -> None:
 
 def archive(data: bytes) -> None:
     """A capture whose index, archive or compression is damaged is refused, or is a capture."""
-    index = {"schema": 1, "captures": {"dmesg": {"source": "dmesg", "outcome": "ok", "file": "data/x"}}}
+    index = {"schema": 2, "probes": {"dmesg": {"source": "dmesg", "outcome": "ok", "file": "data/x"}}}
     chance = random.Random(zlib.crc32(data))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.tar.gz"
@@ -150,8 +150,8 @@ def main() -> None:
         (folder / f"piece-{number:04}").write_bytes(typed.encode())
     if what == "archive":
         rows = {
-            "schema": 1,
-            "captures": {"x": {"source": "dmesg", "outcome": "ok", "file": "data/x", "exit_status": 0}},
+            "schema": 2,
+            "probes": {"x": {"source": "dmesg", "outcome": "ok", "file": "data/x", "exit_status": 0}},
         }
         (folder / "index").write_text(json.dumps(rows))
     atheris.Setup([sys.argv[0], *sys.argv[2:]], targets[what], custom_mutator=by_line)

@@ -239,8 +239,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
         toolkit=Toolkit(draw(st.sampled_from(("auto", "1.20.1")))),
         runtime=RuntimeSettings(
             name=draw(st.sampled_from(("containerd", "docker", "crio", "podman", "none"))),
-            default=draw(st.booleans()),
-            cgroup=draw(st.sampled_from(("auto", "systemd"))),
+            set_as_default=draw(st.booleans()),
+            cgroup_driver=draw(st.sampled_from(("auto", "systemd"))),
             cdi=draw(st.booleans()),
         ),
         gpudirect=draw(st.sampled_from(GPUDIRECT)),

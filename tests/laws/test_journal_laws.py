@@ -16,8 +16,8 @@ from gpunode.journal.record import (
     Entry,
     Failed,
     Intent,
-    Owe,
-    Settle,
+    TriggerCompleted,
+    TriggerPending,
     decode,
     decode_without_contents,
     encode,
@@ -37,8 +37,8 @@ entries: st.SearchStrategy[Entry] = st.one_of(
     intents,
     st.builds(Done, seqs, times),
     st.builds(Failed, seqs, words, times),
-    st.builds(Owe, triggers, seqs, times),
-    st.builds(Settle, triggers, words, times),
+    st.builds(TriggerPending, triggers, seqs, times),
+    st.builds(TriggerCompleted, triggers, words, times),
     st.builds(Commit, st.sampled_from(["done", "failed", "interrupted", "waiting"]), words, times),
 )
 journals = st.lists(entries, max_size=8)
@@ -112,10 +112,10 @@ def test_undo_touches_only_runtime_files_and_mig_unless_more_is_asked(journal: l
 
 @given(journals, triggers)
 def test_what_is_settled_is_owed_no_more_and_can_be_owed_again(journal: list[Entry], trigger: Trigger) -> None:
-    settled = [*journal, Settle(trigger)]
+    settled = [*journal, TriggerCompleted(trigger)]
     assert trigger not in pending_triggers(settled)
     assert set(pending_triggers(settled)) <= set(pending_triggers(journal))
-    assert trigger in pending_triggers([*settled, Owe(trigger, 1)])
+    assert trigger in pending_triggers([*settled, TriggerPending(trigger, 1)])
 
 
 @given(st.lists(settled_files))
@@ -132,7 +132,9 @@ def test_an_intent_owes_what_its_change_owes_whether_or_not_a_crash_came_next(fi
 def test_a_later_run_settles_what_an_earlier_one_owed(runs: list[list[Entry]]) -> None:
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
     before = [entry for run in runs for entry in (begin, *run)]
-    assert pending_triggers([*before, begin, *(Settle(trigger) for trigger in pending_triggers(before))]) == ()
+    assert (
+        pending_triggers([*before, begin, *(TriggerCompleted(trigger) for trigger in pending_triggers(before))]) == ()
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | file_states), max_size=6), st.data())

@@ -15,7 +15,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, Found, Holds, Probe, encode_found
+from gpunode.facts.evidence import Capture, ContentKind, Found, Probe, encode_found
 from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load_capture, save_capture
@@ -27,11 +27,11 @@ from tests.scenarios.reports import reports
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DIGITS = "0123456789"
-HOLDS: dict[str, Holds] = {probe.key: probe.holds for probe in (*PROBES, *DOCTOR_PROBES)}
+HOLDS: dict[str, ContentKind] = {probe.key: probe.content_kind for probe in (*PROBES, *DOCTOR_PROBES)}
 PROBED = [
     probe
     for probe in (*PROBES, *DOCTOR_PROBES)
-    if probe.holds != "table" and (not probe.glob or probe.contents) and (not probe.glob or "*" in probe.glob)
+    if probe.content_kind != "table" and (not probe.glob or probe.contents) and (not probe.glob or "*" in probe.glob)
 ]
 
 
@@ -55,7 +55,7 @@ def captured(probe: Probe, data: str, *, is_said: bool) -> Capture:
         is_said = True  # what a folder says when it cannot be read has no text of anybody's
         data = encode_found(iter([Found(probe.glob.replace("*", "x"), data=data.encode())])).decode()
     said, complained = (data.encode(), "") if is_said else (b"", data)
-    return Capture(probe.source, "ok" if is_said else "failed", said, complained, holds=probe.holds)
+    return Capture(probe.source, "ok" if is_said else "failed", said, complained, content_kind=probe.content_kind)
 
 
 def leaks(secret: str, kept: str) -> bool:
@@ -177,16 +177,16 @@ texts = st.lists(pieces | fragments, max_size=25).map("".join)
     "log",
 )
 @settings(max_examples=examples(250), deadline=None)
-def test_redacting_any_text_twice_is_redacting_it_once(value: str, holds: Holds) -> None:
-    once = redact_content(value.encode(), holds)
-    assert redact_content(once, holds) == once
+def test_redacting_any_text_twice_is_redacting_it_once(value: str, content_kind: ContentKind) -> None:
+    once = redact_content(value.encode(), content_kind)
+    assert redact_content(once, content_kind) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(["log", "config"]))
 @settings(max_examples=examples(100), deadline=None)
-def test_redacting_a_secret_twice_is_redacting_it_once(place: str, secret: str, holds: Holds) -> None:
-    once = redact_content(PLACES[place].format(secret).encode(), holds)
-    assert redact_content(once, holds) == once
+def test_redacting_a_secret_twice_is_redacting_it_once(place: str, secret: str, content_kind: ContentKind) -> None:
+    once = redact_content(PLACES[place].format(secret).encode(), content_kind)
+    assert redact_content(once, content_kind) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets)
@@ -194,7 +194,7 @@ def test_redacting_a_secret_twice_is_redacting_it_once(place: str, secret: str, 
 def test_the_command_that_somebody_typed_is_its_source_too(place: str, secret: str) -> None:
     assume("\n" not in PLACES[place])
     command = PLACES[place].format(secret)
-    (key,) = after = redact({command: Capture(command, "ok", b"x\n", holds="log")})
+    (key,) = after = redact({command: Capture(command, "ok", b"x\n", content_kind="log")})
     assert not leaks(secret, key + after[key].source)
 
 
@@ -206,6 +206,6 @@ def test_no_finding_is_another_without_the_secrets() -> None:
     """Of the reports in which anything is taken out, with each file read as the class that its probe has."""
     for report in reports():
         pieces = pasted.collect_pieces([(one["source"], one["text"]) for one in report.evidence])
-        seen = {key: replace(one, holds=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}
+        seen = {key: replace(one, content_kind=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}
         if (redacted := redact(seen)) != seen:
             assert told(diagnose(take_snapshot(redacted))) == told(diagnose(take_snapshot(seen))), report.name

@@ -28,8 +28,8 @@ def test_a_former_list_comes_back_or_is_named_with_its_backup(node: Undone) -> N
         assert is_back == (change.path not in {one.subject for one in node.kept})
     for one in node.kept:
         if one.subject in PATHS:
-            assert "/var/lib/gpunode/objects/" in one.how
-            assert "sudo install -m 0644 /var/lib/gpunode/objects/" in one.how
+            assert "/var/lib/gpunode/objects/" in one.reason
+            assert "sudo install -m 0644 /var/lib/gpunode/objects/" in one.reason
 
 
 @quick

@@ -55,8 +55,8 @@ def against_the_node(examined: Examination) -> Iterable[object]:
         if one.severity != "info" and (one.layer in evidence_origin.NODE_LAYERS or one.confidence == "certain"):
             yield one.cause, one.layer, one.confidence
         elif one.severity != "info":
-            assert one.heard_from, one
-            assert one.summary.startswith(f"By {one.heard_from}: ")
+            assert one.container_log, one
+            assert one.summary.startswith(f"By {one.container_log}: ")
 
 
 @pytest.mark.parametrize("at", sample(BATCHES, "hearsay", str, 4))

@@ -190,7 +190,7 @@ def _forget_the_end(store: Store) -> None:
     """A machine without power writes no last line, which a handler of this process did."""
     path = store.folder / "runs" / store.ids()[-1] / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    assert b'"is":"commit"' in lines[-1]
+    assert b'"type":"commit"' in lines[-1]
     path.write_bytes(b"".join(lines[:-1]))
 
 

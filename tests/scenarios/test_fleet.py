@@ -23,4 +23,4 @@ def test_what_was_injected_is_found_and_nothing_else(tmp_path: Path) -> None:
     assert {row.report for row in found if row.status == "unreadable"} == injected.unread
     odd = {row.report: row.differences for row in found if row.differences and row.status == "healthy"}
     assert {name: one.name for name, (one,) in odd.items()} == injected.odd
-    assert all(one.usual != one.here and one.among > 30 for (one,) in odd.values())
+    assert all(one.usual != one.actual and one.usual_on > 30 for (one,) in odd.values())

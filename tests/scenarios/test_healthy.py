@@ -40,7 +40,7 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     assert {one.severity for one in live.diagnosis.findings} <= {"info"}
     assert (live.verdict, live.works, live.diagnosis.open_questions, live.denied) == ("healthy", True, (), ())
     assert not live.diagnosis.suspects
-    assert not [layer for layer in live.stack if layer.state in {"broken", "warned", "affected"}]
+    assert not [layer for layer in live.stack if layer.state in {"broken", "warning", "affected"}]
     save_capture(seen, tmp_path / "capture.tar.gz")
     assert told(diagnose_evidence(load_capture(tmp_path / "capture.tar.gz"))) == told(live)
     assert told(diagnose_evidence(anonymize_evidence(seen))) == told(live)
@@ -62,4 +62,4 @@ def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have
     assert examined.diagnosis.findings == ()
     assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.open_questions] == [True]
     assert (examined.verdict, examined.works) == ("unknown", False)
-    assert next(layer.seen for layer in examined.stack if layer.id == "pci") == "no NVIDIA GPU"
+    assert next(layer.summary for layer in examined.stack if layer.id == "pci") == "no NVIDIA GPU"

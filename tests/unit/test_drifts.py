@@ -37,7 +37,7 @@ RECIPE = Recipe(
     "drift",
     driver=Driver(version="580"),
     toolkit=Toolkit("1.19.1"),
-    runtime=RuntimeSettings("containerd", default=True),
+    runtime=RuntimeSettings("containerd", set_as_default=True),
 )
 # What packages of the node depend on: direct dependencies, and one of theirs.
 RELATIONS = {

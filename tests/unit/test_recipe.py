@@ -13,7 +13,7 @@ from gpunode import builtin
 from gpunode.errors import RecipeError
 from gpunode.recipe import CudaToolkit, Driver, Expect, GpuDirect, Recipe, Repositories, RuntimeSettings, Toolkit
 from gpunode.recipe import toml as recipe_toml
-from gpunode.recipe.keys import known_keys
+from gpunode.recipe.keys import RENAMED, known_keys
 from gpunode.recipe.toml import parse, render
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -45,21 +45,21 @@ def test_every_key_is_read() -> None:
         schema = 1
         description = "rack 7"
         skip = ["kernel-headers"]
-        driver = { version = "580.178.04", flavour = "open", scope = "media", persistence = false }
+        driver = { version = "580.178.04", kernel_module_type = "open", scope = "media", persistence = false }
         toolkit.version = "1.18.1-1"
         [repositories]
         cuda = "https://mirror.example/cuda"
         toolkit = "file:/srv/toolkit"
-        cuda_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-        toolkit_key = "0123456789ABCDEF0123456789ABCDEF01234567"
+        cuda_key_fingerprint = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        toolkit_key_fingerprint = "0123456789ABCDEF0123456789ABCDEF01234567"
         [cuda]
         version = "12.9"
         parts = ["nvcc", "cublas"]
         [runtime]
         name = "docker"
         install = "never"
-        default = true
-        cgroup = "systemd"
+        set_as_default = true
+        cgroup_driver = "systemd"
         cdi = true
         [gpudirect]
         rdma = "peermem"
@@ -69,7 +69,7 @@ def test_every_key_is_read() -> None:
         gpus = 8
         model = "H100"
         driver = "580"
-        memory_mib = 81559
+        min_memory_mib = 81559
         ecc = true
     """
     assert parse(text, "x.toml", no_load) == Recipe(
@@ -80,7 +80,7 @@ def test_every_key_is_read() -> None:
         Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
         Toolkit("1.18.1-1"),
         CudaToolkit("12.9", ("nvcc", "cublas")),
-        RuntimeSettings("docker", "never", default=True, cgroup="systemd", cdi=True),
+        RuntimeSettings("docker", "never", set_as_default=True, cgroup_driver="systemd", cdi=True),
         GpuDirect("peermem", gds=True, gdrcopy=True),
         Expect(8, "H100", "580", 81559, ecc=True),
     )
@@ -140,10 +140,10 @@ FAULTS = [
     ('[driver]\nversion = "580\\n"', 2, "driver.version", "which it cannot be"),
     ('[driver]\nversion = "latest"', 2, "driver.version", "which it cannot be"),
     ('[driver]\nversion = "prodution"', 2, "driver.version", 'did you mean "production"?'),
-    ('driver = { flavour = "opne" }', 1, "driver.flavour", 'did you mean "open"?'),
+    ('driver = { kernel_module_type = "opne" }', 1, "driver.kernel_module_type", 'did you mean "open"?'),
     ('# runtime.name\n[ runtime ]\n# name\nname = "dokcer"', 4, "runtime.name", 'did you mean "docker"?'),
-    ('[runtime]\ndefault = "yes"', 2, "runtime.default", "which is text"),
-    ("[runtime]\ndefault = 1", 2, "runtime.default", "which is a number"),
+    ('[runtime]\nset_as_default = "yes"', 2, "runtime.set_as_default", "which is text"),
+    ("[runtime]\nset_as_default = 1", 2, "runtime.set_as_default", "which is a number"),
     ("[expect]\ngpus = true", 2, "expect.gpus", "which is a truth value"),
     ("[expect]\ngpus = 0", 2, "expect.gpus", "too small"),
     ("[expect]\ngpus = -8", 2, "expect.gpus", "too small"),
@@ -161,7 +161,25 @@ FAULTS = [
             f"file:/srv/{mark}",
         )
     ),
-    ('[repositories]\ncuda_key = "abc"', 2, "repositories.cuda_key", "which it cannot be"),
+    ('[repositories]\ncuda_key_fingerprint = "abc"', 2, "repositories.cuda_key_fingerprint", "which it cannot be"),
+    ('[driver]\nflavour = "open"', 2, "driver.flavour", "did you mean driver.kernel_module_type?"),
+    ('[repositories]\ncuda_key = "AA"', 2, "repositories.cuda_key", "did you mean repositories.cuda_key_fingerprint?"),
+    (
+        'repositories.toolkit_key = ""',
+        1,
+        "repositories.toolkit_key",
+        "did you mean repositories.toolkit_key_fingerprint?",
+    ),
+    ("[runtime]\ndefault = true", 2, "runtime.default", "did you mean runtime.set_as_default?"),
+    ('[runtime]\ncgroup = "systemd"', 2, "runtime.cgroup", "did you mean runtime.cgroup_driver?"),
+    ("[expect]\nmemory_mib = 1", 2, "expect.memory_mib", "did you mean expect.min_memory_mib?"),
+    ('kubernetes.register = "k3s"', 1, "kubernetes.register", "did you mean kubernetes.node_registration?"),
+    (
+        '[kubernetes.configs.a100]\ngpus = "A100"',
+        2,
+        "kubernetes.configs.a100.gpus",
+        "did you mean kubernetes.configs.a100.model?",
+    ),
     ("schema = 2", 1, "schema", "a format unknown to this gpunode"),
     ("schema = true", 1, "schema", "a format unknown to this gpunode"),
     ('version = "580"', 1, "version", "did you mean driver.version?"),
@@ -178,6 +196,13 @@ FAULTS = [
     ('name = "x"', 1, "name", "there is no key"),
     ("[driver.version]\nx = 1", 1, "driver.version", "which is a table"),
 ]
+
+
+def test_every_renamed_key_leads_to_a_key() -> None:
+    known = {(key.section, key.name) for key in known_keys()}
+    for (section, former), name in RENAMED.items():
+        assert (section, name) in known
+        assert (section, former) not in known
 
 
 @pytest.mark.parametrize(("text", "line", "key", "says"), FAULTS)

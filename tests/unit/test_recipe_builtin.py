@@ -30,11 +30,11 @@ def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
         ("bare-metal", Toolkit("none"), RuntimeSettings("none")),
         ("docker", Toolkit("auto"), RuntimeSettings("docker")),
         ("containerd", Toolkit("auto"), RuntimeSettings("containerd")),
-        ("k8s-containerd", Toolkit("auto"), RuntimeSettings("containerd", cgroup="systemd")),
+        ("k8s-containerd", Toolkit("auto"), RuntimeSettings("containerd", cgroup_driver="systemd")),
         ("crio", Toolkit("auto"), RuntimeSettings("crio", install="never")),
         ("podman", Toolkit("auto"), RuntimeSettings("podman")),
         ("k3s", Toolkit("auto"), RuntimeSettings("containerd", install="never")),
-        ("kind", Toolkit("auto", volume_mounts=True), RuntimeSettings("docker", default=True)),
+        ("kind", Toolkit("auto", volume_mounts=True), RuntimeSettings("docker", set_as_default=True)),
     ],
 )
 def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: RuntimeSettings) -> None:
@@ -54,7 +54,7 @@ def test_a_shipped_recipe_tells_editors_its_schema_and_a_reader_what_it_does(nam
 def test_nothing_is_taken_by_default_that_a_recipe_did_not_ask_for() -> None:
     for name in SHIPPED:
         # kind can only use docker's default runtime.
-        assert builtin.read(name).runtime.default is (True if name == "kind" else None)
+        assert builtin.read(name).runtime.set_as_default is (True if name == "kind" else None)
         assert builtin.read(name).expect == Recipe("x").expect
 
 
@@ -62,7 +62,7 @@ def test_a_recipe_of_one_s_own_extends_a_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "k8s-containerd"\n[driver]\nversion = "580"\n')
     got = builtin.read(str(path))
-    assert (got.name, got.driver.version, got.runtime.cgroup) == ("mine", "580", "systemd")
+    assert (got.name, got.driver.version, got.runtime.cgroup_driver) == ("mine", "580", "systemd")
 
 
 def test_an_unknown_name_is_guessed_and_the_known_are_listed() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe
     from gpunode.workflow.verify import VerifyReport
 
-_STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
+_STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "skipped": "dim"}
 _WIDEST = 38
 
 
@@ -26,7 +26,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
     for check in checks:
         style = _STYLES[check.status]
         title = pad_right(check.title, width)
-        detail = f"not run: {check.detail}" if check.status == "not run" else check.detail
+        detail = f"not run: {check.detail}" if check.status == "skipped" else check.detail
         yield line(MARKS[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
                    hang=width + 4)  # fmt: skip
         if check.status == "failed" and check.hint.strip():
@@ -63,13 +63,13 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
         is_proven: accept checks that were not run.
     """
     number, bad = len(report.checks), len(report.failed)
-    idle = sum(check.status == "not run" for check in report.checks)
+    idle = sum(check.status == "skipped" for check in report.checks)
     left_out = f", {idle} not run" if idle else ""
     if bad:
         return line(MARKS["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
     if idle and not is_proven:
         return line(
-            MARKS["not run"],
+            MARKS["skipped"],
             f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
             hang=2,
         )

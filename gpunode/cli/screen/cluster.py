@@ -28,9 +28,9 @@ _CONCEPTS_HINT: Final = "docs/explanation/from-pod-to-gpu.md explains device plu
 _OWN_POD_PAGE: Final = "docs/how-to/your-own-pod.md"
 _STATE_SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
     "create": ("+", "add"),
-    "change": ("~", "warn"),
+    "edit": ("~", "warn"),
     "delete": ("-", "remove"),
-    "same": ("=", "dim"),
+    "unchanged": ("=", "dim"),
     "foreign": ("=", "dim"),
 }
 
@@ -43,7 +43,7 @@ def plan_lines(plan: ClusterPlan, desired: Rendered, other_cluster: str, *, verb
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
     yield from _own_pod_reasons(desired)
-    if plan.items and all(item.state != "same" for item in plan.items):  # the first time
+    if plan.items and all(item.state != "unchanged" for item in plan.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
     yield BLANK
     yield from _item_lines(plan, verbose=verbose)
@@ -124,7 +124,7 @@ def cluster_lines(identity: Identity, other_cluster: str) -> Iterator[Line]:
 def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     for item in plan.items:
         sign, style = _STATE_SIGNS[item.state]
-        about = item.note or ("as it should be" if item.state == "same" else item.why)
+        about = item.note or ("as it should be" if item.state == "unchanged" else item.why)
         yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
         yield from (_diff_line(text) for text in _shortened_diff(item, verbose=verbose))
     yield BLANK

@@ -90,11 +90,11 @@ _LONGEST = 2000
 _SHORT = 140
 _STYLES: dict[str, Style] = {
     "broken": "bad",
-    "warned": "warn",
+    "warning": "warn",
     "affected": "warn",
     "works": "good",
-    "seen": "",
-    "unseen": "dim",
+    "no-fault": "",
+    "unknown": "dim",
     "absent": "dim",
 }
 _SEVERITIES: dict[str, tuple[str, Style]] = {"error": ("✗ ", "bad"), "warning": ("! ", "warn"), "info": ("i ", "dim")}
@@ -273,7 +273,7 @@ def _suspects_heading(diagnosis: Diagnosis, *, is_seen: bool) -> str:
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     """Yield the layers, the highest first, and the unseen ones in one line."""
     width = max(len(layer.title) for layer in layers)
-    seen = [layer for layer in reversed(layers) if layer.state != "unseen"]
+    seen = [layer for layer in reversed(layers) if layer.state != "unknown"]
     for layer in seen:
         mark, word = STATES[layer.state]
         style = _STYLES[layer.state]
@@ -283,13 +283,13 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
             span(pad_right(layer.title, width), "" if style == "good" else style),
             "  ",
             *([span(f"{word}: {join_names(layer.findings, 3)}", style)] if is_faulty else []),
-            *([Span("  ")] if is_faulty and layer.seen else []),
-            span(layer.seen or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
+            *([Span("  ")] if is_faulty and layer.summary else []),
+            span(layer.summary or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
             hang=width + 4,
         )
-    unseen = [layer.title for layer in reversed(layers) if layer.state == "unseen"]
+    unseen = [layer.title for layer in reversed(layers) if layer.state == "unknown"]
     if unseen:
-        mark, word = STATES["unseen"]
+        mark, word = STATES["unknown"]
         yield line(span(f"{mark} {pad_right(word, width if seen else 0)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 

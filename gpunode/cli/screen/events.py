@@ -68,7 +68,7 @@ def trigger_line(one: TriggerResult, *, rehearsed: bool) -> Line:
     if rehearsed:
         return line(Span("  "), Span("○ ", "dim"), title, done, hang=_WIDTH + 6)
     if one.skipped:
-        return line(Span("  "), MARKS["not run"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
+        return line(Span("  "), MARKS["skipped"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
     if one.had_failed:
         return line(Span("  "), MARKS["done"], title, "started (it had failed before)", hang=_WIDTH + 6)
     if one.trigger.kind == "restart":

@@ -51,7 +51,7 @@ def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
         return (span("not read: ", style), row.error)
     if row.cause:
         likely = "" if row.confidence == "certain" else " (likely)"
-        more = f"; also {join_names(row.others)}" if row.others else ""
+        more = f"; also {join_names(row.other_causes)}" if row.other_causes else ""
         return (span(row.cause, style), span(f"  {row.title}{likely}{more}", "dim"))
     if row.unknown:
         return (row.unknown[0],)
@@ -65,16 +65,16 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False) -> Iterator[Line]:
     yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(said))
     kinds = (
         *(_cause_lines(one) for one in seen.causes),
-        *(_outlier_lines(one) for one in seen.odd),
+        *(_outlier_lines(one) for one in seen.differences),
         *(_skipped_lines("undetermined", one) for one in seen.unknown),
-        *(_skipped_lines("unread", one) for one in seen.unread),
+        *(_skipped_lines("unread", one) for one in seen.unreadable),
     )
     yield from _block_lines(kinds, verbose=verbose)
-    if seen.drift or seen.undrifted:
+    if seen.drift or seen.not_compared:
         yield BLANK
         yield line(span("not as the recipe has it", "bold"))
         drift = [_counted_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
-        left = [_skipped_lines("not compared with the recipe", each) for each in seen.undrifted]
+        left = [_skipped_lines("not compared with the recipe", each) for each in seen.not_compared]
         yield from _block_lines((*drift, *left), verbose=verbose, blank=False)
     yield from _next_lines(seen)
 
@@ -96,8 +96,8 @@ def _cause_lines(one: CauseTally) -> _CountedLines:
 
 
 def _outlier_lines(one: OutlierGroup) -> _CountedLines:
-    more = f", and {count(one.more, 'other difference')}" if one.more else ""
-    return _counted_lines(one.reports, "differs from its group", describe_outlier(one.odd) + more, style="warn")
+    more = f", and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
+    return _counted_lines(one.reports, "differs from its group", describe_outlier(one.difference) + more, style="warn")
 
 
 def _skipped_lines(what: str, one: SkippedNodes) -> _CountedLines:

@@ -14,7 +14,7 @@ from gpunode.journal.history import run_label
 from gpunode.redaction.evidence import redact_recursively
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
-_MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
+_MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL = 9
 
 
@@ -49,13 +49,15 @@ def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
 
 def _verb_text(run: RunRecord) -> str:
     begin = run.begin
-    return " ".join(filter(None, (begin.verb, begin.recipe, begin.of and f"of {run_label(begin.of, begin.verb)}")))
+    return " ".join(
+        filter(None, (begin.verb, begin.recipe, begin.undoes and f"of {run_label(begin.undoes, begin.verb)}"))
+    )
 
 
 def _run_mark(run: RunRecord) -> Span:
     if run.ending == "done":
-        return MARKS["not run" if run.undone_by else "done"]
-    return MARKS["waits" if run.ending in {"waiting", "going on"} else "failed"]
+        return MARKS["skipped" if run.undone_by else "done"]
+    return MARKS["waits" if run.ending in {"waiting", "running"} else "failed"]
 
 
 def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
@@ -78,14 +80,14 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
 def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb_text(run)}")
     yield from indent_lines(tuple(_run_header(run, logins, zone)), 2)
-    if run.deeds:
+    if run.change_records:
         yield BLANK
         yield line(span("changes", "bold"))
-        yield from indent_lines(tuple(_change_rows(run.deeds)), 2)
-    if run.debts:
+        yield from indent_lines(tuple(_change_rows(run.change_records)), 2)
+    if run.trigger_records:
         yield BLANK
         yield line(span("what they owed", "bold"))
-        yield from indent_lines(tuple(_trigger_row(debt, zone) for debt in run.debts), 2)
+        yield from indent_lines(tuple(_trigger_row(record, zone) for record in run.trigger_records), 2)
 
 
 def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
@@ -117,9 +119,9 @@ def _user_text(run: RunRecord, logins: Mapping[int, str]) -> str:
 
 def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
     if run.commit is None:
-        return "not yet: it is running" if run.going_on else "never: it was interrupted"
+        return "not yet: it is running" if run.is_running else "never: it was interrupted"
     took = format_seconds(max(0.0, run.commit.at - run.begin.at))
-    why = f": {run.commit.why}" if run.commit.why else ""
+    why = f": {run.commit.reason}" if run.commit.reason else ""
     return f"{format_local_time(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
 
 
@@ -127,40 +129,42 @@ def _fact_line(label: str, text: str) -> Line:
     return line(span(f"{pad_right(label, _LABEL)}  ", "dim"), text, hang=_LABEL + 2)
 
 
-def _change_rows(deeds: Sequence[ChangeRecord]) -> Iterator[Line]:
-    width = max(len(str(deed.intent.seq)) for deed in deeds)
+def _change_rows(records: Sequence[ChangeRecord]) -> Iterator[Line]:
+    width = max(len(str(record.intent.seq)) for record in records)
     hang = width + 4
     reason = origin = ""
-    for deed in deeds:
-        change = deed.intent.change
-        step = f"  {deed.intent.stage}, {deed.intent.step}"
+    for record in records:
+        change = record.intent.change
+        step = f"  {record.intent.stage}, {record.intent.step}"
         title = (
-            Span(pad_right(str(deed.intent.seq), width) + "  "),
+            Span(pad_right(str(record.intent.seq), width) + "  "),
             span(change.subject, "bold"),
-            f"  {_change_text(deed)}",
+            f"  {_change_text(record)}",
         )
-        yield line(MARKS[_MARKS[deed.outcome]], *title, span(step, "dim"), hang=hang)
-        notes = list(deed.intent.change.recorded_details)
+        yield line(MARKS[_MARKS[record.outcome]], *title, span(step, "dim"), hang=hang)
+        notes = list(record.intent.change.recorded_details)
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
-        if deed.intent.reason and deed.intent.reason != reason:
-            notes.insert(0, f"why: {deed.intent.reason}")
-        if (comes := deed.intent.change.origin) and comes != origin:
+        if record.intent.reason and record.intent.reason != reason:
+            notes.insert(0, f"why: {record.intent.reason}")
+        if (comes := record.intent.change.origin) and comes != origin:
             notes.append(f"from {comes}")
-        reason, origin = deed.intent.reason, comes or origin
+        reason, origin = record.intent.reason, comes or origin
         yield from (line(Span(" " * hang), span(note, "dim"), hang=hang) for note in notes)
 
 
-def _change_text(deed: ChangeRecord) -> str:
-    words = deed.intent.change.outcome
-    if deed.outcome == "failed":
-        return f"{words}: failed, {deed.why}"
-    return words if deed.outcome == "done" else f"{words}: intended; it may or may not have been made"
+def _change_text(record: ChangeRecord) -> str:
+    words = record.intent.change.outcome
+    if record.outcome == "failed":
+        return f"{words}: failed, {record.error}"
+    return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
-def _trigger_row(debt: TriggerRecord, zone: tzinfo | None) -> Line:
-    by = f"  for change {join_names(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
-    if debt.settled_at is None:
-        return line(MARKS["waits"], str(debt.trigger), "  owed at its end", span(by, "dim"), hang=4)
+def _trigger_row(record: TriggerRecord, zone: tzinfo | None) -> Line:
+    by = f"  for change {join_names(map(str, record.required_by), 4)}" if record.required_by else "  of an earlier run"
+    if record.completed_at is None:
+        return line(MARKS["waits"], str(record.trigger), "  owed at its end", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
-    note, mark = (f": {debt.note}", MARKS["not run"]) if debt.note else ("", MARKS["done"])
-    return line(mark, str(debt.trigger), f"  {format_local_time(debt.settled_at, zone)}{note}", span(by, "dim"), hang=4)
+    note, mark = (f": {record.note}", MARKS["skipped"]) if record.note else ("", MARKS["done"])
+    return line(
+        mark, str(record.trigger), f"  {format_local_time(record.completed_at, zone)}{note}", span(by, "dim"), hang=4
+    )

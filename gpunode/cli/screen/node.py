@@ -89,14 +89,16 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield from label_rows("GPU", tuple(_gpu_rows(found)))
     yield from label_rows("driver", tuple(_driver_lines(found)))
     yield from label_rows("kernels", tuple(_kernel_lines(found)))
-    yield from label_rows("held", (line(f"{join_names(found.held)} (not upgraded while held)"),) if found.held else ())
+    yield from label_rows(
+        "held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),) if found.held_packages else ()
+    )
     yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
     yield from label_rows("CUDA", tuple(_cuda_lines(found.cuda)))
     yield from label_rows("toolkit", (_toolkit_line(found),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
-    undone = f"an earlier run left undone: {join_names(found.undone)}; gpunode setup does it"
-    yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
+    undone = f"an earlier run left undone: {join_names(found.pending)}; gpunode setup does it"
+    yield from label_rows("setup", (line(MARKS["waits"], undone, hang=2),) if found.pending else ())
     yield from label_rows("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
 
 
@@ -111,10 +113,10 @@ def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
     told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, NvmlInventory) else {}
-    width = max((len(name) for _, name in found.gpus), default=0)
-    for address, name in found.gpus:
-        gpu = told.pop(address, None)
-        yield line(f"{address}  {pad_right(name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
+    width = max((len(gpu.name) for gpu in found.gpus), default=0)
+    for listed in found.gpus:
+        gpu = told.pop(listed.address, None)
+        yield line(f"{listed.address}  {pad_right(listed.name, width)}", *(_gpu_details(gpu) if gpu else ()), hang=2)
         if gpu and gpu.faults:
             reading, fault = gpu.faults[0]
             yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
@@ -134,9 +136,9 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
 
 def _driver_lines(found: NodeStatus) -> Iterator[Line]:
     installed = f"{found.driver} installed" if found.driver else "none installed"
-    loaded = f"{found.loaded} loaded" if found.loaded else "none loaded"
-    mixed = found.driver and found.loaded and found.driver != found.loaded
-    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded else ""))
+    loaded = f"{found.loaded_driver} loaded" if found.loaded_driver else "none loaded"
+    mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
+    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
     if mixed:
         yield line(MARKS["waits"], f"a reboot loads {found.driver}", hang=2)
     yield from nvml_lines(found.nvml)
@@ -149,7 +151,7 @@ def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
     if isinstance(answer, NvmlInventory):
         yield line(MARKS["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
     elif isinstance(answer, NoAnswer):
-        mark = MARKS["not run"] if answer.kind == "not asked" else MARKS["failed"]
+        mark = MARKS["skipped"] if answer.kind == "not-queried" else MARKS["failed"]
         yield line(mark, f"NVML: {answer.reason}", hang=2)
     else:
         yield line(MARKS["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
@@ -171,7 +173,7 @@ def _kernel_roles(kernel: str, kernels: Kernels) -> str:
 
 def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
     text = f"{kernel} {roles}"
-    if kernel not in found.without_module:
+    if kernel not in found.kernels_without_module:
         built = "; the driver's module is built for it" if found.driver else ""
         return line(text, span(built, "dim"), hang=2)
     is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
@@ -202,7 +204,7 @@ def _toolkit_line(found: NodeStatus) -> Line:
 def _runtime_line(row: RuntimeStatus) -> Line:
     if takes_only_cdi(row.id):
         return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
-    unknown = f"unknown whether it runs: {row.unknown}" if row.unknown else "no unit"
+    unknown = f"unknown whether it runs: {row.unknown_reason}" if row.unknown_reason else "no unit"
     state = {True: "running", False: "not running", None: unknown}[row.active]
     parts: list[str | Span] = [
         span(f"{row.id} {row.version}", "bold"),

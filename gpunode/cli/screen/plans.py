@@ -42,7 +42,7 @@ def plan_lines(
         )
         if left.unread:
             yield line(
-                MARKS["not run"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
+                MARKS["skipped"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
             )
         return
     yield node_line(facts, recipe)
@@ -82,7 +82,7 @@ def _unchanged_lines(quiet: Sequence[StepPlan]) -> Iterator[Line]:
     if good:
         yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
     if later:
-        yield line(MARKS["not run"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2)
+        yield line(MARKS["skipped"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2)
 
 
 def _step_lines(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
@@ -104,7 +104,7 @@ def note_line(text: str) -> Line:
 def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
         case Planned(reason=reason, later=later):
-            return MARKS["change" if step.changes else "not run" if later else "nothing"], reason
+            return MARKS["change" if step.changes else "skipped" if later else "nothing"], reason
         case Blocked(for_=for_, reason=reason):
             return MARKS["waits"], f"waits for {WAITED_FOR[for_]}: {reason}"
         case Refusal(what=what):

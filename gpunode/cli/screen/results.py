@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gpunode.change import FileChange, PackageChange
     from gpunode.errors import GpunodeError
-    from gpunode.facts.evidence import Holds
+    from gpunode.facts.evidence import ContentKind
     from gpunode.journal.history import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
@@ -43,7 +43,7 @@ _RESTORED = "restored byte for byte"
 _SHOWN = 6
 _RUN_MARKS = (
     ("done", "done"),
-    ("not run", "undone since"),
+    ("skipped", "undone since"),
     ("waits", "waits for a reboot"),
     ("failed", "did not finish"),
 )
@@ -192,7 +192,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = found.of
-    yield line(MARKS["not run"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
+    yield line(MARKS["skipped"], f"run {run.number} ({describe_run(run)}) is already undone: {found.why}", hang=2)
     yield from (note_line(text) for text in found.notes)
     if found.standing is None:
         yield line("  ", "no other run is left to roll back", hang=2)
@@ -257,7 +257,7 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
 
 def runs_lines(
     runs: Sequence[RunSummary],
-    prospects: Mapping[str, str],
+    previews: Mapping[str, str],
     folder: str,
     file: str = "",
     zone: tzinfo | None = None,
@@ -266,7 +266,7 @@ def runs_lines(
 
     Args:
         runs: oldest first.
-        prospects: by run id, whether it can be undone now.
+        previews: by run id, whether it can be undone now.
         folder: of records and backups.
         file: list only runs that changed it; empty for all.
         zone: of the times; this machine's when None.
@@ -281,13 +281,13 @@ def runs_lines(
     for run in runs:
         mark, result = _run_result(run)
         when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
-        verb = f"rollback of {run.begin.of}" if run.begin.of else f"{run.verb} {run.begin.recipe}".strip()
+        verb = f"rollback of {run.begin.undoes}" if run.begin.undoes else f"{run.verb} {run.begin.recipe}".strip()
         yield line(
             mark, span(pad_right(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4
         )
         what = join_names(run.subjects, 6) or "nothing"
         yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
-        yield line(Span(" " * (width + 4)), span(prospects.get(run.run, "")), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
     yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
     yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
@@ -297,20 +297,20 @@ def _run_result(run: RunSummary) -> tuple[Span, str]:
     if run.commit is None:
         return MARKS["failed"], ", cut short"
     if run.commit.result == "done":
-        return (MARKS["not run"] if run.undone_by else MARKS["done"]), ""
+        return (MARKS["skipped"] if run.undone_by else MARKS["done"]), ""
     mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
-    why = f": {run.commit.why}" if run.commit.why else ""
+    why = f": {run.commit.reason}" if run.commit.reason else ""
     return mark, f", {run.commit.result}{why}"
 
 
-_HELD: Mapping[Holds, str] = {
+_HELD: Mapping[ContentKind, str] = {
     "table": "system tables (/proc, /sys, package database, lspci): as they are",
     "config": "configuration files: known settings; every other value is masked",
     "log": "logs, command lines and answers of tools: secrets are masked",
 }
 
 
-def capture_lines(file: str, contents: Mapping[Holds, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
+def capture_lines(file: str, contents: Mapping[ContentKind, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
     """Yield the contents of a capture by group, with the number of masked items."""
     yield line(span(f"{file} will contain", "bold"))
     for holds, about in _HELD.items():

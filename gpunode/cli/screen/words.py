@@ -88,5 +88,5 @@ MARKS: dict[str, Span] = {
     "refused": Span("✗ ", "bad"),
     "failed": Span("✗ ", "bad"),
     "passed": Span("✓ ", "good"),
-    "not run": Span("– ", "dim"),
+    "skipped": Span("– ", "dim"),
 }

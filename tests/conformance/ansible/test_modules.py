@@ -51,7 +51,9 @@ def test_setup_gets_the_options_and_its_changes_are_returned(ansible: Ansible, p
 
 
 def test_check_mode_plans_the_same_and_changes_nothing(ansible: Ansible, program: StandIn) -> None:
-    program.answers(plan=[answer("plan", changed=True, changes=(EDIT,), result={"waits": ["the kernel runs another"]})])
+    program.answers(
+        plan=[answer("plan", changed=True, changes=(EDIT,), result={"blocked": ["the kernel runs another"]})]
+    )
     arguments = {
         "executable": str(program.path),
         "recipe": "containerd",
@@ -208,7 +210,7 @@ def test_removal_from_a_cluster_is_skipped_in_check_mode(ansible: Ansible, progr
 
 
 def test_an_envelope_of_another_format_is_refused(ansible: Ansible, program: StandIn) -> None:
-    newer = {**json.loads(Envelope("setup").with_failure(ChangeFailed("x")).as_json()), "gpunode": 2}
+    newer = {**json.loads(Envelope("setup").with_failure(ChangeFailed("x")).as_json()), "schema": 2}
     program.answers(setup=[json.dumps(newer)])
     returned = ansible.module("gpunode", {"executable": str(program.path)})
     assert returned["failed"]

@@ -190,7 +190,7 @@ def test_check_mode_previews_with_the_program_that_would_be_copied_and_leaves_no
     real = site.folder / "real"
     real.write_text(f'#!/bin/sh\nexec {node.path} "$@"\n')
     real.chmod(0o755)
-    node.answers(plan=[answer("plan", changed=True, result={"waits": []})])
+    node.answers(plan=[answer("plan", changed=True, result={"blocked": []})])
     done = site.play("gpunode.node.site", "--check", "--limit", "n1", gpunode_file=str(real), gpunode_path=str(copied))
     assert done.returncode == 0, done.stdout + done.stderr
     assert node.verbs == ["plan"]

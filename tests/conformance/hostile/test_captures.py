@@ -19,7 +19,7 @@ from gpunode.host.capture import load_capture
 from tests.conformance.hostile.image import TOP, gpunode
 
 SAMPLE = TOP / "gpunode/samples/debian12-gtx1080"
-INDEX = b'{"schema":1,"captures":{"os-release":{"source":"/etc/os-release","outcome":"ok","file":"data/x"}}}'
+INDEX = b'{"schema": 2, "probes":{"os-release":{"source":"/etc/os-release","outcome":"ok","file":"data/x"}}}'
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], int]] = {
     "an index that goes deep": (index('{"a":' * 100_000), 3),
     "an endless number": (index(f'{{"schema":{"9" * 1_000_000}}}'), 3),
     "one file named a thousand times": (
-        index(json.dumps({"schema": 1, "captures": {str(n): {"source": "x", "file": "data/x"} for n in range(5000)}})),
+        index(json.dumps({"schema": 2, "probes": {str(n): {"source": "x", "file": "data/x"} for n in range(5000)}})),
         3,
     ),
     "a pipe for an index": (pipe_for_index, 3),

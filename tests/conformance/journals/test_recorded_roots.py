@@ -9,20 +9,21 @@ import pytest
 
 from tests.conformance.hostile.image import CONFIG_TOML, DAEMON_JSON, Image, gpunode, needs_root
 
-SAMPLE = Path(__file__).with_name("format-3.tar.gz")
+SAMPLES = ("format-3", "format-4")
 FILES = (CONFIG_TOML, DAEMON_JSON)
 
 pytestmark = needs_root
 
 
-@pytest.fixture
-def image(tmp_path: Path) -> Image:
-    """Return a root of 2026-11-28, as the last commit before undo went by footprints left it.
+@pytest.fixture(params=SAMPLES)
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> Image:
+    """Return a root of 2026-11-28: format 3 from the last commit before undo went by footprints, 4 from its first.
 
     1 set docker up; 2 configured containerd; 3 configured a second runtime of docker's, and 4 took it out again; 5
     rolled 2 back, and 6 that; 7 removed all, and 8 rolled that back.
     """
-    subprocess.run(["tar", "--no-same-owner", "-pxzf", SAMPLE, "-C", tmp_path], check=True)
+    sample = Path(__file__).with_name(f"{request.param}.tar.gz")
+    subprocess.run(["tar", "--no-same-owner", "-pxzf", sample, "-C", tmp_path], check=True)
     return Image(tmp_path)
 
 

@@ -167,7 +167,7 @@ def test_a_mode_that_waits_for_a_reset_is_a_reboot_after_which_setup_goes_on(tmp
     late = Machine(tmp_path, FAKE_NVML_MIG_LATE="1")
     done = late.setup(store)
     assert [(wait.for_, UUID in wait.reason) for wait in done.waits] == [("reboot", True)]
-    assert late.verified()[0] == "not run"
+    assert late.verified()[0] == "skipped"
     reboot(late.state)
     node = Machine(tmp_path)
     assert node.layout() == EMPTY

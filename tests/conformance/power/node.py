@@ -43,7 +43,7 @@ version = "none"
 version = "none"
 [runtime]
 name = "{runtime}"
-default = {default}
+set_as_default = {default}
 """
 
 

@@ -155,7 +155,7 @@ def _journal_unsynced(events: Sequence[Event]) -> list[Event]:
 
 def _effect_first(events: Sequence[Event]) -> list[Event]:
     """The file is replaced and synced before the intent is in the journal."""
-    said = next(n for n, e in enumerate(events) if isinstance(e, Written) and b'"is":"intent"' in e.data)
+    said = next(n for n, e in enumerate(events) if isinstance(e, Written) and b'"type":"intent"' in e.data)
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     intent, effect = events[said : said + 2], events[said + 2 : replaced + 2]
     assert [type(event) for event in (*intent, *effect)].count(Synced) == 3

@@ -78,7 +78,7 @@ def test_a_rollback_without_a_run_undoes_the_newest_one_and_no_other(image: Path
         assert " ".join(("next: sudo gpunode rollback 1", *options, *place)) in again.out
         assert "✓" not in again.out
     answer = json.loads(gpunode("rollback", "--yes", "--json", *place).out)
-    assert (answer["changed"], answer["result"]["standing"][:6]) == (False, "000001")
+    assert (answer["changed"], answer["result"]["next_run"][:6]) == (False, "000001")
     assert gpunode("rollback", "1", "--yes", *place).exit_code == 0
     assert files(image) == before
     assert "no other run is left" in gpunode("rollback", "--yes", *place).out

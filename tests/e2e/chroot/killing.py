@@ -89,7 +89,7 @@ def steps(node: Node) -> int:
 def package_intents(node: Node) -> int:
     """How many package changes the journals of all runs announce."""
     journals = node.path("/var/lib/gpunode/runs").glob("*/journal.jsonl")
-    return sum(path.read_bytes().count(b'"change":{"is":"package"') for path in journals)
+    return sum(path.read_bytes().count(b'"change":{"type":"package"') for path in journals)
 
 
 @dataclass(frozen=True, slots=True)

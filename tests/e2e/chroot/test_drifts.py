@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 LOCK = "/root/fleet.lock"
 OTHER_MODULE = "nvidia-dkms-470"
 COMPATIBILITY = Package("cuda-compat-13-1", "590.44.01-1", files={"/usr/local/cuda-13.1/compat/libcuda.so.1": ""})
-MORE = '[toolkit]\nversion = "1.19.1"\n[runtime]\ndefault = true\n'
+MORE = '[toolkit]\nversion = "1.19.1"\n[runtime]\nset_as_default = true\n'
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_every_file_is_recorded_with_its_hash_and_the_run_with_its_recipe(node: 
     assert files[CUDA_KEYRING]["before"] is None
     assert (run["result"], run["user"], run["uid"], run["argv"][:2]) == ("done", "root", 0, ["setup", RECIPE])
     assert len(run["recipe_sha256"]) == 64
-    assert all(row["settled"] for row in run["triggers"])
+    assert all(row["completed_at"] for row in run["triggers"])
 
 
 def test_it_is_asked_once_and_on_a_converged_node_not_at_all(node: Chroot) -> None:

@@ -142,8 +142,8 @@ def test_what_a_failed_run_left_undone_is_pending(node: Chroot) -> None:
 
     pending = ask(node, "plan", "--check", RECIPE)
     assert pending.exit_code == 4
-    assert "initramfs" in {one["kind"] for one in pending.result["owed"]}
-    assert "initramfs" in ask(node, "status").result["status"]["undone"]
+    assert "initramfs" in {one["kind"] for one in pending.result["pending_triggers"]}
+    assert "initramfs" in ask(node, "status").result["status"]["pending"]
     (check,) = (one for one in ask(node, "verify", RECIPE).result["checks"] if one["id"] == "configuration")
     assert check["status"] == "failed"
     assert "initramfs" in check["detail"]

@@ -77,9 +77,9 @@ def test_the_runs_are_listed_with_what_undid_them(node: Chroot) -> None:
 
     runs = ask(node, "rollback", "--list").result["runs"]
 
-    assert [run["begin"]["verb"] for run in runs] == ["setup", "rollback"]
+    assert [run["verb"] for run in runs] == ["setup", "rollback"]
     assert CONFIG in runs[0]["subjects"]
-    assert runs[0]["undone_by"] == runs[1]["begin"]["run"]
+    assert runs[0]["undone_by"] == runs[1]["run"]
     text = node.gpunode("rollback", "--list").stdout
     assert CONFIG in text
 

@@ -120,7 +120,7 @@ def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroo
         assert ask(node, "rollback", "--yes").exit_code == 0
         again = ask(node, "rollback", "--packages", "--yes")
         assert (again.exit_code, again.envelope["changed"]) == (0, False)
-        assert again.result["standing"].startswith("000001-")
+        assert again.result["next_run"].startswith("000001-")
         back = ask(node, "rollback", "1", "--packages", "--yes")
         assert back.exit_code == 10, back.error
         assert before.differences(snapshot(node)) == ""

@@ -43,7 +43,7 @@ class Cluster:
 
     def import_images(self) -> None:
         """containerd has the images that the recipe's objects name."""
-        self.node.run("gpunode", "k8s", "render", RECIPE, "--out", RENDERED)
+        self.node.run("gpunode", "k8s", "render", RECIPE, "--output", RENDERED)
         rendered = self.node.run("grep", "-rhoE", "image: .*", RENDERED).stdout
         references = {line.removeprefix("image: ") for line in rendered.splitlines()}
         import_images(self.node, *sorted(references | {WAITS}))

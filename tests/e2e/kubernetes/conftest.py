@@ -26,7 +26,7 @@ from tests.needs import lacking_assets
 NODES: Final = ("gpu-1", "gpu-2")
 # So long after its kubelet's last word a node counts as unreachable; by default 50 s.
 _GRACE_S: Final = 15
-_REGISTRATION: Final = 'kubernetes.register = "kubelet"\nkubernetes.labels = { "example.org/team" = "a" }\n'
+_REGISTRATION: Final = 'kubernetes.node_registration = "kubelet"\nkubernetes.labels = { "example.org/team" = "a" }\n'
 
 
 @pytest.fixture(scope="session")

@@ -106,7 +106,7 @@ def test_applied_once_it_stays_and_removed_nothing_is_left(control_plane: Contro
     before = everything(control_plane)
     pending = user.plan("k8s-time-slicing", "--check", check=4)
     assert pending.states == {
-        "Node gpu-1": "change",
+        "Node gpu-1": "edit",
         "Namespace gpu-system": "create",
         "RuntimeClass nvidia": "create",
         "ConfigMap nvidia-device-plugin-680dc74b": "create",
@@ -116,7 +116,7 @@ def test_applied_once_it_stays_and_removed_nothing_is_left(control_plane: Contro
 
     user.apply("k8s-time-slicing")
 
-    assert set(user.plan("k8s-time-slicing", "--check").states.values()) == {"same"}
+    assert set(user.plan("k8s-time-slicing", "--check").states.values()) == {"unchanged"}
     assert user.apply("k8s-time-slicing").envelope["changed"] is False
     plugin = control_plane.get("daemonset", "nvidia-device-plugin", "--namespace=gpu-system")
     assert plugin["status"]["numberReady"] == plugin["status"]["desiredNumberScheduled"] == 1
@@ -156,7 +156,7 @@ def test_drift_is_shown_and_mended_and_a_rollback_refuses_what_somebody_changed_
     control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
     control_plane.kubectl("delete", "daemonset", "nvidia-device-plugin", "--namespace=gpu-system", "--timeout=60s")
     mended = user.apply()
-    assert {name for name, state in mended.states.items() if state != "same"} == {
+    assert {name for name, state in mended.states.items() if state != "unchanged"} == {
         "Node gpu-1",
         "DaemonSet nvidia-device-plugin",
     }
@@ -176,7 +176,7 @@ def test_the_rendered_script_takes_no_label_or_taint_from_others(
     control_plane: ControlPlane, user: User, tmp_path: Path
 ) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
-    user("k8s", "render", str(recipe), "--node", f"gpu-1={CAPTURE}", "--out", str(tmp_path / "out"))
+    user("k8s", "render", str(recipe), "--node", f"gpu-1={CAPTURE}", "--output", str(tmp_path / "out"))
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -193,7 +193,7 @@ def test_the_rendered_script_takes_no_label_or_taint_from_others(
     for _ in range(2):
         done = run()
         assert done.returncode == 0, done.stderr
-    assert set(user.plan(str(recipe)).states.values()) == {"same"}
+    assert set(user.plan(str(recipe)).states.values()) == {"unchanged"}
     control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}-")
 
 
@@ -209,10 +209,10 @@ def test_foreign_taints_and_objects_stay(control_plane: ControlPlane, user: User
 
     applied = user.apply(str(recipe))
     assert applied.states["RuntimeClass nvidia"] == "foreign"
-    assert applied.states["Namespace gpu-system"] == "change"
+    assert applied.states["Namespace gpu-system"] == "edit"
     taints = control_plane.get("node", "gpu-1")["spec"]["taints"]
     assert {(one["key"], one.get("value")) for one in taints} == {("maintenance", "soon"), (GPU, "present")}
-    assert set(user.plan(str(recipe)).states.values()) == {"same", "foreign"}
+    assert set(user.plan(str(recipe)).states.values()) == {"unchanged", "foreign"}
 
     user("k8s", "remove", "--yes")
     assert everything(control_plane) == before
@@ -312,12 +312,12 @@ def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: Con
     kubelet = User(control_plane, user.home, "gpu-1")
     applied = kubelet.apply()
 
-    assert applied.states == {"Node gpu-1": "change"}
+    assert applied.states == {"Node gpu-1": "edit"}
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     assert control_plane.get("node", "gpu-1")["metadata"]["labels"][f"{GPU}.present"] == "true"
     assert User(control_plane, user.home, "gpu-2").apply(check=3).envelope["errors"]
     removed = kubelet("k8s", "remove", "--yes")
-    assert removed.states == {"Node gpu-1": "change"}
+    assert removed.states == {"Node gpu-1": "edit"}
     assert "may not list it" in removed.envelope["result"]["skipped"][0]
     assert f"{GPU}.present" not in control_plane.get("node", "gpu-1")["metadata"]["labels"]
 

@@ -66,14 +66,14 @@ def test_a_pod_that_computed_proves_the_node(control_plane: ControlPlane, user: 
     assert "Test PASSED" in found["pod/gpu-1"][1]
     assert found["handler/gpu-1"] == ("passed", "the test pod ran through it")
     # The API server's proxy does not reach a kubelet on a loopback address.
-    assert found["kubelet/gpu-1"][0] == "not run"
+    assert found["kubelet/gpu-1"][0] == "skipped"
 
 
 def test_too_few_gpus_are_a_failure(user: User, node: FakeNode) -> None:
     found = verified(user, "k8s-time-slicing", code=7)
 
     assert found["resource/gpu-1"] == ("failed", "1 offered, 4 expected of 1 GPU")
-    assert found["sharing/gpu-1"][0] == "not run"
+    assert found["sharing/gpu-1"][0] == "skipped"
 
 
 def test_two_pods_share_a_gpu(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
@@ -134,7 +134,7 @@ def test_a_gpu_in_use_is_no_failure_and_no_proof(control_plane: ControlPlane, us
     finally:
         control_plane.kubectl("delete", "pod", "training", "--timeout=30s")
 
-    assert found["pod/gpu-1"][0] == "not run"
+    assert found["pod/gpu-1"][0] == "skipped"
     assert "in use, by default/training" in found["pod/gpu-1"][1]
 
 

@@ -78,8 +78,8 @@ class Repositories:
         rows = {
             "cuda": self.cuda,
             "toolkit": self.toolkit,
-            "cuda_key": self.keys.of(directory).fingerprint,
-            "toolkit_key": self.keys.toolkit.fingerprint,
+            "cuda_key_fingerprint": self.keys.of(directory).fingerprint,
+            "toolkit_key_fingerprint": self.keys.toolkit.fingerprint,
         }
         return "[repositories]\n" + "".join(f'{name} = "{value}"\n' for name, value in rows.items())
 

@@ -97,7 +97,7 @@ class Machines:
 _RECIPES: Final = {
     "containerd": "",
     "docker": "",
-    "docker-default": "[runtime]\ndefault = true\n",
+    "docker-default": "[runtime]\nset_as_default = true\n",
     "docker-cdi": "[runtime]\ncdi = true\n",
 }
 

@@ -288,8 +288,8 @@ def test_ctk_leaves_containerd_alone_until_it_is_asked_for(node: Machine) -> Non
 
     done = ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--set-as-default")
 
-    assert (done.exit_code, done.result["next"]) == (0, "sudo systemctl restart containerd")
-    assert done.result["checked"] == "checked: `containerd config dump` reads it as intended"
+    assert (done.exit_code, done.result["reload_command"]) == (0, "sudo systemctl restart containerd")
+    assert done.result["validation"] == "checked: `containerd config dump` reads it as intended"
     assert start_of(node, CONTAINERD) == before
     unread = ask(node, "ctk", "runtime", "check", "--runtime=containerd", "--set-as-default")
     assert (unread.exit_code, unread.envelope["status"]) == (7, "verify-failed")

@@ -39,7 +39,7 @@ def test_manager_is_started_after_the_driver_and_removed_with_it(node: Machine) 
     assert is_up(node, _MANAGER)
     subjects = [change["subject"] for change in done.changes]
     assert subjects.index("nvidia") < subjects.index(_MANAGER)
-    assert start_of(node, _MANAGER)
+    assert start_of(node, _MANAGER).pid
     (check,) = [one for one in done.result["checks"] if one["id"] == "fabric"]
     assert check["status"] == "passed"
     assert setup_ok(node, "containerd").envelope["changed"] is False

@@ -8,23 +8,25 @@ from hypothesis import strategies as st
 
 from gpunode.catalog import branches, gpus, tables
 from gpunode.catalog.driver import Choice, Impossible, choose
-from gpunode.recipe import Driver, Flavour
+from gpunode.recipe import Driver, KernelModuleType
 
 GTX_1080, V100, K80, T4, A100, GH200, B200, RTX_5090 = "1b80", "1db1", "102d", "1eb8", "20b0", "2342", "2901", "2b85"
 RUBIN, UNKNOWN, KNOWN_FROM_615 = "3002", "3ffe", "2909"
 
 
-def ask(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Choice | Impossible:
-    return choose([gpus.lookup(device_id) for device_id in device_ids], Driver(version=version, flavour=flavour))
+def ask(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice | Impossible:
+    return choose(
+        [gpus.lookup(device_id) for device_id in device_ids], Driver(version=version, kernel_module_type=flavour)
+    )
 
 
-def chosen(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Choice:
+def chosen(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice:
     answer = ask(*device_ids, version=version, flavour=flavour)
     assert isinstance(answer, Choice), answer
     return answer
 
 
-def refused(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Impossible:
+def refused(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Impossible:
     answer = ask(*device_ids, version=version, flavour=flavour)
     assert isinstance(answer, Impossible), answer
     return answer
@@ -136,7 +138,7 @@ def test_a_branch_too_old_for_a_gpu_is_refused_by_its_name(gpu: str, version: st
     ],
 )
 def test_lts_is_the_newest_one_that_drives_every_gpu(
-    host: list[str], flavour: Flavour, branch: int, words: str
+    host: list[str], flavour: KernelModuleType, branch: int, words: str
 ) -> None:
     choice = chosen(*host, version="lts", flavour=flavour)
 
@@ -193,7 +195,7 @@ def test_a_last_branch_outweighs_a_claim_of_open_modules() -> None:
 
     assert isinstance(answer, Choice)
     assert (answer.branch, answer.flavour) == (580, "proprietary")
-    assert isinstance(choose([claimed], Driver(flavour="open")), Impossible)
+    assert isinstance(choose([claimed], Driver(kernel_module_type="open")), Impossible)
 
 
 def test_no_driver_wanted_is_not_a_question_for_the_catalog() -> None:
@@ -207,11 +209,11 @@ hosts = st.lists(listed | st.integers(0, 0xFFFF).map(lambda number: f"{number:04
 versions = st.sampled_from(
     ["auto", "production", "lts", *(str(branch.number) for branch in branches.all_branches()), "640"]
 )
-flavours: st.SearchStrategy[Flavour] = st.sampled_from(["auto", "open", "proprietary"])
+flavours: st.SearchStrategy[KernelModuleType] = st.sampled_from(["auto", "open", "proprietary"])
 
 
 @given(hosts | st.lists(current, min_size=1, max_size=4), versions, flavours)
-def test_whatever_is_chosen_drives_every_gpu(host: list[str], version: str, flavour: Flavour) -> None:
+def test_whatever_is_chosen_drives_every_gpu(host: list[str], version: str, flavour: KernelModuleType) -> None:
     answer = ask(*host, version=version, flavour=flavour)
     if isinstance(answer, Impossible):
         return
@@ -225,7 +227,7 @@ def test_whatever_is_chosen_drives_every_gpu(host: list[str], version: str, flav
 
 
 @given(hosts, versions, flavours)
-def test_every_refusal_says_what_why_and_what_next(host: list[str], version: str, flavour: Flavour) -> None:
+def test_every_refusal_says_what_why_and_what_next(host: list[str], version: str, flavour: KernelModuleType) -> None:
     answer = ask(*host, version=version, flavour=flavour)
 
     if isinstance(answer, Impossible):

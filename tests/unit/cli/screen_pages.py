@@ -123,7 +123,7 @@ def reboot(screen: Screen) -> None:
 
 def verify(screen: Screen) -> None:
     failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "replace or reseat the hardware")
-    idle = Check("container", "a container sees the same GPUs", "not run", "NVML does not answer", "")
+    idle = Check("container", "a container sees the same GPUs", "skipped", "NVML does not answer", "")
     screen.put(*report_lines(nodes.RECIPE, VerifyReport((*CHECKS, failed, idle), nodes.INVENTORY)))
 
 
@@ -134,7 +134,9 @@ def status_bare(screen: Screen) -> None:
 
 def status_good(screen: Screen) -> None:
     node = nodes.converged()
-    found = replace(status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",))
+    found = replace(
+        status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held_packages=("nvidia-driver-cuda",)
+    )
     screen.put(*status_lines(node, found))
 
 
@@ -160,7 +162,7 @@ def undone(screen: Screen) -> None:
 
 def runs(screen: Screen) -> None:
     first = Begin("000003-20250501T120000Z", 1746100800.0, "setup", "0.1", "containerd", "", "", "root", ())
-    undo = replace(first, run="000004-20250501T121500Z", at=1746101700.0, verb="rollback", recipe="", of=first.run)
+    undo = replace(first, run="000004-20250501T121500Z", at=1746101700.0, verb="rollback", recipe="", undoes=first.run)
     cut = replace(first, run="000005-20250501T130000Z", at=1746104400.0)
     found = (
         RunSummary(first, ("libcuda1", nodes.CONFIG), Commit("done"), undo.run),
@@ -178,7 +180,7 @@ def runs(screen: Screen) -> None:
 def _logged() -> tuple[RunRecord, ...]:
     """A run as the log reads it, the same cut short, and one that undid it."""
     data = [b"".join(record.encode_lines(entries(ended=ended))) for ended in (True, False)]
-    undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", of=RUN)
+    undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", undoes=RUN)
     told = (
         record_of_run(record.decode_without_contents(data[0]), undone_by=undo.run),
         record_of_run((undo, Commit("done", "", BEGIN.at + 2))),

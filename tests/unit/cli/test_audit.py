@@ -21,17 +21,17 @@ from gpunode.journal.store import Store
 from tests.unit.journal.chronicles import CONFIG, CUDA, SECRET, entries
 
 SUMMARY = {
-    "run", "verb", "of", "whole", "begun", "ended", "user", "uid", "loginuid", "login", "recipe", "recipe_sha256",
-    "version", "result", "why", "counts", "undone_by", "forgotten",
+    "run", "verb", "undoes", "with_packages", "started_at", "ended_at", "user", "uid", "loginuid", "login", "recipe",
+    "recipe_sha256", "version", "result", "reason", "counts", "undone_by", "forgotten",
 }  # fmt: skip
 WHOLE = SUMMARY | {"argv", "boot_id", "changes", "triggers"}
-CHANGE = {"seq", "stage", "step", "reason", "at", "ended", "result", "why", "kind", "subject"}
+CHANGE = {"seq", "stage", "step", "reason", "started_at", "ended_at", "result", "error", "kind", "subject"}
 KINDS = {
     "file": {"before", "after", "folders"},
     "package": {"before", "after"},
     "service": {"before", "after"},
     "module": {"before", "after"},
-    "command": {"argv", "for", "undo"},
+    "command": {"argv", "purpose", "undo"},
 }
 STATES = {
     "file": {"sha256", "mode", "uid", "gid"},
@@ -39,7 +39,14 @@ STATES = {
     "service": {"enabled", "active"},
     "module": {"loaded"},
 }
-TRIGGER = {"kind", "target", "owed_by", "settled", "note"}
+TRIGGER = {"kind", "target", "required_by", "completed_at", "note"}
+
+
+# Of a run in ``rollback --list``.
+UNDO = {
+    "run", "verb", "undoes", "with_packages", "recipe", "user", "started_at", "ended_at", "result", "reason",
+    "subjects", "configuration", "other_subjects", "undone_by", "fully_undone", "rollback",
+}  # fmt: skip
 
 
 def told(*, ended: bool = True) -> RunRecord:
@@ -66,13 +73,13 @@ def test_the_keys_are_those_that_programs_rely_on() -> None:
 def test_every_key_is_described() -> None:
     page = Path(__file__).parents[3].joinpath("docs/reference/log-format.md").read_text()
     described = set(re.findall(r"`([a-z_0-9]+)`", page))
-    assert WHOLE | CHANGE | TRIGGER | set().union(*KINDS.values(), *STATES.values()) <= described
+    assert WHOLE | CHANGE | TRIGGER | UNDO | set().union(*KINDS.values(), *STATES.values()) <= described
 
 
 def test_who_when_and_from_what_to_what() -> None:
     found = full_run_record(told(), {1000: "alice"})
     assert (found["user"], found["uid"], found["loginuid"], found["login"]) == ("alice", 0, 1000, "alice")
-    assert (found["begun"], found["ended"]) == ("2026-11-21T08:19:32Z", "2026-11-21T08:19:41Z")
+    assert (found["started_at"], found["ended_at"]) == ("2026-11-21T08:19:32Z", "2026-11-21T08:19:41Z")
     assert found["counts"] == {"file": 1, "module": 1, "package": 2, "service": 1}
     file, package = found["changes"][0], found["changes"][1]
     assert file["subject"] == CONFIG
@@ -85,9 +92,9 @@ def test_who_when_and_from_what_to_what() -> None:
 
 def test_a_run_that_was_cut_short_has_no_end() -> None:
     found = full_run_record(told(ended=False), {})
-    assert (found["result"], found["ended"]) == ("cut short", None)
-    assert [row["result"] for row in found["changes"]][-2:] == ["failed", "intended"]
-    assert found["triggers"][0]["settled"] is None
+    assert (found["result"], found["ended_at"]) == ("incomplete", None)
+    assert [row["result"] for row in found["changes"]][-2:] == ["failed", "unknown"]
+    assert found["triggers"][0]["completed_at"] is None
 
 
 def test_no_secret_gets_out() -> None:
@@ -122,17 +129,30 @@ def test_the_log_reads_the_journals_alone(root: Path, capsys: pytest.CaptureFixt
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     found = answered(capsys, root)
     assert found["schema"] == SCHEMA
-    assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "cut short")]
+    assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "incomplete")]
     for name in ("1", found["runs"][0]["run"]):
         assert answered(capsys, root, name)["run"]["changes"][0]["after"]["sha256"] == digest(b"new")
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before, "nothing is written"
+
+
+def test_rollback_list_has_flat_rows_with_these_keys(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(root).lock():
+        runs.show_runs(OutputOptions(json=True), str(root), "")
+    found = json.loads(capsys.readouterr().out)["result"]
+    assert set(found) == {"runs", "leftovers"}
+    assert {frozenset(run) for run in found["runs"]} == {frozenset(UNDO)}
+    assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "running")]
+    assert found["runs"][0]["configuration"] == [CONFIG]
+    assert "libcuda1" in found["runs"][0]["other_subjects"]
+    runs.show_runs(OutputOptions(json=True), str(root), CONFIG)
+    assert json.loads(capsys.readouterr().out)["result"]["runs"][1]["result"] == "incomplete"
 
 
 def test_a_run_that_goes_on_is_told_as_such_without_waiting_for_it(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store(root).lock():
-        assert [run["result"] for run in answered(capsys, root)["runs"]] == ["done", "going on"]
+        assert [run["result"] for run in answered(capsys, root)["runs"]] == ["done", "running"]
 
 
 def test_a_run_that_there_is_not_is_said_with_those_that_there_are(root: Path) -> None:
@@ -152,7 +172,7 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
     runs.show_log("", OutputOptions(), str(root))
     table = capsys.readouterr().out
     assert re.search(r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done +1 command, 1 file", table)
-    assert "cut short" in table
+    assert "incomplete" in table
     runs.show_log("2", OutputOptions(), str(root))
     page = " ".join(capsys.readouterr().out.split())
     for word in (

@@ -13,7 +13,7 @@ from gpunode.host.capture import load_capture
 from gpunode.host.port import HostView
 
 EVIDENCE: Evidence = {
-    "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"dgx-a17\n", holds="table"),
+    "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"dgx-a17\n", content_kind="table"),
     "modules": Capture("/proc/modules", "denied", error="Permission denied"),
     "smi": Capture("nvidia-smi", "timeout", error="no answer within 10 s"),
     "modinfo:nvidia": Capture("modinfo nvidia", "failed", error="not found", exit_status=1),

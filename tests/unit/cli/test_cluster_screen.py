@@ -19,8 +19,8 @@ STAY, EVICTED = "running pods stay as they are", "are evicted"
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        (PlanItem("Node", "", "n", "change", "", 0, NODE, diff=("+taint a=b:NoSchedule",)), STAY),
-        (PlanItem("Node", "", "n", "change", "", 0, NODE, diff=("+taint a=b:NoExecute",)), EVICTED),
+        (PlanItem("Node", "", "n", "edit", "", 0, NODE, diff=("+taint a=b:NoSchedule",)), STAY),
+        (PlanItem("Node", "", "n", "edit", "", 0, NODE, diff=("+taint a=b:NoExecute",)), EVICTED),
         (PlanItem("Helm release", "gpu", "op", "delete", "", 0, RELEASE), ""),
     ],
 )
@@ -32,7 +32,7 @@ def test_running_pods_are_promised_to_stay_only_where_they_do(item: PlanItem, sa
 
 
 @pytest.mark.parametrize(
-    ("states", "is_first"), [(("create", "change"), True), (("same", "change"), False), ((), False)]
+    ("states", "is_first"), [(("create", "edit"), True), (("unchanged", "edit"), False), ((), False)]
 )
 def test_page_of_concepts_is_named_the_first_time(states: tuple[State, ...], is_first: bool) -> None:
     items = tuple(PlanItem("Node", "", "n", state, "", 0, NODE) for state in states)

@@ -49,8 +49,8 @@ PLAN = ["k8s", "plan", "gpu.toml", "--node", "a=b c.json", "--context", "far", "
 @pytest.mark.parametrize(
     ("error", "argv", "offers"),
     [
-        (ProgramMissing, PLAN, "gpunode k8s render gpu.toml --node 'a=b c.json' --form manifests --out gpu-node"),
-        (HelmMissing, PLAN, "gpunode k8s render gpu.toml --node 'a=b c.json' --form argocd --out gpu-node"),
+        (ProgramMissing, PLAN, "gpunode k8s render gpu.toml --node 'a=b c.json' --format manifests --output gpu-node"),
+        (HelmMissing, PLAN, "gpunode k8s render gpu.toml --node 'a=b c.json' --format argocd --output gpu-node"),
         (HelmMissing, ["k8s", "remove"], ""),
     ],
 )
@@ -63,7 +63,7 @@ def test_without_a_program_the_files_of_what_was_asked_for_are_offered(
     assert missing.value.hint.partition(": ")[2] == offers
 
 
-@pytest.mark.parametrize("hint", ["gpunode k8s render --form helm --out x", "see it:\ngpunode k8s render"])
+@pytest.mark.parametrize("hint", ["gpunode k8s render --format helm --output x", "see it:\ngpunode k8s render"])
 def test_a_hint_s_render_is_of_the_recipe_and_nodes_that_were_named(monkeypatch: pytest.MonkeyPatch, hint: str) -> None:
     monkeypatch.setattr(sys, "argv", ["gpunode", *PLAN])
     assert "gpunode k8s render gpu.toml --node 'a=b c.json'" in FAR.adapt_hint(hint)
@@ -107,7 +107,7 @@ def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
     store = Store(tmp_path)
     words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
     first = run_journaled(store, RunHeader("k8s apply", "0", words), lambda _: None)
-    run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), of=first), lambda _: None)
+    run_journaled(store, RunHeader("k8s rollback", "0", ("rollback", "k1"), undoes=first), lambda _: None)
     went: list[ClusterRef] = []
 
     def reach(where: ClusterRef) -> None:

@@ -37,7 +37,7 @@ def test_a_difference_that_may_explain_a_fault_ends_with_4(
     found = answer(capsys)
     assert (found["command"], found["status"], found["exit_code"]) == ("compare", "different", 4)
     first = found["result"]["differences"][0]
-    assert set(first) == {"trait", "title", "name", "good", "bad", "weight", "why", "near"}
+    assert set(first) == {"trait", "title", "name", "good", "bad", "weight", "why", "near_root_cause"}
     assert (first["good"], first["bad"], first["weight"]) == ("6.1.0-18-amd64", "6.1.0-21-amd64", "likely")
 
 
@@ -58,7 +58,7 @@ def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
     path = "/etc/docker/daemon.json"
     save_capture(node(1, **{f"file:{path}": Capture(path, "denied", error="Permission denied")}), tmp_path / "user.tgz")
     compare(captures[0], str(tmp_path / "user.tgz"), OutputOptions(json=True))
-    (row,) = answer(capsys)["result"]["unseen"]
+    (row,) = answer(capsys)["result"]["not_compared"]
     assert row == {"trait": f"file:{path}", "title": path, "side": "bad", "reason": "denied", "names": []}
     compare(captures[0], str(tmp_path / "user.tgz"), OutputOptions())
     shown = " ".join(capsys.readouterr().out.split())

@@ -49,7 +49,7 @@ def test_it_is_the_one_of_k3s(k3s: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, answer = told(capsys, k3s)
     assert code == 0
     assert paths(answer) == [f"{K3S}/config-v3.toml.d/99-nvidia.toml"]
-    assert "k3s" in answer["result"]["how"]
+    assert "k3s" in answer["result"]["reason"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")
@@ -96,7 +96,7 @@ def test_the_file_that_containerds_unit_names_is_the_one(tmp_path: Path, capsys:
     put(tmp_path, unit, b"[Service]\nExecStart=\nExecStart=/usr/bin/containerd -c /srv/containerd.toml\n")
     _, answer = told(capsys, tmp_path, "--mode", "in-place")
     assert paths(answer) == ["/srv/containerd.toml"]
-    assert unit in answer["result"]["how"]
+    assert unit in answer["result"]["reason"]
     _, answer = told(capsys, tmp_path, "--mode", "in-place", "--config", "/etc/containerd/config.toml")
     assert paths(answer) == ["/etc/containerd/config.toml"]
 

@@ -182,7 +182,7 @@ def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
         found = answer(capsys)
         (kept,) = failing.iterdir()
         assert found["result"]["bugs"] == str(kept)
-        assert any("nouveau-bound could not be judged" in doubt["what"] for doubt in found["unknown"])
+        assert any("nouveau-bound could not be judged" in doubt["question"] for doubt in found["unknown"])
     assert kept.stat().st_mode & 0o777 == 0o600
     text = kept.read_text()
     assert "\n\nnouveau-bound:\nTraceback" in text

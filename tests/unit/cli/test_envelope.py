@@ -28,7 +28,7 @@ from gpunode.package_id import PackageId
 from tests.laws.strategies import changes
 
 KEYS = {
-    "gpunode", "command", "status", "exit_code", "changed", "changes", "diff", "notes", "findings", "unknown", "errors",
+    "schema", "command", "status", "exit_code", "changed", "changes", "diff", "notes", "findings", "unknown", "errors",
     "result",
 }  # fmt: skip
 KINDS = [
@@ -50,7 +50,7 @@ def test_the_keys_are_those_that_programs_rely_on() -> None:
 
 def test_a_success_without_changes() -> None:
     found = read(Envelope("plan"))
-    assert (found["gpunode"], found["status"], found["exit_code"], found["changed"]) == (1, "ok", 0, False)
+    assert (found["schema"], found["status"], found["exit_code"], found["changed"]) == (1, "ok", 0, False)
 
 
 def test_a_failure_says_what_why_and_what_next() -> None:
@@ -101,7 +101,7 @@ ACTIONS: dict[str, Change] = {
     "create": FileChange("/x", None, FILE),
     "edit": FileChange("/x", FILE, OTHER),
     "delete": FileChange("/x", FILE, None),
-    "reread": FileChange("/x", FILE, FILE),
+    "reload": FileChange("/x", FILE, FILE),
     "install": PackageChange(PackageId("x"), PackageState("1", config_files_only=True), PackageState("2")),
     "upgrade": PackageChange(PackageId("x"), PackageState("1"), PackageState("2")),
     "downgrade": PackageChange(PackageId("x"), PackageState("2"), PackageState("1")),

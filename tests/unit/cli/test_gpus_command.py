@@ -21,7 +21,7 @@ def test_a_node_shows_its_own_gpus_with_their_addresses(capsys: pytest.CaptureFi
     assert gpu["addresses"] == ["0000:01:00.0"]
     assert gpu["driver"] == {
         "branch": 580,
-        "flavour": "proprietary",
+        "kernel_module_type": "proprietary",
         "reason": "580 is the last branch that supports it; open modules need Turing or newer",
     }
     assert (gpu["cuda"], gpu["end_of_life"]) == ("12.9", "2028-06")

@@ -51,7 +51,7 @@ def test_the_files_stand_in_the_folder_and_a_second_render_changes_nothing(
     render_recipe("k8s-time-slicing", (str(fleet),), str(out), "manifests", OutputOptions(json=True))
     first = answer(capsys)
     assert first["changed"]
-    assert set(first["result"]["expected"]) == {"gpu-01", "gpu-02"}
+    assert set(first["result"]["expected_resources"]) == {"gpu-01", "gpu-02"}
     standing = {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
     assert standing == first["result"]["files"]
     assert stat.S_IMODE((out / "apply.sh").stat().st_mode) == 0o755
@@ -78,10 +78,10 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
 
 
 def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", holds="table")
+    name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", content_kind="table")
     save_capture({**load_capture(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
     render_recipe("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", OutputOptions(json=True))
-    assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
+    assert set(answer(capsys)["result"]["expected_resources"]) == {"gpu-7.rack"}
 
 
 def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
@@ -89,13 +89,13 @@ def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
 ) -> None:
     crictl, config = "/var/lib/rancher/k3s/agent/etc/crictl.yaml", "/etc/rancher/k3s/config.yaml"
     more = {
-        "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu-7\n", holds="table"),
+        "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu-7\n", content_kind="table"),
         f"file:{crictl}": Capture(crictl, "ok", b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"),
         f"file:{config}": Capture(config, "ok", b"node-name: Rack-4.GPU-7\n"),
     }
     save_capture({**load_capture(Path(SAMPLE)), **more}, tmp_path / "named.tar.gz")
     render_recipe("k8s-containerd", (str(tmp_path / "named.tar.gz"),), "", "manifests", OutputOptions(json=True))
-    assert set(answer(capsys)["result"]["expected"]) == {"rack-4.gpu-7"}
+    assert set(answer(capsys)["result"]["expected_resources"]) == {"rack-4.gpu-7"}
 
 
 def test_what_a_person_made_of_a_rendered_file_stays(fleet: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: 
 def test_nothing_outside_goes_when_a_folder_becomes_a_link_meanwhile(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of --out swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
+    """The owner of --output swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
     out, outside = tmp_path / "out", tmp_path / "outside"
     rendered_before = f"# {HEADER}\n"
     for folder in (out / "manifests", outside):
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_longer_of_a_render_when_it_is_to_go_stays(
 
 def test_a_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     render_recipe("k8s-containerd", (f"gpu-9={SAMPLE}",), "", "manifests", OutputOptions(json=True))
-    assert set(answer(capsys)["result"]["expected"]) == {"gpu-9"}
+    assert set(answer(capsys)["result"]["expected_resources"]) == {"gpu-9"}
 
 
 def test_a_capture_whose_own_name_has_an_equals_sign_is_taken_whole(
@@ -178,7 +178,7 @@ def test_a_capture_whose_own_name_has_an_equals_sign_is_taken_whole(
 ) -> None:
     shutil.copytree(SAMPLE, tmp_path / "rack=4")
     render_recipe("k8s-containerd", (f"n={tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
-    assert set(answer(capsys)["result"]["expected"]) == {"n"}
+    assert set(answer(capsys)["result"]["expected_resources"]) == {"n"}
     with pytest.raises(Refused, match="rack=4"):
         render_recipe("k8s-containerd", (f"{tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
 
@@ -198,7 +198,7 @@ def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
 @pytest.mark.parametrize(
     ("place", "capture", "form", "kind", "what"),
     [
-        ("k8s-containerd", SAMPLE, "yaml", UsageError, "--form cannot be 'yaml'"),
+        ("k8s-containerd", SAMPLE, "yaml", UsageError, "--format cannot be 'yaml'"),
         ("k8s-containerd", "gone.tar.gz", "manifests", UsageError, "no such file"),
         ("bare-metal", SAMPLE, "manifests", Refused, "asks nothing of Kubernetes"),
         ("k8s-mig", SAMPLE, "manifests", Refused, "knows no MIG profile of NVIDIA GeForce GTX 1080"),

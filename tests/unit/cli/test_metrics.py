@@ -32,12 +32,12 @@ def told(examined: Examination) -> dict[str, float]:
 def test_prometheus_reads_what_was_found() -> None:
     assert told(SICK) == {
         "gpunode_doctor_healthy": 0,
-        "gpunode_doctor_unknown": len(SICK.diagnosis.open_questions),
+        "gpunode_doctor_open_questions": len(SICK.diagnosis.open_questions),
         "gpunode_doctor_run_timestamp_seconds": 1795292596.131,
         "gpunode_doctor_run_duration_seconds": 3.8,
     }
     found = [labels for name, labels, value in samples(SICK) if name == "gpunode_doctor_finding" and value == 1]
-    assert {"cause": "nouveau-bound", "layer": "kernel", "severity": "error", "root": "true"} in found
+    assert {"cause": "nouveau-bound", "layer": "kernel", "severity": "error", "root_cause": "true"} in found
     assert ("gpunode_doctor_info", {"version": __version__}, 1.0) in samples(SICK)
 
 
@@ -57,7 +57,7 @@ def test_a_consequence_is_no_root() -> None:
     (first, *_) = SICK.diagnosis.findings
     below = replace(first, cause="x", explained_by=first.cause)
     found = samples(replace(SICK, diagnosis=Diagnosis((first, below), ())))
-    assert [labels["root"] for name, labels, _ in found if name == "gpunode_doctor_finding"] == ["true", "false"]
+    assert [labels["root_cause"] for name, labels, _ in found if name == "gpunode_doctor_finding"] == ["true", "false"]
 
 
 @given(st.text(max_size=40))
@@ -75,5 +75,5 @@ def test_the_text_ends_with_a_line_and_names_each_family_once() -> None:
     assert text.endswith("\n")
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
-    assert not math.isnan(told(SICK)["gpunode_doctor_unknown"])
+    assert not math.isnan(told(SICK)["gpunode_doctor_open_questions"])
     assert pytest.approx(0.0) == told(SICK)["gpunode_doctor_healthy"]

@@ -37,7 +37,7 @@ MINE = Recipe(
     description='a "quoted" line, # Written by `gpunode plan --lock`.',
     skip=("nouveau",),
     driver=Driver(version="580"),
-    runtime=RuntimeSettings("containerd", default=True),
+    runtime=RuntimeSettings("containerd", set_as_default=True),
     expect=Expect(gpus=8),
 )
 

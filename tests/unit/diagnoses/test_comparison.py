@@ -20,7 +20,7 @@ CMDLINE = "BOOT_IMAGE=/vmlinuz-6.1.0-18-amd64 root=UUID={uuid} ro quiet{more}\n"
 
 
 def seen(source: str, text: str) -> Capture:
-    return Capture(source, "ok", text.encode(), holds="log")
+    return Capture(source, "ok", text.encode(), content_kind="log")
 
 
 def files(pattern: str, **found: str) -> Capture:
@@ -70,7 +70,7 @@ def compared(good: Evidence, bad: Evidence) -> Comparison:
 def test_two_machines_that_differ_in_nothing_that_matters_do_not_differ() -> None:
     found = compared(node(0), node(1))
     assert found.differences == ()
-    assert found.unseen == ()
+    assert found.not_compared == ()
     assert not found.has_explanation
 
 
@@ -120,7 +120,11 @@ def test_what_doctor_cites_for_the_root_cause_comes_before_what_is_near_it() -> 
     words = CMDLINE.format(uuid=UUIDS[1], more=" pcie_aspm=off iommu=pt")
     bad = node(1, **{**wide, "link-widths": narrow, "file:/proc/cmdline": seen("/proc/cmdline", words)})
     found = compared(node(0), bad).differences
-    assert [(one.name, one.near) for one in found] == [("link width", True), ("iommu", True), ("pcie_aspm", True)]
+    assert [(one.name, one.near_root_cause) for one in found] == [
+        ("link width", True),
+        ("iommu", True),
+        ("pcie_aspm", True),
+    ]
 
 
 def test_a_secret_that_one_of_the_two_has_lost_makes_no_difference() -> None:
@@ -171,7 +175,7 @@ def test_what_could_not_be_looked_at_is_neither_there_nor_not(
     good, source = node(0, **CONFIGURED), CONFIGURED[key].source
     found = compared(good, node(0, **{**CONFIGURED, key: Capture(source, reason, error="in the way")}))
     assert not found.has_explanation
-    assert [(one.side, one.reason) for one in found.unseen if one.trait != "links"] == [("bad", reason)]
+    assert [(one.side, one.reason) for one in found.not_compared if one.trait != "links"] == [("bad", reason)]
 
 
 def pasted_node(*answers: tuple[str, str]) -> Evidence:
@@ -231,7 +235,7 @@ KERNELS = ("5.15.0-105-generic", "5.15.0-119-generic")
          [(f"file:{DAEMON}", "denied", ())]),
         # A part of a table tells only of those that it would have shown.
         ((("cat /proc/modules", LSMOD),), (("lsmod | grep nvidia", "nvidia  56713216  1 nvidia_uvm"),),
-         [("nvidia_uvm", "loaded", None)], [("modules", "not asked", ("ib_core",))]),
+         [("nvidia_uvm", "loaded", None)], [("modules", "not-collected", ("ib_core",))]),
         # Numbers compare as numbers.
         ((in_cluster(16),), (in_cluster(9),), [("nvidia.com/gpu", "16", "9")], []),
     ],
@@ -244,7 +248,7 @@ def test_what_is_pasted_differs_in_what_both_have_shown(
 ) -> None:
     found = compared(pasted_node(*good), pasted_node(*bad))
     assert names(found) == differences
-    assert [(one.trait, one.reason, one.names) for one in found.unseen] == unseen
+    assert [(one.trait, one.reason, one.names) for one in found.not_compared] == unseen
 
 
 WITH_DRIVER = """\

@@ -49,7 +49,7 @@ def test_what_a_pod_is_the_first_to_notice_is_likely_and_names_the_pod() -> None
     (one,) = found.findings
     assert (one.cause, one.confidence) == ("cuda-compat-lib-mismatch", "likely")
     assert one.summary.startswith("By the log of pod tenant/my-nvidia-app: ")
-    assert one.heard_from == "the log of pod tenant/my-nvidia-app"
+    assert one.container_log == "the log of pod tenant/my-nvidia-app"
 
 
 def test_no_pod_hides_what_the_node_shows() -> None:
@@ -78,9 +78,9 @@ def test_in_a_pasted_report_a_node_that_works_takes_the_certainty_from_a_pod() -
     )
     works, said = ("nvidia-smi", smi), ("kubectl logs app", HEADERS)
     (found,) = diagnose(take_snapshot(pasted.collect_pieces([works, said]))).findings
-    assert (found.confidence, found.heard_from) == ("likely", "kubectl logs app")
+    assert (found.confidence, found.container_log) == ("likely", "kubectl logs app")
     (found,) = diagnose(take_snapshot(pasted.collect_pieces([works, ("sudo dkms autoinstall", HEADERS)]))).findings
-    assert (found.confidence, found.heard_from) == ("certain", "")
+    assert (found.confidence, found.container_log) == ("certain", "")
 
 
 def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:

@@ -30,10 +30,10 @@ def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
     assert report.cause in own.findings
     assert [layer.id for layer in layers.values() if report.cause in layer.findings] == [own.id]
     assert {layer.state for layer in layers.values() if layer is not own} <= {
-        *("affected", "works", "seen", "unseen", "absent")
+        *("affected", "works", "no-fault", "unknown", "absent")
     }
 
 
 def test_packages_are_shown_with_who_manages_them() -> None:
     listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
-    assert shown((("dpkg -l", listed),))["packages"].seen == "apt: 2 listed"
+    assert shown((("dpkg -l", listed),))["packages"].summary == "apt: 2 listed"

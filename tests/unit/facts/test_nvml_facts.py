@@ -167,12 +167,12 @@ def test_why_there_is_no_answer_is_said() -> None:
     assert isinstance(died, NoAnswer)
     assert died.kind == "crashed"
     assert "ImportError: no pynvml" in died.reason
-    assert absent == NoAnswer("not asked", "no such program")
+    assert absent == NoAnswer("not-queried", "no such program")
 
 
 def test_a_capture_without_nvmls_answer_does_not_say_that_nvml_crashed() -> None:
     found = read_nvml_answer(CaptureHost({}).look(Probe("nvml", argv=("nvml",))))
-    assert found == NoAnswer("not asked", "this capture does not hold its answer")
+    assert found == NoAnswer("not-queried", "this capture does not hold its answer")
 
 
 @pytest.mark.parametrize(

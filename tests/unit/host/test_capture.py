@@ -12,25 +12,27 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import GpunodeError, Refused, UsageError
-from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
+from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, decode_found, encode_found
 from gpunode.host import capture
 from gpunode.host.capture import CaptureHost, load_capture, save_capture
 from gpunode.redaction.evidence import redact
 
 EVIDENCE: Evidence = {
-    "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=Ownership(0o644, 0, 0), holds="table"),
-    "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1, holds="log"),
+    "os-release": Capture(
+        "/etc/os-release", "ok", b"ID=debian\n", ownership=Ownership(0o644, 0, 0), content_kind="table"
+    ),
+    "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1, content_kind="log"),
     "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "absent"),
-    "FILE:/etc/docker/daemon_json": Capture("/x", "ok", b"\xff\x00\n", holds="table"),
+    "FILE:/etc/docker/daemon_json": Capture("/x", "ok", b"\xff\x00\n", content_kind="table"),
     "apt-sources-d": Capture(
         "/etc/apt/sources.list.d/*",
         "ok",
         encode_found(iter([Found("/a", data=b"x\n"), Found("/b", link="/c")])),
-        holds="log",
+        content_kind="log",
     ),
     "modules": Capture("/proc/modules", "denied", error="Permission denied"),
 }
-INDEX = {"schema": 1, "captures": {"x": {"source": "/x", "outcome": "ok", "file": "data/x"}}}
+INDEX = {"schema": 2, "probes": {"x": {"source": "/x", "outcome": "ok", "file": "data/x"}}}
 
 
 @pytest.mark.parametrize("name", ["node.tar.gz", "node.tgz", "node"])
@@ -97,7 +99,7 @@ def archive(path: Path, members: Mapping[str, bytes], *more: tarfile.TarInfo) ->
 
 
 def index(**row: object) -> bytes:
-    return json.dumps({"schema": 1, "captures": {"x": {"source": "/x", "outcome": "ok", **row}}}).encode()
+    return json.dumps({"schema": 2, "probes": {"x": {"source": "/x", "outcome": "ok", **row}}}).encode()
 
 
 @pytest.mark.parametrize("top", ["", "./", "node-17/", "./a/b/"])
@@ -150,7 +152,7 @@ def test_a_row_of_other_types_is_damage(tmp_path: Path, row: dict[str, object]) 
 
 def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     rows = ",".join(f'"{number}":{{"source":"x","outcome":"ok"}}' for number in range(capture.MAX_MEMBERS + 1))
-    many = f'{{"schema":1,"captures":{{{rows}}}}}'.encode()
+    many = f'{{"schema": 2, "probes":{{{rows}}}}}'.encode()
     for members, why in (({"capture.json": many}, "lists more"), ({"capture.json": many.ljust(9 << 20)}, "is larger")):
         with pytest.raises(Refused) as caught:
             load_capture(archive(tmp_path / "x.tgz", members))
@@ -198,8 +200,10 @@ def test_a_header_that_promises_too_much_is_stopped(tmp_path: Path) -> None:
         b"[]",
         b"{",
         b'{"schema": 1}',
-        b'{"schema": true, "captures": []}',
-        b'{"schema": 1, "captures": {"x": 3}}',
+        b'{"schema": 2}',
+        b'{"schema": 2, "captures": {}}',
+        b'{"schema": true, "probes": []}',
+        b'{"schema": 2, "probes": {"x": 3}}',
         index(outcome="perhaps"),
         index(file="data/missing"),
         index(exit_status="no"),
@@ -248,10 +252,45 @@ def test_a_pipe_instead_of_a_file_does_not_hang(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 2, "captures": "anything"}'})
+    path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 3, "probes": "anything"}'})
     with pytest.raises(Refused, match="newer gpunode") as caught:
         load_capture(path)
+    assert caught.value.why == "its schema is 3; this gpunode reads 1 and 2"
     assert "upgrade" in caught.value.hint
+
+
+def test_schema_1_is_read(tmp_path: Path) -> None:
+    """It has other names for the probes, the kind of a content and the times of a file."""
+    owner = {"mode": "0644", "uid": 0, "gid": 0}
+    rows = {
+        "file:/etc/x": {
+            "source": "/etc/x",
+            "outcome": "ok",
+            "holds": "config",
+            **owner,
+            "changed": 7.5,
+            "file": "data/x",
+        },
+        "found": {"source": "/etc/y*", "outcome": "ok", "holds": "table", "file": "data/y"},
+    }
+    found = json.dumps({"path": "/etc/y1", **owner, "modified": 8.5}).encode()
+    index = json.dumps({"schema": 1, "captures": rows}).encode()
+    path = archive(tmp_path / "x.tgz", {"capture.json": index, "data/x": b"x", "data/y": found + b"\n"})
+    read = load_capture(path)
+    assert read == {
+        "file:/etc/x": Capture("/etc/x", "ok", b"x", ownership=Ownership(0o644, 0, 0), content_kind="config"),
+        "found": Capture("/etc/y*", "ok", found + b"\n", content_kind="table"),
+    }
+    assert read["file:/etc/x"].ownership is not None
+    assert read["file:/etc/x"].ownership.ctime == 7.5
+    assert [one.ownership and one.ownership.mtime for one in decode_found(read["found"].data)] == [8.5]
+
+
+def test_schema_2_is_written(tmp_path: Path) -> None:
+    save_capture(EVIDENCE, tmp_path / "node")
+    index = json.loads((tmp_path / "node/capture.json").read_text())
+    assert (index["schema"], set(index)) == (2, {"schema", "probes"})
+    assert index["probes"]["os-release"]["content_kind"] == "table"
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200, -9])
@@ -315,7 +354,7 @@ def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> N
         "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=own),
     }
     save_capture(evidence, tmp_path / "node")
-    found = {key: one.ownership.changed for key, one in load_capture(tmp_path / "node").items() if one.ownership}
+    found = {key: one.ownership.ctime for key, one in load_capture(tmp_path / "node").items() if one.ownership}
     assert found == {"file:/etc/docker/daemon.json": 1795247197.25, "os-release": None}
 
 
@@ -333,14 +372,14 @@ def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> N
 def test_what_is_wrong_with_an_index_is_said_in_words(tmp_path: Path, row: dict[str, object], said: str) -> None:
     """Python's own words were 'uid', with its quotes, and no more."""
     index = tmp_path / "capture.json"
-    index.write_text(json.dumps({"schema": 1, "captures": {"x": row}}))
+    index.write_text(json.dumps({"schema": 2, "probes": {"x": row}}))
     with pytest.raises(Refused, match="is damaged") as caught:
         load_capture(tmp_path)
     assert said in caught.value.why
-    index.write_text('{"schema": 1}')
+    index.write_text('{"schema": 2}')
     with pytest.raises(Refused, match="is damaged") as caught:
         load_capture(tmp_path)
-    assert caught.value.why == "capture.json does not list captures by name"
+    assert caught.value.why == "capture.json does not list probes by name"
 
 
 def test_a_capture_into_a_folder_that_is_not_there_names_that_folder(tmp_path: Path) -> None:

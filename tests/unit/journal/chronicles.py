@@ -14,7 +14,7 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Settle
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, TriggerCompleted
 from gpunode.package_id import PackageId
 
 RUN = "000003-20261121T081932Z"
@@ -58,6 +58,6 @@ def entries(*, ended: bool = True) -> tuple[Entry, ...]:
     intents = [Intent(n, "runtime", f"step-{n}", change, "because", AT + n) for n, change in enumerate(changes, 1)]
     made: list[Entry] = [part for n, intent in enumerate(intents[:4], 1) for part in (intent, Done(n, AT + n + 0.5))]
     rest: list[Entry] = [intents[4], Failed(5, f"dpkg said token={SECRET}", AT + 6), intents[5]]
-    settled = Settle(RESTART, "with the former configuration", AT + 8)
+    settled = TriggerCompleted(RESTART, "with the former configuration", AT + 8)
     end: list[Entry] = [Done(6, AT + 7), settled, Commit("done", "", AT + 9)]
     return (BEGIN, *made, *rest, *(end if ended else []))

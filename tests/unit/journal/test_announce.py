@@ -53,7 +53,7 @@ def test_neither_secrets_nor_contents_are_announced() -> None:
 )
 def test_how_grave_an_end_is(result: Result, priority: str) -> None:
     (_, end) = announced((BEGIN, Commit(result, "because", AT)))
-    assert (end["PRIORITY"], end["GPUNODE_RESULT"], end["GPUNODE_WHY"]) == (priority, result, "because")
+    assert (end["PRIORITY"], end["GPUNODE_RESULT"], end["GPUNODE_REASON"]) == (priority, result, "because")
 
 
 def test_a_field_without_a_value_is_left_out() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -43,8 +44,8 @@ from gpunode.journal.record import (
     Failed,
     Forget,
     Intent,
-    Owe,
-    Settle,
+    TriggerCompleted,
+    TriggerPending,
     decode,
     decode_without_contents,
     encode,
@@ -70,80 +71,156 @@ def test_the_format_is_written_in_these_very_bytes() -> None:
         BEGIN,
         Intent(1, "runtime", "configure", write("/etc/docker/daemon.json", None, b"{}", RESTART), "no handler", 2.0),
         Done(1, 2.5),
-        Settle(RESTART, "restarted", 3.0),
+        TriggerCompleted(RESTART, "restarted", 3.0),
         Commit("done", "", 4.0),
     )
     assert b"".join(encode_lines(journal)) == golden
     assert decode(golden, {digest(b"{}"): b"{}"}.__getitem__) == journal
 
 
+def line_of(version: int, body: bytes, above: bytes = b"") -> bytes:
+    """Return a line with a true checksum."""
+    sum_above = json.loads(above)["sum"].encode() if above else b""
+    checksum = digest(b"%d:%s:%s" % (version, sum_above, body))[:16].encode()
+    return b'{"v":%d,"sum":"%s","entry":%s}\n' % (version, checksum, body)
+
+
+def test_format_3_is_read_as_what_it_says() -> None:
+    """Its line of a trigger, of an end and of a file have other names."""
+    former = Path(__file__).with_name("format-3.jsonl").read_bytes()
+    now = Path(__file__).with_name(f"format-{FORMAT}.jsonl").read_bytes()
+    contents = {digest(b"{}"): b"{}"}.__getitem__
+    assert decode(former, contents) == decode(now, contents)
+
+
+@pytest.mark.parametrize(
+    ("body", "entry"),
+    [
+        (b'{"is":"begin",%s,"of":"1","whole":true}', replace(BEGIN, undoes="1", with_packages=True)),
+        (b'{"is":"failed","seq":1,"why":"disk full"}', Failed(1, "disk full")),
+        (b'{"is":"commit","result":"failed","why":"no"}', Commit("failed", "no")),
+        (
+            b'{"is":"owe","trigger":{"is":"trigger","kind":"cdi","target":""},"seq":1}',
+            TriggerPending(Trigger("cdi"), 1),
+        ),
+        (
+            b'{"is":"intent","seq":1,"stage":"s","step":"s","change":{"is":"command","argv":["a"],"why":"w"}}',
+            Intent(1, "s", "s", CommandChange(("a",), "w")),
+        ),
+        (
+            (
+                b'{"is":"intent","seq":1,"stage":"s","step":"s","change":{"is":"file","path":"/a","after":null,"before":'
+                b'{"is":"file-state","content":"00","mode":420,"uid":0,"gid":0,"attributes":{"user.a":"ff"}}}}'
+            ),
+            Intent(1, "s", "s", FileChange("/a", FileState(b"00", xattrs=(("user.a", b"\xff"),)), None)),
+        ),
+        (b'{"is":"forget","user":"ada"}', Forget("ada")),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, bytes) else "",
+)
+def test_names_that_format_3_has_and_format_4_has_not_are_read(body: bytes, entry: Entry) -> None:
+    begin = json.loads(encode(BEGIN))["entry"]
+    common = json.dumps({key: begin[key] for key in begin if key not in ("type", "undoes", "with_packages")})
+    body = body.replace(b"%s", common[1:-1].encode())
+    (read,) = decode(line_of(3, body), str.encode)
+    assert read == entry
+    if isinstance(entry, Intent) and isinstance(read, Intent) and isinstance(read.change, FileChange):
+        assert read.change.before is not None
+        assert read.change.before.xattrs == (("user.a", b"\xff"),)
+
+
+@pytest.mark.parametrize(
+    ("version", "body"),
+    [
+        (3, b'{"type":"done","seq":1}'),
+        (3, b'{"is":"failed","seq":1,"error":"no"}'),
+        (3, b'{"is":"commit","result":"done","reason":""}'),
+        (4, b'{"is":"done","seq":1}'),
+        (4, b'{"type":"owe","trigger":{"type":"trigger","kind":"cdi","target":""},"seq":1}'),
+        (4, b'{"type":"commit","result":"done","why":""}'),
+    ],
+)
+def test_names_of_one_format_in_a_line_of_another_are_damage(version: int, body: bytes) -> None:
+    with pytest.raises(JournalDamaged, match="damaged in line 1") as raised:
+        decode(line_of(version, body), str.encode)
+    assert "no gpunode writes such a line" in (raised.value.why or "")
+
+
+def test_a_run_may_be_begun_in_format_3_and_ended_in_format_4() -> None:
+    former = b"".join(Path(__file__).with_name("format-3.jsonl").read_bytes().splitlines(keepends=True)[:3])
+    last = former.splitlines(keepends=True)[-1]
+    end = encode(Commit("interrupted", "found done"), above=last)
+    contents = {digest(b"{}"): b"{}"}.__getitem__
+    assert decode(former + end, contents)[-1] == Commit("interrupted", "found done")
+
+
 @pytest.mark.parametrize("name", ["dkms", "libcuda1:i386"])
 def test_a_package_stands_in_a_line_by_its_name(name: str) -> None:
     """As the format has had it all along; the architecture behind it where it is a foreign one."""
     entry = Intent(1, "packages", "driver", PackageChange(PackageId.of(name), None, None))
-    body = b'"change":{"is":"package","name":"%s","before":null,"after":null,"triggers":[]}' % name.encode()
+    body = b'"change":{"type":"package","name":"%s","before":null,"after":null,"triggers":[]}' % name.encode()
     assert body in encode(entry)
     assert decode(encode(entry), str.encode) == (entry,)
 
 
 def test_an_older_line_without_a_newer_field_is_read() -> None:
-    line = b'{"v":3,"sum":"%s","entry":%s}\n'
-    body = b'{"is":"done","seq":1}'
-    assert decode(line % (digest(b"3::" + body)[:16].encode(), body), str.encode) == (Done(1, 0.0),)
+    assert decode(line_of(FORMAT, b'{"type":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
+    assert decode(line_of(3, b'{"is":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
 
 
 @pytest.mark.parametrize(
     "body",
     [
         b"{}",
-        b'{"is":"nothing"}',
-        b'{"is":"trigger","kind":"cdi","target":""}',
-        b'{"is":"done"}',
-        b'{"is":"done","seq":1,"more":2}',
-        b'{"is":"done","seq":1}}',
-        b'{"is":["done"]}',
+        b'{"type":"nothing"}',
+        b'{"type":"trigger","kind":"cdi","target":""}',
+        b'{"type":"done"}',
+        b'{"type":"done","seq":1,"more":2}',
+        b'{"type":"done","seq":1}}',
+        b'{"type":["done"]}',
         b"{" * 100000 + b"}",
-        b'{"is":"done","seq":"1"}',
-        b'{"is":"done","seq":-1}',
-        b'{"is":"done","seq":true}',
-        b'{"is":"done","seq":1,"at":1e300}',
-        b'{"is":"done","seq":1,"at":NaN}',
-        b'{"is":"failed","seq":1,"why":["x"]}',
-        b'{"is":"commit","result":null}',
-        b'{"is":"done","seq":68719476736}',
-        b'{"is":"intent","seq":1,"stage":"s","step":"s","change":{"is":"command","argv":[1],"why":"w"}}',
-        b'{"is":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"type":"done","seq":"1"}',
+        b'{"type":"done","seq":-1}',
+        b'{"type":"done","seq":true}',
+        b'{"type":"done","seq":1,"at":1e300}',
+        b'{"type":"done","seq":1,"at":NaN}',
+        b'{"type":"failed","seq":1,"error":["x"]}',
+        b'{"type":"commit","result":null}',
+        b'{"type":"done","seq":68719476736}',
+        b'{"type":"intent","seq":1,"stage":"s","step":"s","change":{"type":"command","argv":[1],"purpose":"w"}}',
+        b'{"type":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
-    line = b'{"v":3,"sum":"%s","entry":%s}\n' % (digest(b"3::" + body)[:16].encode(), body)
     with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2") as raised:
-        decode(encode(BEGIN) + line + encode(BEGIN), str.encode)
+        decode(encode(BEGIN) + line_of(FORMAT, body, above=encode(BEGIN)) + encode(BEGIN), str.encode)
     assert raised.value.why
+    assert "checksum" not in raised.value.why
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
         (
-            b'{"is":"done","seq":1,"more":2,"also":3}',
+            b'{"type":"done","seq":1,"more":2,"also":3}',
             "no gpunode writes such a line: unknown: also, more",
         ),
-        (b'{"is":"done","seq":"first"}', "no gpunode writes such a line: 'first' is no int"),
-        (b'{"is":"trigger","kind":"cdi","target":""}', "not a journal entry"),
+        (b'{"type":"done","seq":"first"}', "no gpunode writes such a line: 'first' is no int"),
+        (b'{"type":"trigger","kind":"cdi","target":""}', "not a journal entry"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(body: bytes, why: str) -> None:
     with pytest.raises(JournalDamaged) as raised:
-        decode(b'{"v":3,"sum":"%s","entry":%s}\n' % (digest(b"3::" + body)[:16].encode(), body), str.encode)
+        decode(line_of(FORMAT, body), str.encode)
     assert why in (raised.value.why or "")
 
 
-def test_a_journal_of_a_newer_gpunode_is_named_as_such() -> None:
-    newer = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % (FORMAT + 1))
+@pytest.mark.parametrize("other", [2, FORMAT + 1])
+def test_a_journal_of_another_format_is_named_as_such(other: int) -> None:
+    line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % other)
     with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged in line 1") as raised:
-        decode(newer, str.encode, file="x.jsonl")
-    assert raised.value.why == f"another gpunode wrote it, in format {FORMAT + 1}; this one reads {FORMAT}"
+        decode(line, str.encode, file="x.jsonl")
+    assert raised.value.why == f"another gpunode wrote it, in format {other}; this one reads 3 and {FORMAT}"
 
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
@@ -217,12 +294,12 @@ def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing
 
 
 def test_attributes_of_a_file_are_kept_in_the_line() -> None:
-    state = FileState(b"x", attributes=(("security.capability", bytes(range(20))), ("user.note", b"")))
+    state = FileState(b"x", xattrs=(("security.capability", bytes(range(20))), ("user.note", b"")))
     (read,) = decode(encode(Intent(1, "runtime", "x", FileChange("/a", state, None))), {digest(b"x"): b"x"}.__getitem__)
     assert isinstance(read, Intent)
     assert isinstance(read.change, FileChange)
     assert read.change.before is not None
-    assert read.change.before.attributes == state.attributes
+    assert read.change.before.xattrs == state.xattrs
 
 
 class TestUndo:
@@ -256,7 +333,7 @@ class TestUnsettled:
     def test_the_changes_that_no_daemon_has_read_come_newest_first(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER), Done(1))
         assert unsettled_changes(entries) == (self.OTHER, self.ONE)
-        assert unsettled_changes((*entries, BEGIN, Settle(RESTART))) == ()
+        assert unsettled_changes((*entries, BEGIN, TriggerCompleted(RESTART))) == ()
 
     def test_a_change_that_failed_owes_nothing_whatever_its_number_means_in_another_run(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
@@ -272,7 +349,9 @@ class TestUnsettled:
 
     def test_only_files_are_put_back(self) -> None:
         assert (
-            unsettled_changes((BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), Owe(RESTART, 1)))
+            unsettled_changes(
+                (BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), TriggerPending(RESTART, 1))
+            )
             == ()
         )
 
@@ -286,13 +365,13 @@ class TestOwed:
     def test_a_restart_reads_what_a_reload_would_have(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", None, b"1", RELOAD, RESTART)))
         assert pending_triggers(entries) == (RELOAD, RESTART)
-        assert pending_triggers((*entries, Settle(RELOAD))) == (RESTART,)
-        assert pending_triggers((*entries, Settle(RESTART))) == ()
+        assert pending_triggers((*entries, TriggerCompleted(RELOAD))) == (RESTART,)
+        assert pending_triggers((*entries, TriggerCompleted(RESTART))) == ()
 
     def test_a_write_after_the_restart_owes_another_one(self) -> None:
         change = write("/a", None, b"1", RESTART)
-        assert pending_triggers((BEGIN, Intent(1, "runtime", "x", change), Settle(RESTART))) == ()
-        assert pending_triggers((BEGIN, Settle(RESTART), Intent(1, "runtime", "x", change))) == (RESTART,)
+        assert pending_triggers((BEGIN, Intent(1, "runtime", "x", change), TriggerCompleted(RESTART))) == ()
+        assert pending_triggers((BEGIN, TriggerCompleted(RESTART), Intent(1, "runtime", "x", change))) == (RESTART,)
 
     def test_what_another_change_owes_stays_when_one_fails(self) -> None:
         one, other = write("/a", None, b"1", RESTART), write("/b", None, b"1", RESTART)
@@ -310,10 +389,12 @@ class TestOwed:
         assert pending_since((BEGIN, one, other)) == {RESTART: 2.0}
         assert pending_since((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
         assert pending_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
-        assert pending_since((BEGIN, one, Done(1, 3.0), Owe(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
+        assert pending_since((BEGIN, one, Done(1, 3.0), TriggerPending(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
 
     def test_more_can_be_owed_than_the_change_says(self) -> None:
-        assert pending_triggers((BEGIN, Owe(Trigger("cdi"), 1), Owe(Trigger("initramfs"), 1))) == (
+        assert pending_triggers(
+            (BEGIN, TriggerPending(Trigger("cdi"), 1), TriggerPending(Trigger("initramfs"), 1))
+        ) == (
             Trigger("initramfs"),
             Trigger("cdi"),
         )
@@ -347,7 +428,7 @@ class TestCutShort:
 
 
 def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
-    line = encode(BEGIN).replace(b'"v":3', b'"v":' + b"9" * 5000)
+    line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":' + b"9" * 5000)
     with pytest.raises(JournalDamaged, match="line 1"):
         decode(line, str.encode)
 

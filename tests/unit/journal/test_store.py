@@ -153,7 +153,7 @@ def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
 
 def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
     run = setup_run(store)
-    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":3', b'{"v":4'))
+    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":4', b'{"v":5'))
     with pytest.raises(JournalDamaged) as stopped:
         store.runs()
     assert "another gpunode wrote it" in stopped.value.why
@@ -179,7 +179,7 @@ def test_a_spoilt_backup_is_saved_again_when_the_same_bytes_come_by(store: Store
 
 class TestUndone:
     def rollback(self, store: Store, of: str, result: str = "done") -> Run:
-        run = store.begin("rollback", version="0.1.0", of=of)
+        run = store.begin("rollback", version="0.1.0", undoes=of)
         run.done(run.intend("runtime", "undo", CONFIG))
         run.commit(result)  # type: ignore[arg-type]
         return run
@@ -449,7 +449,7 @@ class TestCutShort:
         assert store.interrupted_run() is None
         (summary,) = store.runs()
         assert summary.commit is not None
-        assert (summary.commit.result, summary.commit.why) == ("interrupted", "found done")
+        assert (summary.commit.result, summary.commit.reason) == ("interrupted", "found done")
 
     def test_a_half_backup_is_swept_and_a_whole_one_stays(self, store: Store) -> None:
         name = store.objects.save(b"whole")

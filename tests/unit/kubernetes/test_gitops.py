@@ -136,7 +136,7 @@ def test_label_without_a_prefix_is_left_to_kubectl() -> None:
 
 
 def test_labels_that_differ_between_nodes_are_set_by_the_nodes_names() -> None:
-    text = 'extends = "gpu-operator"\n[kubernetes.configs.big]\ngpus = "B200"\nmode = "time-slicing"\nreplicas = 2\n'
+    text = 'extends = "gpu-operator"\n[kubernetes.configs.big]\nmodel = "B200"\nmode = "time-slicing"\nreplicas = 2\n'
     found, _ = render(text + '[kubernetes.labels]\n"example.org/team" = "a"', "fleet", "flux")
     (rule,) = (one.body for one in found.objects if one.kind == "NodeFeatureRule")
     shared, *own = rule["spec"]["rules"]

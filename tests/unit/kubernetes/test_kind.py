@@ -51,7 +51,7 @@ def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
         (of_workers(9), EIGHT, "fewer GPUs than the 9 workers"),
         (of_workers(1), (node("a", "2330", 1), node("b", "2330", 1)), "on one machine"),
         (of_workers(1, "[toolkit]\nvolume_mounts = false"), EIGHT, "would get no GPU"),
-        (of_workers(1, "[runtime]\ndefault = false"), EIGHT, "would get no GPU"),
+        (of_workers(1, "[runtime]\nset_as_default = false"), EIGHT, "would get no GPU"),
         (of_workers(1, '[runtime]\nname = "containerd"'), EIGHT, "would get no GPU"),
     ],
 )

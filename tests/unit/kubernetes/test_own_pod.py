@@ -68,7 +68,7 @@ def extends(name: str, more: str = "") -> str:
         (extends("k8s-containerd"), (replace(OLD, reads_cdi=None),), CLASS, "unless captures (--node) show"),
         (extends("k8s-containerd"), (replace(NEW, toolkit=False),), CLASS, "only with runtimeClassName"),
         (extends("k8s-containerd", "[runtime]\ncdi = false"), (NEW,), CLASS, "only with runtimeClassName"),
-        (extends("k8s-containerd", "[runtime]\ndefault = true"), (OLD,), {}, "nvidia is the default runtime"),
+        (extends("k8s-containerd", "[runtime]\nset_as_default = true"), (OLD,), {}, "nvidia is the default runtime"),
         (extends("k8s-containerd", '[kubernetes.versions]\ndevice_plugin = "0.14.3"'), (NEW,), CLASS, "only with"),
         (extends("k8s-containerd", TAINT), (NEW,), TOLERATION, "by its limits alone"),
         (extends("k8s-containerd", CONTROL_PLANE), (NEW,), BOTH, "by its limits alone"),
@@ -111,7 +111,7 @@ def test_every_node_that_offers_a_resource_decides_what_its_pods_need(
     recipe: str, table: str, expected: dict[str, str]
 ) -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "1eb8", 1)
-    found = of(extends(recipe, f'[kubernetes.configs.new]\ngpus = "H100"\n{table}'), *nodes)
+    found = of(extends(recipe, f'[kubernetes.configs.new]\nmodel = "H100"\n{table}'), *nodes)
     assert classes(found) == expected
     for text in (make_files(found, "manifests")["apply.sh"], make_files(found, "manifests")["README.md"]):
         assert all(f"{resource}: 1" in text for resource in expected)

@@ -95,7 +95,7 @@ def test_what_is_there_as_applied_stays() -> None:
     there = [live(one.body) for one in PLUGIN.objects]
     labelled = node({"nvidia.com/gpu.present": "true"})
     found = plan_items(PLUGIN, LiveState("c", there, there, [labelled]))
-    assert {one.state for one in found} == {"same"}
+    assert {one.state for one in found} == {"unchanged"}
 
 
 def test_an_object_of_somebody_else_that_is_as_wanted_is_left_to_them() -> None:
@@ -110,7 +110,7 @@ def test_a_field_that_changed_is_a_change_with_both_values_and_can_be_undone() -
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "DaemonSet"]
     old = json.loads(json.dumps(wanted.body).replace("v0.20.0", "v0.19.0"))
     item = planned(PLUGIN, LiveState("c", [live(old)], [live(wanted.body)], [node()]))["DaemonSet nvidia-device-plugin"]
-    assert item.state == "change"
+    assert item.state == "edit"
     assert any("v0.19.0" in line for line in item.diff)
     assert any("v0.20.0" in line for line in item.diff)
     assert isinstance(item.change, ObjectChange)
@@ -153,9 +153,9 @@ def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() ->
 @pytest.mark.parametrize(
     ("taints", "state"),
     [
-        ((), "change"),
-        (({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},), "same"),
-        (({"key": "maintenance", "effect": "NoSchedule"},), "change"),
+        ((), "edit"),
+        (({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},), "unchanged"),
+        (({"key": "maintenance", "effect": "NoSchedule"},), "edit"),
     ],
 )
 def test_a_taint_is_added_unless_it_is_there(taints: tuple[dict[str, str], ...], state: str) -> None:
@@ -223,17 +223,17 @@ RELEASE = OPERATOR.releases[0]
         (None, "create"),
         (
             HelmRelease("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values),
-            "same",
+            "unchanged",
         ),
         (
             HelmRelease("gpu-operator", "gpu-operator", RELEASE.chart, "v25.10.0", 3, "deployed", RELEASE.values),
-            "change",
+            "edit",
         ),
         (
             HelmRelease("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "failed", RELEASE.values),
-            "change",
+            "edit",
         ),
-        (HelmRelease("ops", "their-operator", RELEASE.chart, RELEASE.version, 2, "deployed", {"driver": 1}), "change"),
+        (HelmRelease("ops", "their-operator", RELEASE.chart, RELEASE.version, 2, "deployed", {"driver": 1}), "edit"),
     ],
 )
 def test_a_release_that_is_there_is_adopted_under_its_own_name(there: HelmRelease | None, state: str) -> None:

@@ -117,7 +117,7 @@ def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_on
     wanted = asked(
         'extends = "k8s-containerd"\n'
         '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
-        '[kubernetes.configs.big]\ngpus = "B200"\nmode = "mps"\nreplicas = 2\n'
+        '[kubernetes.configs.big]\nmodel = "B200"\nmode = "mps"\nreplicas = 2\n'
     )
     found = render_cluster(wanted, CLUSTERS["fleet"])
     (release,) = found.releases
@@ -159,7 +159,7 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
         ),
         ('extends = "dra"\n[kubernetes.sharing]\nmode = "mps"\nreplicas = 2', "one", "alpha", "device-plugin"),
         (
-            'extends = "dra"\n[kubernetes.configs.x]\ngpus = "T4"',
+            'extends = "dra"\n[kubernetes.configs.x]\nmodel = "T4"',
             "k3s",
             "renders no [kubernetes.configs]",
             "device-plugin",
@@ -177,7 +177,7 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
             "own",
         ),
         (
-            'extends = "k8s-containerd"\n[kubernetes.configs.whole]\ngpus = "T4"',
+            'extends = "k8s-containerd"\n[kubernetes.configs.whole]\nmodel = "T4"',
             "k3s",
             "has the name of",
             "another name",
@@ -186,14 +186,14 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
         (
             (
                 'extends = "gpu-operator"\nkubernetes.mig.strategy = "single"\n'
-                'kubernetes.configs.x = { gpus = "B200", strategy = "mixed" }'
+                'kubernetes.configs.x = { model = "B200", strategy = "mixed" }'
             ),
             "fleet",
             "differ in their MIG strategy",
             "single or mixed",
         ),
         ('extends = "k8s-mps"', "microk8s", "cannot be used on microk8s", "gpu-operator"),
-        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "says no gpus", "gpus"),
+        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "has no model", "model"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_the_way_out(text: str, cluster: str, what: str, hint: str) -> None:
@@ -361,7 +361,7 @@ def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None
 
 
 def test_a_configuration_that_reaches_no_node_is_told() -> None:
-    wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\ngpus = "B200"')
+    wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\nmodel = "B200"')
     assert any("No node gets the configuration big" in note for note in render_cluster(wanted, CLUSTERS["one"]).notes)
     mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
     assert any("mix has other GPUs beside" in note for note in render_cluster(wanted, [mixed]).notes)
@@ -433,8 +433,8 @@ def test_hami_takes_the_scheduler_from_the_mirror_whose_path_the_chart_adds() ->
 
 SHARED = (
     '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
-    '[kubernetes.configs.mig]\ngpus = "H100"\nstrategy = "mixed"\nlayout = "all-1g.10gb"\n'
-    '[kubernetes.configs.training]\ngpus = "A100"\n'
+    '[kubernetes.configs.mig]\nmodel = "H100"\nstrategy = "mixed"\nlayout = "all-1g.10gb"\n'
+    '[kubernetes.configs.training]\nmodel = "A100"\n'
 )
 NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node("d", "1eb8", 2))
 
@@ -458,7 +458,7 @@ def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: 
 def test_a_shared_layout_that_no_node_has_lists_what_a_node_may_offer() -> None:
     """The plugin refuses an empty list."""
     text = 'extends = "gpu-operator"\n[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\n'
-    text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\ngpus = "T4"\n'
+    text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\nmodel = "T4"\n'
     (release,) = render_cluster(asked(text), CLUSTERS["k3s"]).releases
     config = release.values["devicePlugin"]["config"]
     resources = yaml.safe_load(config["data"][config["default"]])["sharing"]["timeSlicing"]["resources"]

@@ -75,7 +75,7 @@ def test_a_node_without_its_labels_or_without_existence_fails() -> None:
 
 @pytest.mark.parametrize(
     ("handlers", "status"),
-    [(["", "nvidia", "runc"], "passed"), (["", "runc"], "failed"), ([], "not run")],
+    [(["", "nvidia", "runc"], "passed"), (["", "runc"], "failed"), ([], "skipped")],
 )
 def test_the_handler_is_never_called_there_unseen(handlers: Sequence[str], status: str) -> None:
     body = live(runtimeHandlers=[{"name": name} for name in handlers])
@@ -115,7 +115,7 @@ def test_what_is_offered_is_what_the_machine_has(capacity: int, allocatable: int
 
 
 def test_without_a_layout_nothing_is_called_as_expected() -> None:
-    assert only([*check_resources(EIGHT, live(), None, APPLY)]).status == "not run"
+    assert only([*check_resources(EIGHT, live(), None, APPLY)]).status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_only_the_parts_of_a_release_that_must_run_have_to() -> None:
 
     assert states("k8s-mps", made) == {
         "DaemonSet nvidia-device-plugin": "passed",
-        "DaemonSet nvidia-device-plugin-mps-control-daemon": "not run",
+        "DaemonSet nvidia-device-plugin-mps-control-daemon": "skipped",
     }
     made[0] = daemon_set("nvidia-device-plugin", PLUGIN, 0, 0, release="nvidia-device-plugin")
     assert states("k8s-mps", made)["DaemonSet nvidia-device-plugin"] == "failed"
@@ -307,7 +307,7 @@ def ended(
     [
         ("k8s-containerd", "Test PASSED", "passed", "Test PASSED, 3.0 s; deleted"),
         ("k8s-containerd", "all is well", "failed", "does not say Test PASSED; it said: all is well"),
-        ("k8s-containerd", None, "not run", "its log cannot be read"),
+        ("k8s-containerd", None, "skipped", "its log cannot be read"),
         ("k8s-mig", "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\nTest PASSED", "passed", "MIG instance 1g.10gb"),
         ("k8s-mig", "  MIG 2g.20gb     Device  0: (UUID: MIG-1)\nTest PASSED", "failed", "and saw 2g.20gb"),
         ("k8s-mig", "GPU 0: NVIDIA H100\nTest PASSED", "failed", "it saw no MIG instance"),
@@ -371,8 +371,8 @@ def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_
             "there is no RuntimeClass nvidia",
         ),
         ('pods "x" is forbidden: exceeded quota: compute', "failed", "exceeded quota"),
-        ('pods is forbidden: User "dev" cannot create resource "pods"', "not run", "may not create pods in"),
-        ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "not run", "may not create pods in"),
+        ('pods is forbidden: User "dev" cannot create resource "pods"', "skipped", "may not create pods in"),
+        ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "skipped", "may not create pods in"),
     ],
 )
 def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
@@ -398,12 +398,12 @@ ONE, OTHER = (f"GPU 0: H100 (UUID: GPU-{number}0000000-0000-0000-0000-0000000000
     ("logs", "spans", "status"),
     [
         ((ONE, ONE), ((0, 10), (2, 12)), "passed"),
-        ((ONE, OTHER), ((0, 10), (2, 12)), "not run"),
-        ((ONE, ONE), ((0, 10), (10, 20)), "not run"),
+        ((ONE, OTHER), ((0, 10), (2, 12)), "skipped"),
+        ((ONE, ONE), ((0, 10), (10, 20)), "skipped"),
         # Their seconds are whole: these may not have met.
-        ((ONE, ONE), ((0, 10), (9, 20)), "not run"),
-        (("Test PASSED", "Test PASSED"), ((0, 10), (0, 10)), "not run"),
-        ((ONE,), ((0, 10),), "not run"),
+        ((ONE, ONE), ((0, 10), (9, 20)), "skipped"),
+        (("Test PASSED", "Test PASSED"), ((0, 10), (0, 10)), "skipped"),
+        ((ONE,), ((0, 10),), "skipped"),
     ],
 )
 def test_sharing_is_shown_only_by_one_gpu_at_one_time(

@@ -223,19 +223,19 @@ def untold() -> Examination:
         "why the module does not load: its own message was not seen",
         (Shell("sudo dmesg | grep -i nvrm"),),
     )
-    layers = tuple(replace(layer, state="unseen", seen="", findings=()) for layer in _layers())
+    layers = tuple(replace(layer, state="unknown", summary="", findings=()) for layer in _layers())
     return Examination(take_snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), layers, False, ("dmesg",))
 
 
 def _layers() -> tuple[LayerState, ...]:
     return (
-        LayerState("pci", "PCI bus", "warned", "8 × H100 80GB HBM3", ("sample-narrow",)),
+        LayerState("pci", "PCI bus", "warning", "8 × H100 80GB HBM3", ("sample-narrow",)),
         LayerState("gpu", "GPU", "broken", "7 answer", ("sample-lost",)),
-        LayerState("kernel", "kernel", "seen", "Ubuntu 22.04.5 LTS, 5.15.0-119-generic"),
+        LayerState("kernel", "kernel", "no-fault", "Ubuntu 22.04.5 LTS, 5.15.0-119-generic"),
         LayerState("driver", "driver", "affected", "550.90.07 loaded, open modules", ("sample-stopped",)),
-        LayerState("fabric", "NVLink", "seen", "4 NVSwitches"),
+        LayerState("fabric", "NVLink", "no-fault", "4 NVSwitches"),
         LayerState("libraries", "libraries", "works", "550.90.07, CUDA 12.4"),
-        LayerState("toolkit", "toolkit, CDI", "seen", "toolkit 1.17.8-1"),
-        LayerState("runtime", "container runtime", "seen", "containerd"),
-        LayerState("kubernetes", "Kubernetes", "unseen", ""),
+        LayerState("toolkit", "toolkit, CDI", "no-fault", "toolkit 1.17.8-1"),
+        LayerState("runtime", "container runtime", "no-fault", "containerd"),
+        LayerState("kubernetes", "Kubernetes", "unknown", ""),
     )

@@ -76,8 +76,8 @@ def test_five_thousand_nodes_fit_in_five_megabytes_at_their_worst() -> None:
     """Each with everything that can be said of a node, in characters that are escaped."""
     long = "<&'\"é" * 100
     bad = replace(
-        BROKEN, summary=long, others=("nouveau-in-initramfs",) * 4, drift=(Drift("x", long, "change", long),),
-        differences=(replace(ODD, here=long),), versions={"driver": "595.91.07", "kernel": "6.8.0-88-generic"},
+        BROKEN, summary=long, other_causes=("nouveau-in-initramfs",) * 4, drift=(Drift("x", long, "change", long),),
+        differences=(replace(ODD, actual=long),), versions={"driver": "595.91.07", "kernel": "6.8.0-88-generic"},
     )  # fmt: skip
     assert len(made(*[bad] * 5000).encode()) < 5_000_000
 
@@ -86,7 +86,7 @@ def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
     row = FleetRow(
         HOSTILE, HOSTILE, "problem", cause="nouveau-bound", title=HOSTILE, severity="error", summary=HOSTILE,
         advice=HOSTILE, command=HOSTILE, stack=LAYERS, model=HOSTILE, versions={"driver": HOSTILE, "kernel": HOSTILE},
-        differences=(replace(ODD, name=HOSTILE, here=HOSTILE),), error=HOSTILE,
+        differences=(replace(ODD, name=HOSTILE, actual=HOSTILE),), error=HOSTILE,
         drift=(Drift("x", HOSTILE, "change", HOSTILE),),
     )  # fmt: skip
     text = fleet_page(summarize_fleet([row, replace(HEALTHY, report="y", model="<style>")]), ABOUT, HOSTILE)

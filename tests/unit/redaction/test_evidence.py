@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.change import FileChange, FileState
-from gpunode.facts.evidence import Capture, Found, Holds, decode_found, encode_found
+from gpunode.facts.evidence import Capture, ContentKind, Found, decode_found, encode_found
 from gpunode.facts.examination import DOCTOR_PROBES
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.evidence import count_masked, redact, redact_change, redact_content
@@ -70,9 +70,9 @@ ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --token c4n4ry 
 """
 
 
-def shown(text: str, holds: Holds = "config") -> str:
-    kept = redact_content(text.encode(), holds).decode()
-    assert redact_content(kept.encode(), holds).decode() == kept, "redacting twice is redacting once"
+def shown(text: str, content_kind: ContentKind = "config") -> str:
+    kept = redact_content(text.encode(), content_kind).decode()
+    assert redact_content(kept.encode(), content_kind).decode() == kept, "redacting twice is redacting once"
     assert kept.count("\n") == text.count("\n"), "citations name lines"
     return kept
 
@@ -129,7 +129,7 @@ def test_base64_is_no_key_for_its_padding(written: str) -> None:
     assert shown("ExecStart=\nExecStart=/usr/bin/x\n") == "ExecStart=\nExecStart=/usr/bin/x\n"
 
 
-@pytest.mark.parametrize("holds", ["log", "config"])
+@pytest.mark.parametrize("content_kind", ["log", "config"])
 @pytest.mark.parametrize(
     "value",
     [
@@ -139,10 +139,10 @@ def test_base64_is_no_key_for_its_padding(written: str) -> None:
         {"secrets": [{"name": "sa-token-x1"}], "kind": "ServiceAccount"},
     ],
 )
-def test_lists_of_secrets_leave_json_json(value: object, holds: Holds) -> None:
+def test_lists_of_secrets_leave_json_json(value: object, content_kind: ContentKind) -> None:
     """Else what parses a daemon.json of a capture would call it broken."""
     for indent in (None, 1):
-        kept = redact_content(json.dumps(value, indent=indent).encode(), holds).decode()
+        kept = redact_content(json.dumps(value, indent=indent).encode(), content_kind).decode()
         assert type(json.loads(kept)) is type(value)
         assert "hunter2" not in kept
 
@@ -154,7 +154,9 @@ def test_a_pull_secret_is_called_by_its_name_in_a_log() -> None:
 
 def test_a_table_stays_as_it_is() -> None:
     evidence = {
-        "dpkg-status": Capture("/var/lib/dpkg/status", "ok", b"Description: password: a manager\n", holds="table")
+        "dpkg-status": Capture(
+            "/var/lib/dpkg/status", "ok", b"Description: password: a manager\n", content_kind="table"
+        )
     }
     assert redact(evidence) == evidence
 
@@ -171,7 +173,7 @@ def test_what_is_no_text_is_no_configuration() -> None:
 
 def test_every_file_of_a_folder_is_redacted_and_no_other_field() -> None:
     rows = encode_found(iter([Found("/etc/x/token=abc", data=b"token=abc9999\n")]))
-    after = redact({"d": Capture("/etc/x/*", "ok", rows, holds="log")})["d"]
+    after = redact({"d": Capture("/etc/x/*", "ok", rows, content_kind="log")})["d"]
     assert [(one.path, one.data) for one in decode_found(after.data)] == [("/etc/x/token=abc", b"token=redacted\n")]
 
 
@@ -192,7 +194,7 @@ def test_a_secret_of_kubernetes_is_hidden_whatever_its_keys_are_called() -> None
 
 def test_two_commands_that_differ_by_their_secret_stay_two_pieces() -> None:
     commands = ["curl -u a:c4n4ry2 x", "curl -u a:c4n4ry3 x"]
-    after = redact({one: Capture(one, "ok", one.encode(), holds="log") for one in commands})
+    after = redact({one: Capture(one, "ok", one.encode(), content_kind="log") for one in commands})
     assert len(after) == 2
     assert "c4n4ry" not in "".join(after)
     assert redact(after) == after
@@ -212,7 +214,9 @@ def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
 def test_every_probe_says_what_it_holds() -> None:
     """Nothing that a person writes is a table: there, nothing is looked for."""
     tables = [
-        probe for probe in (*PROBES, *DOCTOR_PROBES) if probe.holds == "table" and (not probe.glob or probe.contents)
+        probe
+        for probe in (*PROBES, *DOCTOR_PROBES)
+        if probe.content_kind == "table" and (not probe.glob or probe.contents)
     ]
     written = [one.source for one in tables if one.source.startswith(("/etc/", "/root", "/home", "journalctl"))]
     assert written == ["/etc/os-release", "/etc/nv_tegra_release"]
@@ -220,8 +224,8 @@ def test_every_probe_says_what_it_holds() -> None:
 
 def test_it_is_counted_what_is_masked() -> None:
     evidence = {
-        "a": Capture("/proc/modules", "ok", b"x\n", holds="table"),
+        "a": Capture("/proc/modules", "ok", b"x\n", content_kind="table"),
         "b": Capture("/etc/b", "ok", b"x = c4n4ry\n"),
-        "c": Capture("dmesg", "ok", b"x\n", holds="log"),
+        "c": Capture("dmesg", "ok", b"x\n", content_kind="log"),
     }
     assert count_masked(evidence, redact(evidence)) == {"table": (1, 0), "config": (1, 1), "log": (1, 0)}

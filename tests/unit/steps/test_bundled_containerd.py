@@ -35,7 +35,7 @@ def node(generated: bytes, toolkit_came: float | None = None) -> Facts:
 
 
 def default(recipe: Recipe) -> Recipe:
-    return replace(recipe, runtime=replace(recipe.runtime, default=True))
+    return replace(recipe, runtime=replace(recipe.runtime, set_as_default=True))
 
 
 def test_the_distributions_containerd_is_not_installed_beside_it() -> None:
@@ -107,7 +107,7 @@ def test_k0s_notices_its_drop_ins_itself() -> None:
 
 def test_a_recipe_for_kubeadms_kubelet_leaves_the_cgroup_driver_of_a_product_alone() -> None:
     wanted = recipe("containerd")
-    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup="systemd"))
+    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup_driver="systemd"))
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
     config = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
     facts = machine(files={"/etc/k0s/containerd.toml": config}, kubelet=kubelet)
@@ -118,7 +118,7 @@ def test_a_recipe_for_kubeadms_kubelet_leaves_the_cgroup_driver_of_a_product_alo
 
 def test_a_recipe_that_contradicts_the_kubelet_is_told() -> None:
     wanted = recipe("containerd")
-    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup="systemd"))
+    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup_driver="systemd"))
     kubelet = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", "cgroupfs")
     notes = planned(RUNTIME_CONFIG.plan(wanted, machine(packages={"containerd": "1.7.24-1"}, kubelet=kubelet))).notes
     assert any("cgroupfs" in note for note in notes)

@@ -209,7 +209,7 @@ def test_a_file_that_may_not_be_read_is_not_guessed_at() -> None:
 
 
 def test_dockerd_reads_a_runtime_and_a_default_again_without_a_restart() -> None:
-    for chosen in (RuntimeSettings("docker"), RuntimeSettings("docker", default=True)):
+    for chosen in (RuntimeSettings("docker"), RuntimeSettings("docker", set_as_default=True)):
         outcome = planned(RUNTIME_CONFIG.plan(Recipe("test", runtime=chosen), docker()))
         assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
         assert outcome.disrupts == ""
@@ -259,7 +259,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
     silent = planned(RUNTIME_CONFIG.plan(recipe(name), node))
     assert silent.changes == ()
     assert any("nvidia is the default runtime" in note for note in silent.notes)
-    explicit = Recipe("test", runtime=RuntimeSettings(name, default=False))
+    explicit = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
     outcome = planned(RUNTIME_CONFIG.plan(explicit, node))
     after = project_changes(node, outcome.changes)
     row, state = runtime(name), known(after.file(path), None)
@@ -275,8 +275,8 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
 def test_a_default_that_cannot_be_taken_off_is_refused() -> None:
     text = b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/x"\n'
     node = machine(packages={"cri-o": "1.30"}, files={"/etc/crio/crio.conf": text})
-    no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=RuntimeSettings("crio", default=False)), node))
-    assert "runtime.default = false" in no.what
+    no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=RuntimeSettings("crio", set_as_default=False)), node))
+    assert "runtime.set_as_default = false" in no.what
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     assert "root acts on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
-    wanted = Recipe("test", runtime=RuntimeSettings(name, default=False))
+    wanted = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
     (both,) = files(planned(RUNTIME_CONFIG.plan(wanted, node)).changes).values()
     assert isinstance(both.after, FileState)
     assert replace(both.after, content=content) == change.after
@@ -383,7 +383,7 @@ def looked_for(path: str, node: Facts) -> Facts:
 
 
 def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
-    wants_default = replace(recipe("docker"), runtime=RuntimeSettings("docker", default=True))
+    wants_default = replace(recipe("docker"), runtime=RuntimeSettings("docker", set_as_default=True))
     refused = refusal(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=runc")))
     assert "default-runtime cannot be set here" in refused.what
     assert files(planned(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)

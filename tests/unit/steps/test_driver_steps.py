@@ -234,7 +234,7 @@ def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> No
 def test_whatever_versions_stand_side_by_side_one_is_left_and_nothing_is_to_be_done(
     packages: dict[str, str], upgrade: bool
 ) -> None:
-    wanted = replace(recipe(version="580", flavour="open"), upgrade=upgrade)
+    wanted = replace(recipe(version="580", kernel_module_type="open"), upgrade=upgrade)
     node = with_driver("580.95.05", packages=packages)
     changes = [change for step in (CONFLICTS, DRIVER) for change in planned(step.plan(wanted, node)).changes]
     assert len(names(tuple(changes))) == len(set(names(tuple(changes))))
@@ -250,7 +250,7 @@ def test_a_driver_whose_branch_has_ended_is_replaced() -> None:
 def test_what_is_asked_for_is_not_kept_from_the_user() -> None:
     node = with_driver("580.95.05")
     assert chosen(recipe(version="production"), node).branch == PRODUCTION
-    assert chosen(recipe(flavour="proprietary"), node).flavour == "proprietary"
+    assert chosen(recipe(kernel_module_type="proprietary"), node).flavour == "proprietary"
     assert chosen(recipe(version="580.178.04"), node).exact == "580.178.04"
 
 
@@ -364,7 +364,7 @@ def test_a_library_that_others_depend_on_and_that_conflicts_with_nothing_stays()
 
 def test_the_modules_of_the_other_flavour_leave_by_plan() -> None:
     node = with_driver("580.95.05", open_module=False)
-    asked = recipe(flavour="open", version="580")
+    asked = recipe(kernel_module_type="open", version="580")
     assert planned(CONFLICTS.plan(asked, node)).changes == ()
     first, *brought = planned(DRIVER.plan(asked, node)).changes
     assert first == PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("580.95.05-1"), None)

@@ -217,7 +217,7 @@ stack = "{}"
 strategy = "mixed"
 layout = "all-balanced"
 [kubernetes.configs.big]
-gpus = "H100"
+model = "H100"
 strategy = "single"
 layout = "all-7g.80gb"
 """

@@ -32,7 +32,9 @@ TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
 
 
 def wanted(text: str = "", register: str = "kubelet", base: str = "k8s-containerd") -> Recipe:
-    return parse(f'schema = 1\nextends = "{base}"\nkubernetes.register = "{register}"\n{text}', "r.toml", builtin.load)
+    return parse(
+        f'schema = 1\nextends = "{base}"\nkubernetes.node_registration = "{register}"\n{text}', "r.toml", builtin.load
+    )
 
 
 def node(environment: bytes | None, *, kubelet: Kubelet | None = OWN, joined: bool = False) -> Facts:
@@ -148,7 +150,7 @@ def test_k3s_gets_a_file_of_ours_that_adds_to_others() -> None:
 
 
 def test_another_kubelet_than_the_recipe_names_is_refused() -> None:
-    assert 'register = "k3s"' in refusal(NODE_REGISTRATION.plan(wanted(), node(None, kubelet=K3S))).hint
+    assert 'node_registration = "k3s"' in refusal(NODE_REGISTRATION.plan(wanted(), node(None, kubelet=K3S))).hint
 
 
 def test_nothing_is_written_unasked_or_for_a_stack_that_needs_none() -> None:

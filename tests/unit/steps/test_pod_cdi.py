@@ -86,7 +86,7 @@ def test_setup_makes_containerd_read_cdi_where_it_can_and_nobody_said_no(
     [
         ("containerd", "", V2, None),
         ("hami", "", V2, None),
-        ("k8s-containerd", "[runtime]\ndefault = true", V2, None),
+        ("k8s-containerd", "[runtime]\nset_as_default = true", V2, None),
         ("k8s-containerd", "[runtime]\ncdi = false", V2, None),
         ("k8s-containerd", "[runtime]\ncdi = true", V2 + OFF, True),
         # Without CDI its pods could get no GPU at all.

@@ -81,7 +81,7 @@ def test_every_kind_of_ubuntus_own_driver_is_left_alone(kind: str, open_module: 
     [
         recipe(version="595"),
         recipe(version="580.178.04"),
-        recipe(flavour="open"),
+        recipe(kernel_module_type="open"),
         replace(recipe(), upgrade=True),
         replace(recipe(version="580"), upgrade=True),
     ],

@@ -40,7 +40,9 @@ FINGERPRINT = openpgp.fingerprints(KEY)[0]
 ARMORED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQAIBG9uZSBrZXk=\n-----END PGP PUBLIC KEY BLOCK-----\n"
 # A mirror's own key stands in for NVIDIA's: its bytes can be made here.
 MINE = Recipe(
-    "test", repositories=Repositories(cuda_key=FINGERPRINT, toolkit_key=FINGERPRINT), runtime=recipe("docker").runtime
+    "test",
+    repositories=Repositories(cuda_key_fingerprint=FINGERPRINT, toolkit_key_fingerprint=FINGERPRINT),
+    runtime=recipe("docker").runtime,
 )
 
 
@@ -156,7 +158,9 @@ def test_a_rival_that_is_switched_off_is_none_and_stays() -> None:
 
 
 def test_a_mirror_takes_the_place_of_nvidias_address() -> None:
-    mirrored = Recipe("test", repositories=Repositories(cuda="https://mirror.example/cuda", cuda_key=FINGERPRINT))
+    mirrored = Recipe(
+        "test", repositories=Repositories(cuda="https://mirror.example/cuda", cuda_key_fingerprint=FINGERPRINT)
+    )
     changes = files(planned(CUDA_REPOSITORY.plan(mirrored, cuda())).changes)
     assert b"https://mirror.example/cuda/debian12/x86_64/" in getattr(changes[CUDA_LIST].after, "content", b"")
     assert set(changes) == {CUDA_LIST}

@@ -17,7 +17,7 @@ MISSING = Known(value=False, probe="toolkit-program")
 
 def default() -> Recipe:
     wanted = recipe("docker")
-    return replace(wanted, runtime=replace(wanted.runtime, default=True))
+    return replace(wanted, runtime=replace(wanted.runtime, set_as_default=True))
 
 
 def node(**packages: str) -> Facts:

@@ -109,13 +109,13 @@ def test_podman_must_be_able_to_read_it(podman: str, version: bytes, what: str) 
 
 def test_without_a_driver_it_is_not_looked_at() -> None:
     (found,) = checks(machine(packages={"podman": "4.9.3-1"})).values()
-    assert (found.id, found.status) == ("cdi", "not run")
+    assert (found.id, found.status) == ("cdi", "skipped")
 
 
 @pytest.mark.parametrize(
     ("units", "status", "detail"),
     [
-        ({}, "not run", "is missing; toolkit 1.18 and later have it"),
+        ({}, "skipped", "is missing; toolkit 1.18 and later have it"),
         ({**UNITS, "nvidia-cdi-refresh.service": unit(active=False, failed=True)}, "failed", "service has failed"),
         ({**UNITS, "nvidia-cdi-refresh.path": unit(enabled=False)}, "failed", "path is not enabled"),
     ],

@@ -82,7 +82,7 @@ def test_a_hint_is_for_the_recipe_and_the_nodes_that_were_named(server: ApiServe
     there["metadata"]["annotations"] = {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "default"}
     server.add(there)
     hint = user.plan("k8s-time-slicing", check=3).error["hint"]
-    assert f"gpunode k8s render k8s-time-slicing {' '.join(NODE)} --form helm --out gpu-node" in hint
+    assert f"gpunode k8s render k8s-time-slicing {' '.join(NODE)} --format helm --output gpu-node" in hint
 
 
 def test_a_rendered_plugin_that_argo_cd_applied_elsewhere_is_a_second_one(server: ApiServer, user: User) -> None:

@@ -46,7 +46,7 @@ def item(kind: str, wave: int, state: State = "create") -> PlanItem:
     [
         ((item("DaemonSet", 1), item("ConfigMap", 99)), "not applied yet: ConfigMap gpu/x", "failed"),
         ((item("ConfigMap", 0), item("DaemonSet", 1)), "", "done"),
-        ((item("ConfigMap", 0), item("DaemonSet", 1, "same")), "", "done"),
+        ((item("ConfigMap", 0), item("DaemonSet", 1, "unchanged")), "", "done"),
     ],
 )
 def test_a_workload_that_is_not_ready_is_told_with_what_is_left(

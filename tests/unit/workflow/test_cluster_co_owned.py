@@ -72,7 +72,7 @@ def test_another_recipe_gives_up_a_co_owned_configuration(server: ApiServer, use
     assert "labels" not in kept["metadata"]
     (note,) = (one["note"] for one in applied.envelope["result"]["objects"] if one["note"])
     assert note == "stays: argocd also set data.config.yaml"
-    assert {one["state"] for one in user.plan("k8s-containerd").envelope["result"]["objects"]} == {"same"}
+    assert {one["state"] for one in user.plan("k8s-containerd").envelope["result"]["objects"]} == {"unchanged"}
 
 
 def test_object_that_changed_while_it_was_given_up_is_told_and_the_rest_goes_on(

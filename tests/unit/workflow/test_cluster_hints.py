@@ -42,7 +42,7 @@ def test_a_kubelet_takes_back_its_labels_and_names_the_rest(server: ApiServer, u
     user.apply(str(recipe))
     server.user, server.denied = "system:node:gpu-1", OF_KUBELETS | {"get namespaces"}
     removed = user("k8s", "remove", "--yes")
-    assert removed.states == {"Node gpu-1": "change"}
+    assert removed.states == {"Node gpu-1": "edit"}
     all_else, taint = removed.envelope["result"]["skipped"]
     assert "may not list it" in all_else
     assert "nvidia.com/gpu=present:NoSchedule" in taint

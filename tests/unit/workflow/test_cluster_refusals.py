@@ -39,7 +39,7 @@ def at(
 def test_kubelet_s_credential_labels_its_own_node_and_skips_the_rest(server: ApiServer, user: User) -> None:
     server.user, server.denied = KUBELET, NO_KUBELET
     applied = user.apply()
-    assert applied.states == {"Node gpu-1": "change"}
+    assert applied.states == {"Node gpu-1": "edit"}
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     server.user = "system:node:gpu-2"
     assert "gpu-2 may change nothing of this" in user.apply(check=3).error["what"]

@@ -47,10 +47,10 @@ def left_by_killed_run(name: str, age_s: float, **labels: str) -> dict[str, Any]
 
 def test_pod_that_computed_proves_the_node_and_is_gone(applied: ApiServer, user: User) -> None:
     found = user.verify()
-    assert {status for status, _ in found.values()} == {"passed", "not run"}
+    assert {status for status, _ in found.values()} == {"passed", "skipped"}
     assert found["pod/gpu-1"][0] == "passed"
     assert "Test PASSED" in found["pod/gpu-1"][1]
-    assert found["kubelet/gpu-1"][0] == "not run"
+    assert found["kubelet/gpu-1"][0] == "skipped"
     assert left_pods(applied) == []
 
 
@@ -75,7 +75,7 @@ def test_job_ends_the_pods_of_a_run_that_is_killed(applied: ApiServer, user: Use
 def test_without_the_job_no_pod_is_created(applied: ApiServer, user: User) -> None:
     applied.denied.add("create jobs")
     status, detail = user.verify()["pod/gpu-1"]
-    assert status == "not run"
+    assert status == "skipped"
     assert "your credentials may not create jobs in gpu-system" in detail
     assert left_pods(applied) == []
 
@@ -98,7 +98,7 @@ def test_pods_that_a_killed_run_left_are_deleted(applied: ApiServer, user: User,
 def test_without_the_right_to_list_jobs_all_else_is_done(applied: ApiServer, user: User) -> None:
     applied.denied.add("list jobs")
     found = user.verify()
-    assert (found["leftovers"][0], found["pod/gpu-1"][0]) == ("not run", "passed")
+    assert (found["leftovers"][0], found["pod/gpu-1"][0]) == ("skipped", "passed")
     user("k8s", "remove", "--yes")
     assert not applied.peek("DaemonSet")
 
@@ -136,7 +136,7 @@ def test_log_without_the_sum_is_a_failure(applied: ApiServer, user: User) -> Non
 
 def test_log_that_cannot_be_read_proves_nothing(applied: ApiServer, user: User) -> None:
     applied.denied.add("get pods")
-    assert user.verify()["pod/gpu-1"][0] == "not run"
+    assert user.verify()["pod/gpu-1"][0] == "skipped"
 
 
 def test_gpu_in_use_is_no_failure_and_no_proof(applied: ApiServer, user: User) -> None:
@@ -145,7 +145,7 @@ def test_gpu_in_use_is_no_failure_and_no_proof(applied: ApiServer, user: User) -
     applied.add({**body, "spec": {**training, "nodeName": "gpu-1"}, "status": {"phase": "Running"}})
     pods_with(applied, unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
     status, detail = user.verify()["pod/gpu-1"]
-    assert status == "not run"
+    assert status == "skipped"
     assert "in use, by default/training" in detail
 
 
@@ -218,16 +218,16 @@ def test_kubelet_s_settings_are_checked_where_they_can_be_read(applied: ApiServe
 def test_node_that_is_not_ready_or_offers_nothing_gets_no_pod(applied: ApiServer, user: User) -> None:
     (there,) = applied.peek("Node")
     there["status"]["allocatable"] = {}
-    assert user.verify(check=7)["pod/gpu-1"] == ("not run", "the Node offers no nvidia.com/gpu")
+    assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node offers no nvidia.com/gpu")
     there["status"]["conditions"] = []
-    assert user.verify(check=7)["pod/gpu-1"] == ("not run", "the Node is not there, or not ready")
+    assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node is not there, or not ready")
 
 
 def test_what_may_not_be_seen_is_not_run_and_no_answer_ends_it(applied: ApiServer, user: User) -> None:
     applied.denied |= {"get runtimeclasses", "list daemonsets", "list resourceslices"}
     found = user.verify()
-    assert found["runtime-class"][0] == found["workloads"][0] == "not run"
-    assert verified("dra", user)["resource-slices"].status == "not run"
+    assert found["runtime-class"][0] == found["workloads"][0] == "skipped"
+    assert verified("dra", user)["resource-slices"].status == "skipped"
     unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
     user.kubectl.intercept = lambda words: unreachable if "daemonsets.apps" in words else None
     words = ("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080")

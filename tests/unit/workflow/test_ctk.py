@@ -203,7 +203,7 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
         def look(self, probe: Probe, /) -> Capture:
             capture = super().look(probe)
             owner = capture.ownership
-            return replace(capture, ownership=replace(owner, changed=changed)) if owner else capture
+            return replace(capture, ownership=replace(owner, ctime=changed)) if owner else capture
 
     host = Dated({CONTAINERD: PLAIN}, {UNIT: RUNS})
     configured(host, store)

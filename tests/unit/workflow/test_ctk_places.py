@@ -53,7 +53,7 @@ def test_the_products_unit_is_what_reads_it_and_no_parser_on_the_path_is_asked(s
     assert plan.trigger == Trigger("restart", "k3s.service")
     done = ctk.apply_edit(plan, host, store, EditOptions("configure", "test"), ignore_event)
     assert set(host.contents) >= {CONFIG, DROP_IN}
-    assert done.checked == ""
+    assert done.validation == ""
     assert plan_of(host, k3s()).files == ()
 
 

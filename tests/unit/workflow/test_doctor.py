@@ -32,7 +32,10 @@ def test_the_text_of_a_wrapper_script_is_no_complaint() -> None:
 def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
     """Whoever writes one file of a node could otherwise end doctor, plan and render with "a bug in gpunode"."""
     deep = b'{"a":' * 3000
-    evidence = {probe.key: Capture(probe.source, "ok", deep, holds=probe.holds) for probe in (*PROBES, *DOCTOR_PROBES)}
+    evidence = {
+        probe.key: Capture(probe.source, "ok", deep, content_kind=probe.content_kind)
+        for probe in (*PROBES, *DOCTOR_PROBES)
+    }
     for captures in (evidence, redact(evidence)):
         derive(captures)
         derive(captures, image=True)

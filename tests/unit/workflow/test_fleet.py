@@ -117,7 +117,7 @@ def test_a_bug_of_ours_is_told_in_its_row(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def row(name: str, status: fleet.Status, cause: str = "", *others: str) -> FleetRow:
-    return FleetRow(name, f"/x/{name}", status, cause=cause, others=others)
+    return FleetRow(name, f"/x/{name}", status, cause=cause, other_causes=others)
 
 
 def test_causes_are_counted_the_most_frequent_first_and_further_roots_too() -> None:

@@ -61,8 +61,8 @@ def hand_built(**more: object) -> Facts:
 
 def test_it_says_what_the_node_is() -> None:
     found = recipe_from_node(hand_built(), HOST)
-    assert (found.driver.version, found.driver.flavour, found.driver.scope) == ("580", "auto", "compute")
-    assert (found.runtime.name, found.runtime.default) == ("docker", True)
+    assert (found.driver.version, found.driver.kernel_module_type, found.driver.scope) == ("580", "auto", "compute")
+    assert (found.runtime.name, found.runtime.set_as_default) == ("docker", True)
     assert found.toolkit.version == "auto"
     assert "driver" not in found.skip
     assert "runtime-config" not in found.skip

@@ -35,7 +35,9 @@ def find_kept(store: Store, file: FileState | None = None) -> dict[str, str]:
     """Return what is named of a node with docker, enabled, where docker's configuration is ``file``."""
     contents = {DAEMON_JSON: file} if file else {}
     facts, host = machine(files=contents, units={DOCKER_UNIT: unit()}), Machine(contents)
-    return {one.subject: one.how for one in find_remainder(store, host, facts, plan_removal(store, host, facts)).kept}
+    return {
+        one.subject: one.reason for one in find_remainder(store, host, facts, plan_removal(store, host, facts)).kept
+    }
 
 
 def test_file_without_the_handler_that_was_taken_out_is_the_users(store: Store) -> None:

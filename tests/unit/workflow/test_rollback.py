@@ -348,7 +348,7 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
     for _ in range(2):
         mark_undone(store, find_newest_run(store), version="test", argv=(), whole=False)
     assert len(store.runs()) == 3, "recorded once"
-    assert find_newest_run(store).undone_whole, "it changed nothing but the configuration"
+    assert find_newest_run(store).is_fully_undone, "it changed nothing but the configuration"
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
 
@@ -364,7 +364,7 @@ def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> 
 
 def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
     run = write(host, store)
-    removal = store.begin("remove", version="test", whole=True)
+    removal = store.begin("remove", version="test", with_packages=True)
     change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
     removal.done(removal.intend("runtime", "remove", change))
     removal.commit("done")

@@ -31,7 +31,7 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.journal.record import Owe
+from gpunode.journal.record import TriggerPending
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -57,7 +57,7 @@ BEFORE = b"# mine\nversion = 2\n"
 
 def owe(run: Run, trigger: Trigger, seq: int) -> None:
     """What the change ``seq`` owes beyond its own triggers."""
-    run._note("", Owe(trigger, seq, run._clock()))
+    run._note("", TriggerPending(trigger, seq, run._clock()))
 
 
 @pytest.fixture
@@ -443,7 +443,7 @@ def test_whoever_may_not_read_the_journal_is_told_so_and_no_check_passes(store: 
     assert not has_pending_work((), left)
     node = converged(None)
     check = check_configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
-    assert check.status == "not run"
+    assert check.status == "skipped"
     assert left.unread in check.detail
 
 

@@ -41,7 +41,7 @@ def test_an_x_library_of_nvidias_is_no_driver() -> None:
     """OpenMPI and Slurm bring libxnvctrl0 along, by way of libhwloc-plugins."""
     bare = replace(nodes.facts(), packages=Known(by_id({"libxnvctrl0": PackageState("525.85.05-3~deb12u1")}), "dpkg"))
     found = status(bare, nodes.host(bare), Backlog())
-    assert (found.driver, found.without_module) == ("", ())
+    assert (found.driver, found.kernels_without_module) == ("", ())
     assert status(nodes.facts(), nodes.host(bare), Backlog()).driver == "470.256.02"
 
 
@@ -61,4 +61,4 @@ def test_a_driver_is_what_has_a_module_or_libcuda(package: str, shown: str) -> N
     facts = machine(packages={package: "525.85.05-3"})
     found = status(facts, nodes.host(facts), Backlog())
     assert found.driver == shown
-    assert bool(found.without_module) is bool(shown)
+    assert bool(found.kernels_without_module) is bool(shown)

@@ -476,7 +476,7 @@ class TestWholeRollback:
 
     def test_what_a_killed_rollback_owes_the_next_one_settles(self, host: Machine, store: Store) -> None:
         run = newest(store)
-        cut = store.begin("rollback", version="test", of=run)
+        cut = store.begin("rollback", version="test", undoes=run)
         change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
         cut.done(cut.intend("runtime", "step", change))
         cut.close()
@@ -771,7 +771,7 @@ class TestRemove:
         run = store.begin("setup", version="test")
         run.done(run.intend("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
         run.commit("done")
-        cut = store.begin("rollback", version="test", of=run.id)
+        cut = store.begin("rollback", version="test", undoes=run.id)
         cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
         cut.close()
         host.files[CONTAINERD] = OURS if is_made else second
@@ -837,7 +837,7 @@ class TestRemove:
         host.files[STATUS] = FileState((driver + paragraph("cuda-app", "nvidia-driver-cuda")).encode())
         for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
             assert back.steps == ()
-            notes = {one.subject: one.how for one in back.kept}
+            notes = {one.subject: one.reason for one in back.kept}
             assert f"{CUDA_LIST}:1 is for the same archive" in notes[theirs]
             backup = store.objects.path_of_content(former.content)
             assert f"`sudo install -m 0644 {backup} {theirs}`" in notes[theirs]
@@ -956,7 +956,7 @@ class TestRemainder:
         assert nothing.steps == ()
         left = find_remainder(store, host, now({"dkms": PackageState("3")}), nothing)
         assert left.failure is None
-        notes = {one.subject: one.how for one in left.kept}
+        notes = {one.subject: one.reason for one in left.kept}
         assert f"`sudo rm {BLACKLIST}`" in notes[BLACKLIST]
         assert "came again after gpunode had taken it away" in notes["dkms"]
         assert "purge" not in notes["dkms"], "whoever installed it again needs it"

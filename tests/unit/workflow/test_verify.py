@@ -121,7 +121,7 @@ missing     /usr/lib/x86_64-linux-gnu/libcuda.so.1
         (Capture("dpkg", "ok", VERIFIED.encode()), "failed"),
         (Capture("dpkg", "ok", VERIFIED.splitlines()[1].encode()), "passed"),
         (Capture("dpkg", "ok"), "passed"),
-        (Capture("dpkg", "timeout"), "not run"),
+        (Capture("dpkg", "timeout"), "skipped"),
     ],
 )
 def test_programs_and_libraries_are_compared_with_their_packages(answer: Capture, status: str) -> None:
@@ -155,7 +155,7 @@ def test_programs_and_libraries_are_compared_with_their_packages(answer: Capture
     ids=["hangs", "falls over", "speaks nonsense", "another library", "no driver", "no GPU"],
 )
 def test_a_driver_that_does_not_answer_has_failed_and_expectations_are_not_passed(answer: object) -> None:
-    found = report(expecting(gpus=1, model="T4", memory_mib=1, ecc=True), answer=answer)
+    found = report(expecting(gpus=1, model="T4", min_memory_mib=1, ecc=True), answer=answer)
     assert check(found, "nvml").status == "failed"
     assert found.failed
     assert not [one for one in found.checks if one.id.startswith("expect-") and one.status == "passed"]
@@ -180,8 +180,8 @@ def test_one_lost_gpu_of_two_fails_and_is_named() -> None:
         ({"driver": "580.95.0"}, False),
         ({"driver": "58"}, False),
         ({"driver": "595"}, False),
-        ({"memory_mib": 15360}, True),
-        ({"memory_mib": 15361}, False),
+        ({"min_memory_mib": 15360}, True),
+        ({"min_memory_mib": 15361}, False),
         ({"ecc": True}, False),
         ({"ecc": False}, False),
     ],
@@ -223,7 +223,7 @@ def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
 def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> None:
     blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
     found = report(node=blind)
-    assert check(found, "configuration").status == "not run"
+    assert check(found, "configuration").status == "skipped"
     assert [error.exit_code for error in found.undetermined] == [13]
     assert check(found, "nvml").status == "passed"
     assert check(found, "versions").status == "passed"
@@ -241,13 +241,13 @@ def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> No
     assert "still to do" in check(report(), "configuration").detail
     waits = with_driver("580.95.05", loaded_driver=LoadedDriver("470.256.02", open_module=False))
     only = Recipe("test", skip=("cuda-repository", "driver-pin", "nouveau", "headers", "persistence"))
-    assert check(report(only, waits), "configuration").status == "not run"
+    assert check(report(only, waits), "configuration").status == "skipped"
 
 
 @pytest.mark.parametrize(
     ("configured", "default", "status"),
     [
-        (None, False, "not run"),
+        (None, False, "skipped"),
         (ObservedConfig({"runc": ""}), False, "failed"),
         (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}), False, "passed"),
         (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="runc"), True, "failed"),
@@ -255,7 +255,7 @@ def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> No
     ],
 )
 def test_the_runtime_has_the_last_word(configured: ObservedConfig | None, default: bool, status: str) -> None:
-    wanted = Recipe("test", runtime=RuntimeSettings("docker", default=default))
+    wanted = Recipe("test", runtime=RuntimeSettings("docker", set_as_default=default))
     assert check(report(wanted, configured=configured), "runtime").status == status
 
 
@@ -277,7 +277,7 @@ def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
         found = verify(
             wanted, node, Answering(Capture("nvml", "timeout")), lambda _name: None, ExtraChecks(container=never)
         )
-        assert check(found, "container").status == "not run"
+        assert check(found, "container").status == "skipped"
 
 
 def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
@@ -286,7 +286,7 @@ def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
 
     node = with_driver("580.95.05", device_nodes=NODES)
     found = verify(Recipe("test", runtime=RuntimeSettings(name="containerd")), node, Answering(ANSWER), closed)
-    assert check(found, "runtime").status == "not run"
+    assert check(found, "runtime").status == "skipped"
     assert [error.what for error in found.undetermined] == ["cannot tell how containerd is configured"]
 
 
@@ -295,7 +295,7 @@ def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> No
     wanted = Recipe("test", runtime=RuntimeSettings(name="containerd"))
     for error, status, told in (
         (ChangeFailed("containerd does not say", why="it crashed", hint="systemctl status containerd"), "failed", 0),
-        (Undetermined("cannot tell", why="permission denied", hint="as root"), "not run", 1),
+        (Undetermined("cannot tell", why="permission denied", hint="as root"), "skipped", 1),
     ):
 
         def broken(_inventory: object, _row: object, error: GpunodeError = error) -> Check:

@@ -111,7 +111,7 @@ def envelope(rows):
     worst = "problem" if "problem" in found else "healthy" if found == {"healthy"} else "unknown"
     status, code = STATUS[worst]
     return {
-        "gpunode": FORMAT,
+        "schema": FORMAT,
         "command": "doctor",
         "status": status,
         "exit_code": code,
@@ -139,7 +139,7 @@ def _causes(rows):
 def _row(host):
     nothing = {
         "status": "unknown",
-        "others": [],
+        "other_causes": [],
         "unknown": [],
         "error": "",
         "setup": None,
@@ -158,8 +158,8 @@ def _diagnosed(answer):
         **({name: roots[0].get(name) for name in OF_CAUSE} if roots else {}),
         "titles": {root["cause"]: root.get("title") for root in roots},
         "status": answer.get("verdict", "unknown"),
-        "others": [root["cause"] for root in roots[1:]],
-        "unknown": [one.get("what") for one in answer.get("unknown", [])],
+        "other_causes": [root["cause"] for root in roots[1:]],
+        "unknown": [one.get("question") for one in answer.get("unknown", [])],
     }
 
 

@@ -35,16 +35,16 @@ def run(module: AnsibleModule, *words: str, options: Options | None = None) -> d
         envelope = json.loads(out)
     except ValueError:
         envelope = None
-    if not isinstance(envelope, dict) or "gpunode" not in envelope:
+    if not isinstance(envelope, dict) or "schema" not in envelope:
         said = (err.strip() or out.strip() or "nothing")[-2000:]
         module.fail_json(
             msg="%s printed no JSON and ended with %d: %s" % (" ".join(argv[:2]), code, said),
             cmd=argv, rc=code, stdout=out, stderr=err,
         )  # fmt: skip
-    if envelope["gpunode"] != FORMAT:
+    if envelope["schema"] != FORMAT:
         module.fail_json(
             msg="gpunode on this host prints JSON of format %s, and this collection reads format %d: "
-            "install the collection of the same release" % (envelope["gpunode"], FORMAT),
+            "install the collection of the same release" % (envelope["schema"], FORMAT),
             cmd=argv, rc=code,
         )  # fmt: skip
     return envelope

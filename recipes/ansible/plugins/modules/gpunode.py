@@ -235,7 +235,7 @@ def request(module):
 def predicted(envelope):
     """What setup would return, as far as a plan knows it."""
     result = envelope["result"]
-    return {"reboot_required": bool(result.get("waits")), "run": "", "checks": []}
+    return {"reboot_required": bool(result.get("blocked")), "run": "", "checks": []}
 
 
 def shown(module, envelope):

@@ -142,7 +142,9 @@ def summary(envelope, roots):
     if roots:
         return "\n".join("%s: %s" % (root["cause"], root["summary"] or root["title"]) for root in roots)
     if envelope["exit_code"] == UNDETERMINED:
-        return "not enough evidence to call this node healthy: " + "; ".join(one["what"] for one in envelope["unknown"])
+        return "not enough evidence to call this node healthy: " + "; ".join(
+            one["question"] for one in envelope["unknown"]
+        )
     return "healthy"
 
 

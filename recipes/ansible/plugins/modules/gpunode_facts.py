@@ -59,7 +59,7 @@ ansible_facts:
           description: The version of the installed driver.
           type: str
           sample: "580.178.04"
-        loaded:
+        loaded_driver:
           description: The version of the driver that the kernel runs.
           type: str
           sample: "580.178.04"
@@ -108,7 +108,6 @@ def main():
     module = AnsibleModule(argument_spec=dict(EXECUTABLE), supports_check_mode=True)
     envelope = run(module, "status")
     status = dict(envelope["result"].get("status", {}))
-    status["gpus"] = [{"address": address, "name": name} for address, name in status.get("gpus") or []]
     finish(module, envelope, ansible_facts={"gpunode": {**status, "version": version(module)}})
 
 
