@@ -55,7 +55,7 @@ def parses(words: list[str]) -> bool:
         raise
 
 
-def test_the_judge_can_tell() -> None:
+def test_parser_accepts_real_commands_and_rejects_others() -> None:
     assert parses(["plan", "--driver", "none"])
     assert parses(["ctk", "runtime", "check", "--runtime=docker"])
     assert not parses(["plan", "--restart"])
@@ -107,7 +107,7 @@ every_module = pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=l
 
 
 @every_module
-def test_every_command_that_a_text_names_is_taken_and_holds_no_unquoted_value(path: Path) -> None:
+def test_every_command_in_a_message_parses_without_raw_values(path: Path) -> None:
     for line, text in texts(ast.parse(path.read_text("utf-8"))):
         for words in named(text):
             read, place = read_of(words), f"{path}:{line}: gpunode {' '.join(words)}"
@@ -117,7 +117,7 @@ def test_every_command_that_a_text_names_is_taken_and_holds_no_unquoted_value(pa
 
 
 @every_module
-def test_every_command_that_is_built_is_taken(path: Path) -> None:
+def test_every_built_command_parses(path: Path) -> None:
     for call in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in BUILDERS:
             words = [literal(word) for word in call.args if not isinstance(word, ast.Starred)]
@@ -145,7 +145,7 @@ OPTIONS = st.lists(
 
 
 @given(OPTIONS, st.sampled_from([(), ("containerd",), ("my node.toml",)]))
-def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
+def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
     words = [*recipe, *(word for option in options for word in option)]
     proposed = setup_command(("plan", *words))
     assert accepted(proposed)
@@ -172,7 +172,7 @@ def accepted(command: Command) -> bool:
 @pytest.mark.parametrize(
     "typed", [["containerd"], ["--runtime=docker", "--gpu", "10de:1eb8"], ["--driver", "580", "-v"]]
 )
-def test_what_a_plan_proposes_plans_on_that_node(
+def test_command_proposed_by_plan_works_on_the_same_node(
     typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = ["--node", str(default_sample())]
@@ -190,7 +190,7 @@ _MADE = "sudo made"
 _MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair", "typed"}
 
 
-def test_the_share_of_hints_with_a_command_does_not_fall() -> None:
+def test_share_of_hints_with_a_command_does_not_fall() -> None:
     hints = [hint for path in sorted(ROOT.rglob("*.py")) for hint in hints_in(ast.parse(path.read_text("utf-8")))]
     assert len(hints) > 300
     runnable = [hint for hint in hints if commands_in(hint)]
@@ -234,11 +234,11 @@ def with_commands(node: ast.expr) -> str:
         "reboot the node",
     ],
 )
-def test_what_no_shell_should_run_is_no_command(line: str) -> None:
+def test_text_unsafe_for_a_shell_is_no_command(line: str) -> None:
     assert commands_in(line) == ()
 
 
-def test_every_line_of_a_hint_that_counts_as_a_command_is_one() -> None:
+def test_every_command_line_of_a_hint_parses() -> None:
     """A program runs these lines: prose behind a command would be its arguments."""
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):

@@ -29,7 +29,7 @@ def told(examined: Examination) -> dict[str, float]:
     return {name: value for name, labels, value in samples(examined) if not labels}
 
 
-def test_prometheus_reads_what_was_found() -> None:
+def test_metrics_show_findings_and_version() -> None:
     assert told(SICK) == {
         "gpunode_doctor_healthy": 0,
         "gpunode_doctor_unknown": len(SICK.diagnosis.open_questions),
@@ -41,7 +41,7 @@ def test_prometheus_reads_what_was_found() -> None:
     assert ("gpunode_doctor_info", {"version": __version__}, 1.0) in samples(SICK)
 
 
-def test_a_healthy_node_has_no_finding_and_an_untold_one_is_not_called_healthy() -> None:
+def test_healthy_metric_is_1_only_for_a_healthy_node() -> None:
     nothing = Diagnosis((), ())
     healthy = replace(SICK, diagnosis=nothing, works=True)
     assert told(healthy)["gpunode_doctor_healthy"] == 1
@@ -53,7 +53,7 @@ def test_a_healthy_node_has_no_finding_and_an_untold_one_is_not_called_healthy()
         assert told(examined)["gpunode_doctor_healthy"] == 0
 
 
-def test_a_consequence_is_no_root() -> None:
+def test_consequence_is_not_labelled_as_root() -> None:
     (first, *_) = SICK.diagnosis.findings
     below = replace(first, cause="x", explained_by=first.cause)
     found = samples(replace(SICK, diagnosis=Diagnosis((first, below), ())))
@@ -61,7 +61,7 @@ def test_a_consequence_is_no_root() -> None:
 
 
 @given(st.text(max_size=40))
-def test_whatever_stands_in_a_label_is_read_as_it_was_meant(cause: str) -> None:
+def test_label_values_are_escaped(cause: str) -> None:
     # One line is one sample; what Python takes for a line's end beside \n does not end one.
     finding: Finding = replace(SICK.diagnosis.findings[0], cause=cause)
     text = render_metrics(replace(SICK, diagnosis=Diagnosis((finding,), ())), 0.0, 0.0)
@@ -70,7 +70,7 @@ def test_whatever_stands_in_a_label_is_read_as_it_was_meant(cause: str) -> None:
     assert family.samples[0].labels["cause"] == cause
 
 
-def test_the_text_ends_with_a_line_and_names_each_family_once() -> None:
+def test_metrics_end_with_a_newline_and_declare_each_family_once() -> None:
     text = render_metrics(SICK, 0.0, 0.0)
     assert text.endswith("\n")
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
