@@ -39,22 +39,22 @@ PULL = (
 )
 
 
-def test_a_host_whose_driver_the_operator_brings_gets_none_of_its_own() -> None:
+def test_host_with_an_operator_driver_gets_no_own_driver() -> None:
     found = told(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
     assert found.findings == ()
 
 
-def test_a_driver_pod_that_does_not_run_is_asked_about() -> None:
+def test_failing_driver_pod_is_a_suspect() -> None:
     found = told(UBUNTU, A100, *BARE, pods("CrashLoopBackOff"))
     assert found.findings == ()
     assert found.suspects
 
 
-def test_without_the_operator_the_host_gets_a_driver() -> None:
+def test_host_without_the_operator_gets_a_driver() -> None:
     assert "sudo gpunode setup" in commands(told(UBUNTU, A100, *BARE))
 
 
-def test_a_locked_module_is_let_go() -> None:
+def test_version_lock_of_the_module_is_removed_first() -> None:
     found = told(
         ROCKY,
         ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 560.35"),
@@ -86,12 +86,12 @@ REJECTED = (
 )
 
 
-def test_signed_modules_are_of_the_installed_branch() -> None:
+def test_signed_modules_of_the_installed_branch_are_suggested() -> None:
     (found,) = told(UBUNTU, *REJECTED).findings
     assert any("linux-modules-nvidia-BRANCH-generic" in fix.text for fix in found.remedy)
 
 
-def test_headers_that_are_there_are_not_installed() -> None:
+def test_installed_headers_are_not_installed_again() -> None:
     kernel = "5.15.0-126-generic"
     rows = (
         UBUNTU,
@@ -104,7 +104,7 @@ def test_headers_that_are_there_are_not_installed() -> None:
     assert commands(told(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"
 
 
-def test_the_fabric_manager_follows_the_driver() -> None:
+def test_fabric_manager_follows_the_driver_version() -> None:
     rows = (
         ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04.2 LTS"\n'),
         ("lspci -nn", "1b:00.0 3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)"),

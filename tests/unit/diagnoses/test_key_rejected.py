@@ -24,7 +24,7 @@ def seen(*pieces: tuple[str, str]) -> Diagnosis:
 
 @pytest.mark.parametrize("pieces", [(FAILS, REJECTED), (EMPTY, FAILS, REJECTED), (EMPTY, REJECTED), (REJECTED,)])
 @pytest.mark.parametrize("words", ["Key was rejected by service", "Required key not available"])
-def test_alone_it_is_likely_a_key_that_nobody_enrolled(pieces: tuple[tuple[str, str], ...], words: str) -> None:
+def test_rejected_key_alone_is_likely_not_enrolled(pieces: tuple[tuple[str, str], ...], words: str) -> None:
     found = seen(*((source, text.replace("Key was rejected by service", words)) for source, text in pieces))
     assert [(one.cause, one.confidence) for one in found.roots] == [(NO_KEY, "likely")]
     assert found.suspects[0].cause == UNSIGNED
@@ -43,13 +43,13 @@ def test_alone_it_is_likely_a_key_that_nobody_enrolled(pieces: tuple[tuple[str, 
         (("sudo dmesg | tail", "[   61.2] Loading of module with unavailable key is rejected\n"), NO_KEY),
     ],
 )
-def test_what_shows_the_signature_decides(piece: tuple[str, str], cause: str) -> None:
+def test_signature_evidence_decides_the_cause(piece: tuple[str, str], cause: str) -> None:
     found = seen(EMPTY, FAILS, REJECTED, piece)
     assert [one.cause for one in found.roots] == [cause]
     assert {one.cause for one in found.findings} <= {cause, ABSENT}
 
 
-def test_a_module_that_the_machine_signed_may_be_refused() -> None:
+def test_module_signed_by_the_machine_may_be_rejected() -> None:
     info = "filename: /lib/modules/6.18.48-amd64/updates/dkms/nvidia.ko\nversion: 580.119.02\nname: nvidia\n"
     shown = ("modinfo nvidia", f"{info}signer: DKMS module signing key\nvermagic: 6.18.48-amd64 SMP\n")
     pieces = (FAILS, shown, ("uname -r", "6.18.48-amd64"))
@@ -58,12 +58,12 @@ def test_a_module_that_the_machine_signed_may_be_refused() -> None:
     assert [one.cause for one in seen(*pieces, ("mokutil --sb-state", "SecureBoot disabled")).roots] == [ABSENT]
 
 
-def test_another_module_that_was_refused_is_not_nvidias() -> None:
+def test_rejected_module_of_another_vendor_is_ignored() -> None:
     other = ("sudo modprobe vboxdrv", REJECTED[1].replace("nvidia", "vboxdrv"))
     assert [one.cause for one in seen(EMPTY, FAILS, other).roots] == [ABSENT]
 
 
-def test_a_refusal_is_over_where_the_driver_works() -> None:
+def test_rejection_is_over_where_the_driver_works() -> None:
     table = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |\n"
     gpu = "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |\n"
     found = seen(REJECTED, ("nvidia-smi", table + gpu), ("lsmod | grep nvidia", "nvidia 9 1 nvidia_uvm\n"))

@@ -82,36 +82,36 @@ NOT_BUILT: dict[str, bytes | str | None] = {
 }
 
 
-def test_a_built_module_that_is_not_loaded() -> None:
+def test_built_but_unloaded_module_is_found() -> None:
     assert roots(node()) == ["driver-module-not-loaded"]
 
 
-def test_a_loaded_module_is_no_fault() -> None:
+def test_loaded_module_is_no_fault() -> None:
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@host)\n"
     loaded = "nvidia 14000000 0 - Live 0x0000000000000000\n"
     nodes = glob("/dev/nvidia0", "/dev/nvidiactl")
     assert roots(node(modules=loaded, nvidia_version=version, dev_nvidia=nodes)) == []
 
 
-def test_headers_that_are_not_there() -> None:
+def test_missing_headers_are_found() -> None:
     found = roots(node(**NOT_BUILT, kernel_builds=b"", kernel_sources=glob("/usr/src/nvidia-580.95.05")))
     assert found == ["kernel-headers-missing"]
 
 
-def test_a_link_to_headers_that_are_gone() -> None:
+def test_dangling_link_to_headers_is_found() -> None:
     assert roots(node(**NOT_BUILT, kernel_sources=glob("/usr/src/nvidia-580.95.05"))) == ["kernel-headers-missing"]
 
 
-def test_an_entry_of_dkms_without_its_source() -> None:
+def test_dkms_entry_without_source_is_found() -> None:
     sources = glob(f"/usr/src/linux-headers-{RUNNING}")
     assert roots(node(**NOT_BUILT, kernel_sources=sources)) == ["dkms-tree-corrupt"]
 
 
-def test_a_module_without_an_index() -> None:
+def test_missing_module_index_is_found() -> None:
     assert roots(node(module_indexes=glob(f"/lib/modules/{RUNNING}/modules.order"))) == ["depmod-index-missing"]
 
 
-def test_a_module_for_the_kernel_before() -> None:
+def test_module_for_the_previous_kernel_is_found() -> None:
     before = "6.1.0-35-amd64"
     found = roots(
         node(
@@ -123,7 +123,7 @@ def test_a_module_for_the_kernel_before() -> None:
     assert found == ["module-built-for-other-kernel"]
 
 
-def test_an_unsigned_module_where_signatures_are_asked_for() -> None:
+def test_unsigned_module_under_secure_boot_is_found() -> None:
     evidence = dict(node())
     evidence["secure-boot"] = capture("secure-boot", "SecureBoot enabled\n")
     info = f"filename: /lib/modules/{RUNNING}/updates/dkms/nvidia.ko\nversion: 580.95.05\nvermagic: {RUNNING} SMP\n"

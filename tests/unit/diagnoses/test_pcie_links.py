@@ -45,14 +45,14 @@ ALL_DOWN = "\n".join(
         (("nvidia-smi nvlink -s", ALL_DOWN), {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}),
     ],
 )
-def test_one_message_of_several_causes_leaves_them_all_open(piece: tuple[str, str], causes: set[str]) -> None:
+def test_ambiguous_message_leaves_all_causes_open(piece: tuple[str, str], causes: set[str]) -> None:
     found = seen(piece)
     assert not found.findings
     suspected = {one.cause for one in found.suspects if one.look_at}
     assert causes <= suspected
 
 
-def test_a_gpu_that_its_fabric_did_not_take_in_is_out_of_it() -> None:
+def test_gpu_refused_by_its_fabric_is_found() -> None:
     assert [(one.cause, one.confidence) for one in seen(("nvidia-smi -q", REFUSED)).roots] == [
         ("nvlink-all-links-inactive-gpu", "likely")
     ]
@@ -75,11 +75,11 @@ def test_a_gpu_that_its_fabric_did_not_take_in_is_out_of_it() -> None:
         ),
     ],
 )
-def test_what_else_is_known_tells_which_kind_of_802_it_is(more: tuple[tuple[str, str], ...], cause: str) -> None:
+def test_further_evidence_decides_the_kind_of_cuda_802(more: tuple[tuple[str, str], ...], cause: str) -> None:
     assert [finding.cause for finding in seen(("python", NOT_READY), *more).roots] == [cause]
 
 
-def test_what_the_kernel_says_of_regions_is_only_certain_on_a_machine_known_to_be_no_guest() -> None:
+def test_invalid_bar_is_certain_only_outside_a_guest() -> None:
     invalid = "[   28.1] NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0"
     (unknown,) = seen(("dmesg", invalid)).roots
     (host,) = seen(("dmesg", invalid), ("systemd-detect-virt", "none")).roots
@@ -89,7 +89,7 @@ def test_what_the_kernel_says_of_regions_is_only_certain_on_a_machine_known_to_b
     assert guest.cause == "vm-passthrough-mmio-config"
 
 
-def test_half_the_lanes_are_worth_a_warning_only_beside_gpus_that_have_all() -> None:
+def test_half_width_link_is_a_warning_only_beside_full_ones() -> None:
     narrow, full = "GPU 00000000:{}:00.0\n    Product Name : NVIDIA GeForce RTX 3090\n    GPU Link Info\n", "Link Width"
     row = "        {}\n            Max                       : 16x\n            Current                   : {}x\n"
     alone = seen(("nvidia-smi -q", narrow.format("01") + row.format(full, 8))).roots
@@ -121,7 +121,7 @@ HAS, RUNS = "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x{}\n", "\t\tLnkSta:\tSpe
         ("", 2.5, 16, None),
     ],
 )
-def test_fewer_lanes_are_a_fault_for_certain_only_where_both_ends_have_more(
+def test_narrow_link_is_certain_only_if_both_ends_are_wider(
     port: str, speed: float, width: int, said: tuple[str, str, str] | None
 ) -> None:
     gpu = f"{GPU}{HAS.format(16)}{RUNS.format(speed, width)}"
@@ -131,7 +131,7 @@ def test_fewer_lanes_are_a_fault_for_certain_only_where_both_ends_have_more(
     assert all(said and said[2] in one.summary for one in found)
 
 
-def test_errors_of_a_port_are_those_of_the_gpu_below_it() -> None:
+def test_errors_of_a_port_belong_to_the_gpu_below_it() -> None:
     error = "[  100.{0}] pcieport 0000:00:01.0: {1}\n"
     told = ("AER: Corrected error received: 0000:00:01.0", "   [ 6] BadTLP")
     log = "".join(error.format(number, line) for number in range(10, 40) for line in told)

@@ -56,14 +56,14 @@ def placed(*findings: Finding, **explains: str) -> dict[str, str]:
         (at(100), at(200, ONE), True),
     ],
 )
-def test_a_fault_explains_what_is_of_its_gpu_and_not_there_before_it(
+def test_fault_explains_only_later_faults_of_its_gpu(
     root: FaultOnset, consequence: FaultOnset, explained: bool
 ) -> None:
     assert placed(found("a", root), found("b", consequence), a="b")["b"] == ("a" if explained else "")
 
 
 @pytest.mark.parametrize("past", ["a", "b"])
-def test_faults_of_two_boots_explain_each_other_never_and_those_of_the_running_one_stand_first(past: str) -> None:
+def test_faults_of_two_boots_do_not_explain_each_other(past: str) -> None:
     one, other = (found(cause, at(100, ONE, cause), is_past=cause == past) for cause in "ab")
     assert list(placed(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
     # What has no time may be of now, and come from then.
@@ -72,7 +72,7 @@ def test_faults_of_two_boots_explain_each_other_never_and_those_of_the_running_o
     assert placed(found("c", at(100), is_past=True), lasting) == {"c": "", "b": ""}
 
 
-def test_what_some_of_its_gpus_had_before_the_root_or_without_it_is_a_root_of_its_own() -> None:
+def test_consequence_that_exceeds_its_root_is_a_root() -> None:
     both = found("b", at(150, ONE), at(151, OTHER))
     assert placed(found("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}
     assert placed(found("a", at(100, ONE), at(100, OTHER)), both, a="b") == {"a": "", "b": "a"}
@@ -80,20 +80,20 @@ def test_what_some_of_its_gpus_had_before_the_root_or_without_it_is_a_root_of_it
     assert placed(found("a", at(100, ONE)), found("c", at(140, OTHER)), both, a="b", c="b")["b"] == "a"
 
 
-def test_by_way_of_a_fault_without_time_or_gpu_nothing_gets_the_root_of_another_gpu_or_a_later_one() -> None:
+def test_explanation_through_a_vague_fault_respects_gpu_and_time() -> None:
     root, between = found("a", at(100, ONE)), found("b")
     assert placed(root, between, found("c", at(200, OTHER)), a="b", b="c") == {"a": "", "c": "", "b": "a"}
     assert placed(root, between, found("c", at(10)), a="b", b="c") == {"c": "", "a": "", "b": "a"}
     assert placed(root, between, found("c", at(200, ONE)), a="b", b="c") == {"a": "", "b": "a", "c": "a"}
 
 
-def test_of_several_reasons_the_first_in_rank_is_the_root() -> None:
+def test_highest_ranked_explanation_is_the_root() -> None:
     assert placed(found("a", at(20)), found("b", at(10)), found("c", at(30)), a="c", b="c")["c"] == "b"
     mild = found("a", at(10), severity="warning")
     assert placed(mild, found("b", at(20)), found("c", at(30)), a="c", b="c")["c"] == "b"
 
 
-def test_what_is_no_fault_is_no_reason() -> None:
+def test_information_is_no_explanation() -> None:
     assert placed(found("a", severity="info"), found("b"), a="b")["b"] == ""
 
 
@@ -109,9 +109,7 @@ def test_what_is_no_fault_is_no_reason() -> None:
         (found("a"), found("b")),
     ],
 )
-def test_of_two_roots_the_graver_then_surer_then_earlier_then_deeper_comes_first(
-    first: Finding, second: Finding
-) -> None:
+def test_roots_are_ordered_by_severity_confidence_time_and_layer(first: Finding, second: Finding) -> None:
     assert list(placed(first, second)) == list(placed(second, first)) == [first.cause, second.cause]
 
 
@@ -146,7 +144,7 @@ EDGES = st.fixed_dictionaries(
 
 @given(FINDINGS, EDGES, st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_the_order_in_which_they_were_found_changes_nothing(
+def test_ranking_does_not_depend_on_input_order(
     findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]], data: st.DataObject
 ) -> None:
     shuffled = tuple(data.draw(st.permutations(findings)))
@@ -155,7 +153,7 @@ def test_the_order_in_which_they_were_found_changes_nothing(
 
 @given(FINDINGS, EDGES)
 @settings(max_examples=examples(200), deadline=None)
-def test_what_explains_another_is_a_root_of_its_gpu_and_time(
+def test_every_explanation_is_a_root_of_its_gpu(
     findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]
 ) -> None:
     order = rank_findings(findings, explains)
@@ -186,7 +184,7 @@ def log(*lines: tuple[float, str]) -> tuple[str, str]:
     return "dmesg", "\n".join(f"[{seconds:12.6f}] {text}" for seconds, text in lines)
 
 
-def test_errors_of_the_link_that_were_there_before_the_gpu_fell_are_no_consequence_of_it() -> None:
+def test_link_errors_before_a_lost_gpu_are_no_consequence() -> None:
     storm = [(100.0 + second, line) for second in range(20) for line in (PORT, BAD_TLP)]
     before = node(log(*storm, (900.0, FALLEN)), ("lspci -tv", TREE))
     assert {one.cause: one.explained_by for one in before.findings} == {
@@ -197,7 +195,7 @@ def test_errors_of_the_link_that_were_there_before_the_gpu_fell_are_no_consequen
     assert [one.cause for one in after.roots] == ["gpu-fallen-off-bus"]
 
 
-def test_a_program_on_another_gpu_has_its_own_fault_and_the_earlier_comes_first() -> None:
+def test_faults_on_two_gpus_are_separate_roots_in_order_of_time() -> None:
     late = node(log((100.0, FALLEN), (2000.0, OF_OTHER)))
     assert [(one.cause, one.gpus) for one in late.roots] == [
         ("gpu-fallen-off-bus", (ONE,)),
@@ -209,7 +207,7 @@ def clocks(*pieces: tuple[str, str]) -> list[str]:
     return [message.clock for message in kernel.kernel_messages(take_snapshot(pasted.collect_pieces(pieces)))]
 
 
-def test_times_compare_within_one_boot_of_one_log_or_with_their_zone() -> None:
+def test_times_compare_within_one_boot_or_with_a_time_zone() -> None:
     one = clocks(("dmesg", "[    1.0] a\n[    2.0] b\n[    1.9] c\n[    0.1] d"))
     assert one[0] == one[1] == one[2] != one[3]
     assert len({*one, *clocks(("journalctl -k", "[    1.0] a"))}) == 3

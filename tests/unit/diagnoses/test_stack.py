@@ -12,7 +12,7 @@ from gpunode.facts import pasted
 from tests.scenarios.reports import Report, some_reports
 
 
-def test_every_layer_has_a_title_and_a_cause() -> None:
+def test_every_stack_layer_has_a_title_and_a_cause() -> None:
     assert list(TITLES) == list(STACK)
     assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK)
 
@@ -24,7 +24,7 @@ def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
 
 
 @pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)
-def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
+def test_root_cause_breaks_only_its_own_layer(report: Report) -> None:
     layers = shown(tuple((piece["source"], piece["text"]) for piece in report.evidence))
     own = layers[rules_by_cause()[report.cause].stack_layer]
     assert report.cause in own.findings
@@ -34,6 +34,6 @@ def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
     }
 
 
-def test_packages_are_shown_with_who_manages_them() -> None:
+def test_package_layer_names_the_package_manager() -> None:
     listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
     assert shown((("dpkg -l", listed),))["packages"].seen == "apt: 2 listed"
