@@ -20,7 +20,7 @@ def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
     return found
 
 
-def test_begin_changes_and_end_are_announced_each_with_its_id() -> None:
+def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
     found = announced(entries())
     made = [announce.MADE] * 4 + [announce.FAILED, announce.MADE]
     assert [one["MESSAGE_ID"] for one in found] == [announce.BEGUN, *made, announce.ENDED]
@@ -30,7 +30,7 @@ def test_begin_changes_and_end_are_announced_each_with_its_id() -> None:
     assert all(one["MESSAGE"] and one["PRIORITY"] in "3456" for one in found)
 
 
-def test_a_file_is_announced_by_its_hashes_and_a_package_by_its_versions_and_origin() -> None:
+def test_file_announced_by_hash_and_package_by_version_and_origin() -> None:
     _, file, package, *_ = announced(entries())
     assert file["GPUNODE_SUBJECT"] == CONFIG
     assert (file["GPUNODE_STEP"], file["GPUNODE_SEQ"], file["GPUNODE_KIND"]) == ("step-1", "1", "file")
@@ -40,7 +40,7 @@ def test_a_file_is_announced_by_its_hashes_and_a_package_by_its_versions_and_ori
     assert package["GPUNODE_ORIGIN"] == CUDA
 
 
-def test_neither_secrets_nor_contents_are_announced() -> None:
+def test_secrets_and_contents_are_not_announced() -> None:
     secret = FileChange("/etc/x", FileState(b"password"), FileState(b"pass\nword"))
     more = (Intent(7, "s", "s", secret), Done(7), Failed(7, "at https://me:hunter2@host/"))
     text = repr(announced((*entries(), *more)))
@@ -51,16 +51,16 @@ def test_neither_secrets_nor_contents_are_announced() -> None:
 @pytest.mark.parametrize(
     ("result", "priority"), [("done", "5"), ("waiting", "5"), ("interrupted", "4"), ("failed", "3")]
 )
-def test_how_grave_an_end_is(result: Result, priority: str) -> None:
+def test_priority_follows_the_result(result: Result, priority: str) -> None:
     (_, end) = announced((BEGIN, Commit(result, "because", AT)))
     assert (end["PRIORITY"], end["GPUNODE_RESULT"], end["GPUNODE_WHY"]) == (priority, result, "because")
 
 
-def test_a_field_without_a_value_is_left_out() -> None:
+def test_fields_without_a_value_are_omitted() -> None:
     assert all(value for one in announced(entries()) for value in one.values())
 
 
-def test_the_store_announces_what_is_on_the_disk_and_nothing_else(tmp_path: Path) -> None:
+def test_store_announces_only_synced_entries(tmp_path: Path) -> None:
     heard: list[tuple[str, bool]] = []
 
     def listen(so_far: Sequence[Entry], entry: Entry) -> None:
