@@ -82,7 +82,7 @@ def extends(name: str, more: str = "") -> str:
         (extends("kind"), (NEW,), CLASS, "only with runtimeClassName: nvidia"),
     ],
 )
-def test_a_pod_needs_a_class_only_where_nothing_else_gives_it_a_gpu(
+def test_runtime_class_is_required_only_without_cdi_or_default(
     text: str, nodes: Any, needs: dict[str, Any], why: str
 ) -> None:
     (own,) = of(text, *nodes).own_pods
@@ -107,9 +107,7 @@ def classes(found: Rendered) -> dict[str, str]:
         ("gpu-operator", MIG, {"nvidia.com/mig-1g.10gb": "nvidia", "nvidia.com/gpu": "nvidia"}),
     ],
 )
-def test_every_node_that_offers_a_resource_decides_what_its_pods_need(
-    recipe: str, table: str, expected: dict[str, str]
-) -> None:
+def test_all_nodes_with_a_resource_decide_what_its_pods_need(recipe: str, table: str, expected: dict[str, str]) -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "1eb8", 1)
     found = of(extends(recipe, f'[kubernetes.configs.new]\ngpus = "H100"\n{table}'), *nodes)
     assert classes(found) == expected
@@ -118,7 +116,7 @@ def test_every_node_that_offers_a_resource_decides_what_its_pods_need(
         assert len(expected) == 1 or all(f"Your own pod that asks for {one}" in text for one in expected)
 
 
-def test_nodes_of_one_configuration_may_offer_different_instances() -> None:
+def test_nodes_of_one_configuration_may_offer_different_mig_profiles() -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "2901", 8)
     found = of(extends("k8s-mig"), *nodes)
     assert classes(found) == {"nvidia.com/mig-1g.10gb": "", "nvidia.com/mig-1g.23gb": "nvidia"}
@@ -129,7 +127,7 @@ def test_nodes_of_one_configuration_may_offer_different_instances() -> None:
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -> None:
+def test_the_test_pod_has_the_same_spec_as_the_suggested_own_pod(name: str, cluster: str) -> None:
     if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
         pytest.skip("no such GPUs, or no such chart")
     found = render_cluster(builtin.read(name), CLUSTERS[cluster])
@@ -140,7 +138,7 @@ def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -
     assert spec["containers"][0]["resources"] == own["containers"][0]["resources"]
 
 
-def test_the_plugin_hands_gpus_over_both_ways_where_one_node_can() -> None:
+def test_plugin_offers_cdi_and_envvar_where_one_node_reads_cdi() -> None:
     found = of(extends("k8s-containerd"), NEW, OLD)
     settings = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])
     assert settings["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
@@ -153,14 +151,14 @@ def test_the_plugin_hands_gpus_over_both_ways_where_one_node_can() -> None:
     assert pod["runtimeClassName"] == "nvidia"
 
 
-def test_where_no_node_reads_cdi_the_plugin_gets_no_more_of_the_host() -> None:
+def test_plugin_without_cdi_nodes_mounts_nothing_more() -> None:
     found = of(extends("k8s-containerd"), OLD)
     assert "plugin" not in yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
     pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
     assert [one["name"] for one in pod["volumes"]] == ["device-plugins", "config"]
 
 
-def test_the_chart_gets_the_same_by_its_values() -> None:
+def test_chart_values_enable_cdi_like_the_manifests() -> None:
     (release,) = of(extends("k8s-mps"), NEW, OLD).releases
     assert release.values["nvidiaDriverRoot"] == "/"
     (text,) = release.values["config"]["map"].values()
@@ -169,13 +167,13 @@ def test_the_chart_gets_the_same_by_its_values() -> None:
     assert "nvidiaDriverRoot" not in release.values
 
 
-def test_a_static_cpu_manager_keeps_its_device_nodes_beside_cdi() -> None:
+def test_static_cpu_manager_keeps_device_specs_beside_cdi() -> None:
     found = of(extends("k8s-containerd"), replace(NEW, static_cpus=True))
     flags = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
     assert flags["plugin"] == {"passDeviceSpecs": True, "deviceListStrategy": ["envvar", "cdi-cri"]}
 
 
-def test_the_pods_of_the_page_are_what_gpunode_says() -> None:
+def test_pods_in_the_docs_match_what_gpunode_suggests() -> None:
     plain, with_class, of_hami = blocks()
     for text, nodes, page in (
         (extends("k8s-containerd"), (NEW,), plain),
@@ -189,7 +187,7 @@ def test_the_pods_of_the_page_are_what_gpunode_says() -> None:
     assert limits.keys() < of_hami["spec"]["containers"][0]["resources"]["limits"].keys()
 
 
-def test_the_servers_take_the_pods_of_the_page() -> None:
+def test_pods_in_the_docs_pass_the_api_schema() -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for one in blocks():
         for version in ("1.33", "1.36"):

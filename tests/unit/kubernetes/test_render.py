@@ -79,14 +79,12 @@ def of(name: str, cluster: str, form: Form = "manifests") -> Rendered:
 
 
 @pytest.mark.parametrize(("place", "text"), [pytest.param(p, t, id=p.stem) for p, t in golden().items()])
-def test_it_is_rendered_as_in_the_golden_file(place: Path, text: str) -> None:
+def test_render_matches_its_golden_file(place: Path, text: str) -> None:
     assert text == place.read_text(), "python -m tests.unit.kubernetes.clusters writes the golden files anew"
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_charts_have(
-    name: str, cluster: str, form: Form
-) -> None:
+def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: Form) -> None:
     found = of(name, cluster, form)
     made = make_files(found, form)
     every = documents(made)
@@ -105,7 +103,7 @@ def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_char
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, form: Form) -> None:
+def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: Form) -> None:
     wanted = builtin.read(name)
     one, other = (
         make_files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
@@ -113,7 +111,7 @@ def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, for
     assert one == other
 
 
-def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_one() -> None:
+def test_every_plugin_configuration_is_selected_by_a_label() -> None:
     wanted = asked(
         'extends = "k8s-containerd"\n'
         '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
@@ -131,7 +129,7 @@ def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_on
     [*((one, True) for one in OBEYED.values()), *((one, False) for one in NOT_OBEYED.values())],
     ids=[*OBEYED, *NOT_OBEYED],
 )
-def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: Any, is_obeyed: bool) -> None:
+def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_obeyed: bool) -> None:
     assert PLUGIN_FILE.is_valid(document) == is_obeyed
 
 
@@ -196,14 +194,14 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
         ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "says no gpus", "gpus"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_the_way_out(text: str, cluster: str, what: str, hint: str) -> None:
+def test_impossible_recipe_is_refused_with_a_hint(text: str, cluster: str, what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
         render_cluster(asked(text), CLUSTERS[cluster])
     assert what in f"{refused.value.what} {refused.value.why}"
     assert hint in refused.value.hint
 
 
-def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
+def test_incompatible_nodes_are_refused() -> None:
     wanted = builtin.read("k8s-containerd")
     for nodes, what in (
         ((), "no NVIDIA GPU found"),
@@ -249,16 +247,14 @@ def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
         ),
     ],
 )
-def test_a_node_whose_provider_offers_its_gpus_is_left_alone(
-    text: str, more: dict[str, Any], what: str, hint: str
-) -> None:
+def test_node_with_a_provider_plugin_is_refused(text: str, more: dict[str, Any], what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
         render_cluster(asked(text), [node("a", "2330", 8, **more)])
     assert what in refused.value.what
     assert hint in refused.value.hint
 
 
-def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
+def test_self_managed_provider_nodes_are_rendered() -> None:
     driver = frozenset({"driver"})
     as_hinted = 'extends = "k8s-containerd"\n[runtime]\nname = "none"\n[kubernetes]\nruntime_class = ""'
     assert "runtimeClassName" not in str(
@@ -271,7 +267,7 @@ def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
     ).objects
 
 
-def test_where_gke_s_own_plugin_is_opted_out_of_the_operator_uses_gke_s_driver() -> None:
+def test_operator_uses_the_gke_driver_where_its_plugin_is_opted_out() -> None:
     nodes = [node("a", "2330", 8, provider="gke", toolkit=False)]
     (release,) = render_cluster(builtin.read("gpu-operator"), nodes).releases
     place = "/home/kubernetes/bin/nvidia"
@@ -284,7 +280,7 @@ def test_where_gke_s_own_plugin_is_opted_out_of_the_operator_uses_gke_s_driver()
     assert release.values["driver"] == {"enabled": True}
 
 
-def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
+def test_mig_manager_does_not_reset_nodes_without_a_layout() -> None:
     """The chart's default layout is all-disabled; the operator gives it to every node without a label."""
     text = 'extends = "gpu-operator"\n[kubernetes.mig]\nstrategy = "single"\n'
     (release,) = render_cluster(asked(text), CLUSTERS["eight"]).releases
@@ -296,7 +292,7 @@ def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
     assert own.expected == {}
 
 
-def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
+def test_operator_disables_components_that_a_node_has() -> None:
     text = 'extends = "gpu-operator"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     text += '[kubernetes]\nregistry = "m"'
     bare, ready = node("a", "2330", 8, driver="", toolkit=False), node("b", "2330", 8)
@@ -314,7 +310,7 @@ def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
     ]
 
 
-def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
+def test_operator_uses_cdi_only_where_the_runtime_does() -> None:
     for asked_for in (False, True):
         wanted = asked(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
         (release,) = (found := render_cluster(wanted, CLUSTERS["one"])).releases
@@ -336,19 +332,19 @@ def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
         ("all-disabled", ""),
     ],
 )
-def test_a_layout_s_name_tells_its_profile(layout: str, profile: str) -> None:
+def test_mig_layout_name_maps_to_its_profile(layout: str, profile: str) -> None:
     assert mig.profile_of(layout) == profile
     if profile:
         assert mig.layout_of(profile) == layout
 
 
-def test_the_note_says_that_setup_sets_the_mig_layout_and_where() -> None:
+def test_note_says_that_setup_sets_the_mig_layout_and_where() -> None:
     notes = "\n".join(of("k8s-mig", "fleet").notes)
     assert "`gpunode setup` with this recipe sets the MIG layout all-balanced; run it on " in notes
     assert "gpu-01" in notes
 
 
-def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None:
+def test_unknown_mig_resource_has_no_test_pod() -> None:
     for extra, resource in (
         ("", None),
         ('[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\nrename = true\n', ".shared"),
@@ -360,14 +356,14 @@ def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None
         assert not resource or f"nvidia.com/gpu{resource}" in str(found.test_pod)
 
 
-def test_a_configuration_that_reaches_no_node_is_told() -> None:
+def test_configuration_without_a_node_is_noted() -> None:
     wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\ngpus = "B200"')
     assert any("No node gets the configuration big" in note for note in render_cluster(wanted, CLUSTERS["one"]).notes)
     mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
     assert any("mix has other GPUs beside" in note for note in render_cluster(wanted, [mixed]).notes)
 
 
-def test_another_content_of_the_configuration_has_another_name() -> None:
+def test_config_map_name_depends_on_its_content() -> None:
     """The plugin does not watch its file; a new name rolls its pods."""
     names = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):
@@ -379,7 +375,7 @@ def test_another_content_of_the_configuration_has_another_name() -> None:
     assert len(names) == 2
 
 
-def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
+def test_taint_is_tolerated_by_everything_that_must_run_there() -> None:
     text = 'extends = "{}"\n[kubernetes.taint]\nkey = "team/gpu"\nvalue = "x"\neffect = "NoExecute"'
     for name in RECIPES:
         found = render_cluster(asked(text.format(name)), CLUSTERS["eight"])
@@ -393,7 +389,7 @@ def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None:
+def test_control_plane_taint_is_tolerated_only_on_request(name: str) -> None:
     """kubeadm taints the one node of a cluster, and the device plugin would want none."""
     key = "node-role.kubernetes.io/control-plane"
     for is_asked in (True, False):
@@ -410,7 +406,7 @@ def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None
         assert all((key in text) == is_asked for text in offering)
 
 
-def test_a_mirror_stands_in_for_every_registry() -> None:
+def test_registry_mirror_replaces_every_registry() -> None:
     for name in RECIPES:
         found = render_cluster(
             asked(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
@@ -422,7 +418,7 @@ def test_a_mirror_stands_in_for_every_registry() -> None:
         assert not [line for line in images if "nvcr.io" in line or "registry.k8s.io" in line], name
 
 
-def test_hami_takes_the_scheduler_from_the_mirror_whose_path_the_chart_adds() -> None:
+def test_hami_scheduler_image_has_the_mirror_path_once() -> None:
     """Rendered by Helm, the path of the mirror stood there twice."""
     (release,) = render_cluster(
         asked('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
@@ -441,7 +437,7 @@ NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node(
 
 @pytest.mark.parametrize("recipe", ["k8s-containerd", "gpu-operator"])
 @pytest.mark.parametrize("nodes", [NODES, NODES[:3], NODES[:1], NODES[2:3], NODES[3:], NODES[1:]])
-def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
+def test_unlabelled_nodes_get_the_recipe_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
     """It was that of most nodes: one node more gave all unlabelled ones another configuration."""
     found = render_cluster(asked(f'extends = "{recipe}"\n{SHARED}'), nodes)
     if found.releases:
@@ -455,7 +451,7 @@ def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: 
     assert yaml.safe_load(text)["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
 
 
-def test_a_shared_layout_that_no_node_has_lists_what_a_node_may_offer() -> None:
+def test_sharing_config_without_nodes_lists_possible_resources() -> None:
     """The plugin refuses an empty list."""
     text = 'extends = "gpu-operator"\n[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\n'
     text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\ngpus = "T4"\n'
@@ -465,7 +461,7 @@ def test_a_shared_layout_that_no_node_has_lists_what_a_node_may_offer() -> None:
     assert {"name": "nvidia.com/mig-1g.10gb", "replicas": 2} in resources
 
 
-def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
+def test_each_kind_of_node_has_its_own_test_pod() -> None:
     found = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
     pods = {one.name: one for one in found.test_pod}
     limits = {name: one.body["spec"]["containers"][0]["resources"]["limits"] for name, one in pods.items()}
@@ -481,12 +477,12 @@ def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
     assert "nodeSelector" not in alone.body["spec"]
 
 
-def test_turing_takes_as_many_mps_clients_as_later_gpus() -> None:
+def test_turing_allows_as_many_mps_clients_as_later_gpus() -> None:
     wanted = asked('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 48')
     assert render_cluster(wanted, CLUSTERS["k3s"]).expected == {"edge": {"nvidia.com/gpu": 96}}
 
 
-def test_argo_cd_gets_an_oci_registry_without_its_scheme() -> None:
+def test_argo_cd_oci_registry_has_no_scheme() -> None:
     (application,) = documents(
         {"a.yaml": make_files(of("dra", "eight", "argocd"), "argocd")["applications/dra-driver-nvidia-gpu.yaml"]}
     )
@@ -494,7 +490,7 @@ def test_argo_cd_gets_an_oci_registry_without_its_scheme() -> None:
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "gpu-operator", "hami", "dra"])
-def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the_usual_one(name: str) -> None:
+def test_kubelet_folder_of_the_node_is_used_everywhere(name: str) -> None:
     wanted = asked(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
     found = render_cluster(wanted, CLUSTERS["microk8s"])
     root = "/var/snap/microk8s/common/var/lib/kubelet"
@@ -509,7 +505,7 @@ def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the
 
 
 @pytest.mark.parametrize("device", ["20b0", "2330", "2335", "2901", "20b7", "2bb5"])
-def test_a_balanced_layout_is_made_of_profiles_that_the_gpu_has(device: str) -> None:
+def test_balanced_mig_layout_uses_profiles_of_the_gpu(device: str) -> None:
     found = mig.balanced_layout(device)
     assert found.keys() <= mig.profiles(device).keys()
     assert sum(int(profile[0]) * count for profile, count in found.items()) in {4, 7}
@@ -527,7 +523,7 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(_texts, _values, min_size=1, max_size=5))
-def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, Any]) -> None:
+def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None:
     assert yaml.safe_load(own_yaml.document(value, "why\nand what")) == value
 
 
@@ -539,7 +535,7 @@ def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, 
         ("hami", "manifests", "passDeviceSpecsEnabled: true"),
     ],
 )
-def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, form: Form, key: str) -> None:
+def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: Form, key: str) -> None:
     """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
     found = render_cluster(builtin.read(name), nodes, form)
@@ -556,7 +552,7 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])
-def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: str) -> None:
+def test_pods_get_gpudirect_devices_that_the_recipe_installs(name: str) -> None:
     def text(direct: str) -> str:
         found = render_cluster(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
         assert not [key for release in found.releases for key in unknown_keys(release)]
@@ -570,7 +566,7 @@ def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: st
     assert "gdsEnabled" not in text('[gpudirect]\nrdma = "dma-buf"')
 
 
-def test_a_render_with_other_versions_names_them() -> None:
+def test_version_overrides_are_rendered() -> None:
     text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
     plain = render_cluster(asked(text.format("k8s-containerd")), CLUSTERS["one"])
     assert "k8s-device-plugin:v0.19.3" in str(plain.objects)

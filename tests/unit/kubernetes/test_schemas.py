@@ -29,7 +29,7 @@ def objects() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("body", objects().values(), ids=objects())
-def test_the_servers_take_it(body: dict[str, Any]) -> None:
+def test_rendered_object_passes_the_api_schema(body: dict[str, Any]) -> None:
     import kubernetes_validate
 
     # Dynamic Resource Allocation is stable from 1.34 on.
@@ -38,7 +38,7 @@ def test_the_servers_take_it(body: dict[str, Any]) -> None:
         kubernetes_validate.validate(body, version, strict=True)
 
 
-def test_the_schemas_are_strict() -> None:
+def test_api_schemas_are_strict() -> None:
     import kubernetes_validate
 
     body = next(one for name, one in objects().items() if name.startswith("DaemonSet"))
