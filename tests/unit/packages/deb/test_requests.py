@@ -31,7 +31,7 @@ def installed(version: str, *, auto: bool = False, held: bool = False) -> Packag
 
 
 @given(changes)
-def test_apt_is_never_asked_for_what_the_plan_does_not_name(plan: list[PackageChange]) -> None:
+def test_apt_is_asked_only_for_planned_packages(plan: list[PackageChange]) -> None:
     words = arguments(plan, frozenset(change.id for change in plan))
     packages = [word for word in words if not word.startswith("--")]
     assert {word.split("=")[0].removesuffix("-") for word in packages} <= {str(change.id) for change in plan}
@@ -39,7 +39,7 @@ def test_apt_is_never_asked_for_what_the_plan_does_not_name(plan: list[PackageCh
 
 
 @given(changes)
-def test_no_leave_without_a_reason_in_the_plan(plan: list[PackageChange]) -> None:
+def test_permissive_options_need_a_reason_in_the_plan(plan: list[PackageChange]) -> None:
     words = arguments(plan, frozenset(change.id for change in plan))
     if "--allow-change-held-packages" in words:
         assert any(change.before and change.before.held for change in plan)
@@ -47,7 +47,7 @@ def test_no_leave_without_a_reason_in_the_plan(plan: list[PackageChange]) -> Non
         assert any(change.before and change.after for change in plan)
 
 
-def test_exact_versions_removals_and_residues() -> None:
+def test_arguments_for_exact_versions_removals_and_residues() -> None:
     plan = [
         PackageChange(PackageId("driver"), None, installed("2:590.1-1")),
         PackageChange(PackageId("lib"), None, KnownAfter("590.")),
@@ -59,7 +59,7 @@ def test_exact_versions_removals_and_residues() -> None:
     assert arguments(plan, known) == ("--purge", "driver=2:590.1-1", "lib", "old-", "residue-")
 
 
-def test_of_one_version_apt_is_told_and_of_a_branch_the_preferences_tell_it() -> None:
+def test_exact_version_is_an_argument_and_a_branch_is_left_to_the_pin() -> None:
     plan = [
         PackageChange(PackageId.of("libcuda1:i386"), installed("580.178.04-1"), KnownAfter("580.95.05-")),
         PackageChange(PackageId("driver"), installed("580.95.05-1"), KnownAfter("580.")),
@@ -67,7 +67,7 @@ def test_of_one_version_apt_is_told_and_of_a_branch_the_preferences_tell_it() ->
     assert arguments(plan, frozenset()) == ("--allow-downgrades", "libcuda1:i386=580.95.05-*", "driver")
 
 
-def test_a_package_that_keeps_its_files_forbids_purging_in_the_transaction() -> None:
+def test_package_that_keeps_its_conffiles_prevents_purge() -> None:
     plan = [
         PackageChange(PackageId("old"), installed("1"), RESIDUE),
         PackageChange(PackageId("other"), installed("1"), None),
@@ -75,7 +75,7 @@ def test_a_package_that_keeps_its_files_forbids_purging_in_the_transaction() -> 
     assert arguments(plan, frozenset({PackageId("old"), PackageId("other")})) == ("old-", "other-")
 
 
-def test_nothing_to_do_is_no_words_at_all() -> None:
+def test_empty_plan_has_no_arguments() -> None:
     assert arguments([PackageChange(PackageId("gone"), installed("1", held=True), None)], frozenset()) == ()
     assert arguments([PackageChange(PackageId("residue"), None, RESIDUE)], frozenset({PackageId("residue")})) == ()
 
@@ -91,7 +91,9 @@ def test_nothing_to_do_is_no_words_at_all() -> None:
         ("580.1-1", KnownAfter(""), False),
     ],
 )
-def test_leave_to_downgrade(before: str, after: PackageState | KnownAfter, lowers: bool) -> None:
+def test_downgrade_is_allowed_only_where_the_version_falls(
+    before: str, after: PackageState | KnownAfter, lowers: bool
+) -> None:
     words = arguments([PackageChange(PackageId("driver"), installed(before), after)], frozenset())
     assert ("--allow-downgrades" in words) == lowers
 
@@ -108,7 +110,7 @@ PLAN = (
 GOOD = (Action("install", PackageId("driver"), "2:580.1-1"), Action("purge", PackageId("old"), former="470.1-1"))
 
 
-def test_what_was_planned_is_fine_with_new_dependencies() -> None:
+def test_additional_dependencies_match_the_plan() -> None:
     assert differences_from_plan(PLAN, simulation(*GOOD, Action("install", PackageId("driver-lib"), "580.1-1"))) == ()
 
 
@@ -133,11 +135,11 @@ def test_what_was_planned_is_fine_with_new_dependencies() -> None:
         ((*GOOD, Action("remove", PackageId("driver"))), "apt would remove driver, which the plan installs"),
     ],
 )
-def test_what_was_not_planned_is_said(actions: tuple[Action, ...], says: str) -> None:
+def test_unplanned_action_is_reported(actions: tuple[Action, ...], says: str) -> None:
     assert any(sentence.startswith(says) for sentence in differences_from_plan(PLAN, simulation(*actions)))
 
 
-def test_installed_already_is_fine_in_the_right_version_only() -> None:
+def test_installed_package_matches_only_in_the_right_version() -> None:
     right = PackageChange(PackageId("driver"), installed("580.1-1"), KnownAfter("580."))
     wrong = PackageChange(PackageId("driver"), installed("595.1-1"), KnownAfter("580."))
     assert differences_from_plan([right], simulation()) == ()
@@ -146,24 +148,24 @@ def test_installed_already_is_fine_in_the_right_version_only() -> None:
     )
 
 
-def test_files_that_the_plan_keeps_are_not_purged() -> None:
+def test_kept_conffiles_must_not_be_purged() -> None:
     plan = [PackageChange(PackageId("old"), installed("1"), RESIDUE)]
     assert differences_from_plan(plan, simulation(Action("remove", PackageId("old"), former="1"))) == ()
     assert differences_from_plan(plan, simulation(Action("purge", PackageId("old"), former="1")))
 
 
-def test_a_refusal_is_never_fine() -> None:
+def test_refusal_never_matches_the_plan() -> None:
     assert differences_from_plan((), Simulation((), "E: Unable to locate package x", "apt")) == (
         "apt refuses: E: Unable to locate package x",
     )
 
 
-def test_an_epoch_is_no_part_of_a_prefix() -> None:
+def test_epoch_is_ignored_in_a_version_prefix() -> None:
     assert has_prefix("2:580.1-1", "580.")
     assert not has_prefix("580.1-1", "58.")
 
 
-def test_an_unplanned_downgrade_is_told_by_dpkgs_order() -> None:
+def test_unplanned_downgrade_follows_dpkg_version_order() -> None:
     line = "Inst libc6 [1:1.0] (2.0~rc1 Debian:12 [amd64])\n"
     assert differences_from_plan((), parse_simulation(line, "", ok=True)) == (
         "apt would downgrade libc6 from 1:1.0 to 2.0~rc1, which is not in the plan",
