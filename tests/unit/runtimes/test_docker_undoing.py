@@ -38,7 +38,7 @@ def left(now: bytes, edited: ConfigEdit) -> bytes | None:
 
 
 @given(st.none() | documents(), all_desired)
-def test_what_nobody_touched_comes_back_byte_for_byte(before: bytes | None, desired: DesiredConfig) -> None:
+def test_untouched_file_is_restored_byte_for_byte(before: bytes | None, desired: DesiredConfig) -> None:
     files = {} if before is None else {CONFIG: before}
     after = after_edits(files, configure(files, desired)).get(CONFIG)
     if after is not None and after != before:
@@ -46,7 +46,7 @@ def test_what_nobody_touched_comes_back_byte_for_byte(before: bytes | None, desi
 
 
 @given(documents(), all_desired, st.booleans())
-def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, desired: DesiredConfig, exact: bool) -> None:
+def test_later_keys_are_kept_and_ours_restored(before: bytes, desired: DesiredConfig, exact: bool) -> None:
     desired = replace(desired, exact=exact)
     after = made(before, desired)
     if after == before:
@@ -66,9 +66,7 @@ def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, desir
 
 
 @given(documents(), all_desired)
-def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
-    data: bytes, desired: DesiredConfig
-) -> None:
+def test_unrecorded_handler_and_default_are_removed_and_the_rest_kept(data: bytes, desired: DesiredConfig) -> None:
     out = left(data, unconfigure({CONFIG: data}, desired, {}))
     assert out is not None
     before, after = read(data), read(out)
@@ -82,7 +80,7 @@ def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
 
 
 @given(documents(), all_desired)
-def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: bytes, desired: DesiredConfig) -> None:
+def test_unrecorded_unconfigure_reverts_configure(data: bytes, desired: DesiredConfig) -> None:
     document = read(data)
     if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
         return
@@ -96,7 +94,7 @@ def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: byt
         assert read(out) == expected
 
 
-def test_a_file_that_gpunode_made_goes_again_and_stays_when_somebody_else_uses_it() -> None:
+def test_file_that_gpunode_made_is_removed_unless_others_use_it() -> None:
     after = made(None, EVERYTHING)
     assert undone(after, before=None, after=after).edits[0].after is None
     now = after.replace(b'"cdi": true', b'"cdi":  true')
@@ -105,7 +103,7 @@ def test_a_file_that_gpunode_made_goes_again_and_stays_when_somebody_else_uses_i
     assert left(now, undone(now, before=None, after=after)) == b'{\n    "log-driver": "local"\n}\n'
 
 
-def test_every_other_byte_stays() -> None:
+def test_other_bytes_stay_unchanged() -> None:
     before = (
         b'{\r\n\t"bip" : "10.0.0.1/24",\r\n\t"default-runtime" : "kata",\r\n\t"runtimes" : {"kata": {"path":"/k"}}}'
     )
@@ -114,7 +112,7 @@ def test_every_other_byte_stays() -> None:
     assert left(now, undone(now, before=before, after=after)) == before.replace(b"10.0", b"10.9")
 
 
-def test_the_former_entry_comes_back_as_it_was_written() -> None:
+def test_former_entry_is_restored_as_written() -> None:
     before = b'{"runtimes": {"nvidia": {"path": "/old",  "runtimeArgs": [ "--x" ], "n": 1e3}}, "debug": false}'
     after = made(before, EVERYTHING)
     now = after.replace(b"false", b"true")
@@ -137,7 +135,7 @@ def test_the_former_entry_comes_back_as_it_was_written() -> None:
         ({}, None, ""),
     ],
 )  # fmt: skip
-def test_what_somebody_wrote_since_stays(now: dict[str, Any], expected: dict[str, Any] | None, note: str) -> None:
+def test_values_changed_since_are_kept(now: dict[str, Any], expected: dict[str, Any] | None, note: str) -> None:
     data = json.dumps({**now, "own": 1} if expected is not None else now).encode()
     edited = undone(data, before=None, after=made(None, EVERYTHING))
     out = left(data, edited)
@@ -148,7 +146,7 @@ def test_what_somebody_wrote_since_stays(now: dict[str, Any], expected: dict[str
     assert bool(edited.notes) is bool(note)
 
 
-def test_no_default_is_left_that_is_not_there() -> None:
+def test_default_that_no_longer_exists_is_not_restored() -> None:
     # Made the default by hand, after a run that only added it.
     after = made(b"{}", DesiredConfig())
     now = after.replace(b"{\n", b'{\n "default-runtime": "nvidia",\n', 1)
@@ -169,7 +167,7 @@ def test_no_default_is_left_that_is_not_there() -> None:
     assert json.loads(left(now, undone(now, before=before, after=after)) or b"")["default-runtime"] in before.decode()
 
 
-def test_one_handler_of_two_goes_alone_and_all_of_them_when_none_is_named() -> None:
+def test_only_the_named_handler_is_removed_or_all_without_a_name() -> None:
     other = DesiredConfig(handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
     after = made(made(b"{}\n", DesiredConfig()), other)
     edited = undone(after, before=b"{}\n", after=after, desired=other)
@@ -182,7 +180,7 @@ def test_one_handler_of_two_goes_alone_and_all_of_them_when_none_is_named() -> N
     assert left(after, undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third"))) == b"{}\n"
 
 
-def test_what_is_not_on_record_is_said() -> None:
+def test_unrecorded_settings_and_flags_are_noted() -> None:
     data = json.dumps({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "features": {"cdi": True}}).encode()
     edited = unconfigure({CONFIG: data}, DesiredConfig(), {})
     assert json.loads(left(data, edited) or b"") == {"features": {"cdi": True}}
@@ -194,7 +192,7 @@ def test_what_is_not_on_record_is_said() -> None:
     assert "command line" in flags.notes[0]
 
 
-def test_nothing_is_done_where_there_is_no_file_and_nothing_readable_is_guessed_at() -> None:
+def test_missing_file_is_left_and_an_unparsable_one_refused() -> None:
     assert unconfigure({}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
     with pytest.raises(Refused, match="not valid JSON"):
         undone(b'{"a": 1,}', before=b"{}", after=made(b"{}", DesiredConfig()))

@@ -122,12 +122,12 @@ def outside(before: str, after: str) -> tuple[str, str]:
 
 
 @given(documents())
-def test_a_document_is_read_as_python_reads_it(text: str) -> None:
+def test_parser_agrees_with_python(text: str) -> None:
     assert same(parse(text), read(text))
 
 
 @given(documents(), st.data())
-def test_what_python_does_not_read_is_malformed_and_nothing_else(text: str, data: st.DataObject) -> None:
+def test_malformed_json_is_rejected_as_by_python(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     cut = data.draw(st.integers(0, 3))
     text = text[:at] + data.draw(st.text(st.sampled_from(ODD + "0123e-.ntf"), max_size=3)) + text[at + cut :]
@@ -144,7 +144,7 @@ def test_what_python_does_not_read_is_malformed_and_nothing_else(text: str, data
 
 
 @given(places(), values)
-def test_putting_changes_one_member_and_no_byte_outside_of_it(place: tuple[str, Path], value: Any) -> None:
+def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value: Any) -> None:
     text, path = place
     intended = read(text)
     is_new = path[-1] not in holder(intended, path)
@@ -165,7 +165,7 @@ def test_putting_changes_one_member_and_no_byte_outside_of_it(place: tuple[str, 
 
 
 @given(places())
-def test_dropping_takes_one_member_and_no_byte_outside_of_it(place: tuple[str, Path]) -> None:
+def test_drop_removes_one_member_and_no_other_byte(place: tuple[str, Path]) -> None:
     text, path = place
     intended = read(text)
     if path[-1] not in holder(intended, path):
@@ -180,7 +180,7 @@ def test_dropping_takes_one_member_and_no_byte_outside_of_it(place: tuple[str, P
 
 
 @given(documents(), st.lists(keys, min_size=2, max_size=4), values)
-def test_what_is_missing_on_the_way_is_made(text: str, names: list[str], value: Any) -> None:
+def test_put_creates_missing_parents(text: str, names: list[str], value: Any) -> None:
     path = tuple(names)
     intended = here = read(text)
     for key in path[:-1]:
@@ -191,7 +191,7 @@ def test_what_is_missing_on_the_way_is_made(text: str, names: list[str], value: 
     assert same(read(put(text, path, value)), intended)
 
 
-def test_a_number_is_no_string_and_one_is_not_true() -> None:
+def test_same_distinguishes_types() -> None:
     assert not same(parse("[1]"), parse('["1"]'))
     assert not same(parse("[1]"), [True])
     assert not same(parse("[1]"), parse("[1.0]"))
@@ -204,7 +204,7 @@ DEEP = 9_000
 
 
 @pytest.mark.parametrize("unit", ['{"a": ', "["])
-def test_nesting_costs_no_stack(unit: str) -> None:
+def test_deep_nesting_does_not_overflow_the_stack(unit: str) -> None:
     inner = unit * DEEP + "1" + {"{": "}", "[": "]"}[unit[0]] * DEEP
     text = f'{{"x": {inner}, "runtimes": {{}}}}'
     after = put(text, ("runtimes", "nvidia"), {"path": "/p"})
