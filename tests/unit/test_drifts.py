@@ -89,17 +89,17 @@ def planned(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:
     return plan(recipe, facts, Node(facts))
 
 
-def test_the_table_is_long_and_names_each_drift_once() -> None:
+def test_drift_table_is_long_and_ids_are_unique() -> None:
     assert len(DRIFTS) > 30
     assert len({drift.id for drift in DRIFTS}) == len(DRIFTS)
 
 
-def test_the_short_runs_make_a_drift_for_each_step() -> None:
+def test_core_drifts_cover_every_step() -> None:
     assert {drift.step for drift in DRIFTS if drift.core} == {drift.step for drift in DRIFTS}
 
 
 @pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.facts], ids=lambda drift: drift.id)
-def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
+def test_drift_is_found_named_and_healed_by_its_plan(drift: Drift) -> None:
     recipe, facts = converged()
     assert drift.facts is not None
     drifted = drift.facts(facts)
@@ -114,7 +114,7 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
         assert isinstance(step.outcome, Planned)
         (note,) = set(step.outcome.notes) - {*collect_notes(planned(recipe, facts))}
         assert drift.named in note
-        assert_every_verb_says(note, recipe, drifted)
+        assert_every_command_shows(note, recipe, drifted)
         return
     assert step.changes, [step.outcome for stage in plans for step in stage.steps]
     for stage in plans:
@@ -122,7 +122,7 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
     assert not [stage.changes for stage in planned(recipe, drifted) if stage.changes]
 
 
-def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
+def assert_every_command_shows(note: str, recipe: Recipe, facts: Facts) -> None:
     """Check that plan, a setup that finds nothing to do, verify and status all show the ``note``."""
     plans = planned(recipe, facts)
     assert note in collect_notes(plans)
@@ -142,7 +142,7 @@ def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
         assert note in "\n".join(map(str, lines)), verb
 
 
-def test_the_step_of_dependencies_alone_sees_those_of_the_driver_and_needs_none() -> None:
+def test_dependency_step_needs_no_driver_steps() -> None:
     recipe, facts = converged()
     (drift,) = (one for one in DRIFTS if one.id == "module-support-purged")
     assert drift.facts is not None
@@ -157,7 +157,7 @@ def test_the_step_of_dependencies_alone_sees_those_of_the_driver_and_needs_none(
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.id)
-def test_the_documentation_shows_it(drift: Drift) -> None:
+def test_documentation_lists_the_drift(drift: Drift) -> None:
     assert row(drift) in PAGE.read_text("utf-8").splitlines()
 
 
