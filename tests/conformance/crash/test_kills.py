@@ -197,7 +197,7 @@ def chance() -> random.Random:
     indirect=True,
     ids=lambda case: case.id,
 )
-def test_setup_killed_at_every_boundary(lab: Lab) -> None:
+def test_setup_killed_at_every_boundary_recovers(lab: Lab) -> None:
     calls = lab.boundaries(lab.case.setup, lab.bare)
     assert sum("journal.jsonl" in call for call in calls) >= 10, "the journal's own writes are among them"
     assert any(call.startswith("os.rename") for call in calls)
@@ -213,14 +213,14 @@ def test_setup_killed_at_every_boundary(lab: Lab) -> None:
     indirect=True,
     ids=lambda case: case.id,
 )
-def test_rollback_killed_at_every_boundary(lab: Lab) -> None:
+def test_rollback_killed_at_every_boundary_recovers(lab: Lab) -> None:
     lab.survives(lab.done, every(lab.case.rollback, lab.boundaries(lab.case.rollback, lab.done)))
 
     assert not lab.problems, "\n".join(lab.problems)
 
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED], indirect=True, ids=lambda case: case.id)
-def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) -> None:
+def test_recovering_run_killed_again_recovers(lab: Lab, chance: random.Random) -> None:
     """Two kills, one after the other, each at a boundary: the second in a setup or in a rollback."""
     calls = lab.boundaries(lab.case.setup, lab.bare)
 
@@ -242,7 +242,7 @@ MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason=
 
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED, DROP_IN, MOUNTED], indirect=True, ids=lambda case: case.id)
-def test_killed_whenever(lab: Lab, chance: random.Random) -> None:
+def test_run_killed_at_a_random_moment_recovers(lab: Lab, chance: random.Random) -> None:
     for name, command, start in setup_or_rollback(lab):
         moments = [chance.uniform(0, lab.seconds) for _ in range(examples(2))]
         lab.survives(
@@ -253,7 +253,7 @@ def test_killed_whenever(lab: Lab, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("lab", [REPLACED], indirect=True, ids=lambda case: case.id)
-def test_asked_to_stop_whenever(lab: Lab, chance: random.Random) -> None:
+def test_run_stopped_by_a_signal_at_a_random_moment_recovers(lab: Lab, chance: random.Random) -> None:
     """A run that is asked to stop says so by its exit code, and the next goes on as after a kill."""
 
     def stopped(command: Command, number: signal.Signals, after_s: float) -> Kill:

@@ -43,7 +43,7 @@ def remove(root: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("undo", ["remove", "rollback"])
-def test_remove_after_an_undo_killed_at_any_write_leaves_the_node_as_before(lab: Lab, undo: str) -> None:
+def test_remove_after_an_undo_killed_at_any_write_restores_the_node(lab: Lab, undo: str) -> None:
     command: Command = remove if undo == "remove" else lab.case.rollback
     calls = lab.boundaries(command, lab.done)
     assert any("var/lib/dpkg/status" in call for call in calls), "the packages' own writes are among them"

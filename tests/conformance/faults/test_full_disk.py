@@ -49,7 +49,7 @@ def _filled(course: Course, root: Path, what: str, free: int) -> None:
 @pytest.mark.parametrize("what", ["size", "nr_inodes"])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_full_disk_of_every_size_loses_nothing(
+def test_full_disk_of_every_size_loses_nothing(
     courses: Courses, tmp_path: Path, case: Case, verb: Verb, what: str
 ) -> None:
     course, root = courses(case, verb), tmp_path / "root"
@@ -74,7 +74,7 @@ def _until_enough() -> Iterator[int]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize(("below", "exit_code"), [("", 6), ("etc", 3), ("var/lib/gpunode", 6)])
-def test_a_read_only_disk_is_named_before_anything_is_begun(
+def test_read_only_disk_is_reported_before_any_change(
     courses: Courses, tmp_path: Path, case: Case, below: str, exit_code: int
 ) -> None:
     course, root = courses(case, "setup"), tmp_path / "root"
@@ -97,9 +97,7 @@ def test_a_read_only_disk_is_named_before_anything_is_begun(
 
 # Inside of each thing that is written: lock, journal, backups, file, log, answer.
 @pytest.mark.parametrize("limit", [0, 60, 300, 700, 10_499, 11_000, 20_000])
-def test_a_limit_on_the_size_of_files_cuts_writes_short_and_loses_nothing(
-    courses: Courses, tmp_path: Path, limit: int
-) -> None:
+def test_file_size_limit_loses_nothing(courses: Courses, tmp_path: Path, limit: int) -> None:
     course, root = courses(REPLACE, "setup"), tmp_path / "root"
     shutil.copytree(course.start, root, symlinks=True)
 
@@ -112,9 +110,7 @@ def test_a_limit_on_the_size_of_files_cuts_writes_short_and_loses_nothing(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_writes_that_take_less_than_they_are_given_are_gone_on_with(
-    courses: Courses, tmp_path: Path, case: Case, verb: Verb
-) -> None:
+def test_short_writes_are_continued(courses: Courses, tmp_path: Path, case: Case, verb: Verb) -> None:
     course, root = courses(case, verb), tmp_path / "root"
     shutil.copytree(course.start, root, symlinks=True)
 
@@ -129,7 +125,7 @@ def _write_seven_bytes_at_a_time() -> None:
     os.write = lambda fd, data: whole(fd, memoryview(data)[:7])
 
 
-def test_an_answer_that_nobody_can_store_leaves_the_node_in_order(courses: Courses, tmp_path: Path) -> None:
+def test_full_standard_output_leaves_the_node_in_order(courses: Courses, tmp_path: Path) -> None:
     course, root = courses(CREATE, "setup"), tmp_path / "root"
     shutil.copytree(course.start, root, symlinks=True)
 

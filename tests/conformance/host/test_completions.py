@@ -62,18 +62,18 @@ def shell(name: str) -> str:
 
 
 @pytest.mark.parametrize(("typed", "completed"), CASES)
-def test_bash(environment: dict[str, str], typed: str, completed: str) -> None:
+def test_bash_completes(environment: dict[str, str], typed: str, completed: str) -> None:
     file = os.fspath(FILES / "gpunode.bash")
     assert completed in said(environment, shell("bash"), "-c", _BASH, "bash", file, typed).split()
 
 
 @pytest.mark.parametrize(("typed", "completed"), CASES)
-def test_fish(environment: dict[str, str], typed: str, completed: str) -> None:
+def test_fish_completes(environment: dict[str, str], typed: str, completed: str) -> None:
     ask = f"source {FILES / 'gpunode.fish'}; complete -C '{typed}'"
     assert completed in {line.split("\t")[0] for line in said(environment, shell("fish"), "-c", ask).splitlines()}
 
 
-def test_zsh(environment: dict[str, str]) -> None:
+def test_zsh_completes(environment: dict[str, str]) -> None:
     assert "gpunode rollback" in said(
         environment, shell("zsh"), "-f", "-c", _ZSH, "zsh", os.fspath(FILES), "gpunode roll", "gpunode rollback"
     )

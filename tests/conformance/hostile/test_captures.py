@@ -42,7 +42,7 @@ def understood(path: Path) -> bool:
     return True
 
 
-def test_a_truncated_capture_is_never_half_a_node(real: bytes, tmp_path: Path) -> None:
+def test_truncated_capture_is_never_accepted(real: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.tar.gz"
     choose = random.Random(7)
     edges = {*range(64), *range(len(real) - 64, len(real))}
@@ -52,7 +52,7 @@ def test_a_truncated_capture_is_never_half_a_node(real: bytes, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("layer", ["packed", "unpacked", "index"])
-def test_a_spoilt_capture_is_understood_or_refused(real: bytes, tmp_path: Path, layer: str) -> None:
+def test_damaged_capture_is_accepted_or_refused(real: bytes, tmp_path: Path, layer: str) -> None:
     path, choose = tmp_path / "x.tar.gz", random.Random(7)
     whole = {"packed": real, "unpacked": gzip.decompress(real), "index": (SAMPLE / "capture.json").read_bytes()}[layer]
     for _ in range(200):
@@ -146,7 +146,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], int]] = {
 
 
 @pytest.mark.parametrize(("make", "exit_code"), BOMBS.values(), ids=BOMBS)
-def test_a_harmful_capture_is_refused_within_little_memory(
+def test_harmful_capture_is_refused_within_little_memory(
     tmp_path: Path, make: Callable[[Path], object], exit_code: int
 ) -> None:
     path = tmp_path / "node.tar.gz"

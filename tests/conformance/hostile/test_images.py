@@ -72,7 +72,7 @@ def canary(image: Image) -> bool:
     return os.path.lexists(image.path("CANARY")) or os.path.lexists("/CANARY")
 
 
-def test_the_canary_sings(image: Image) -> None:
+def test_canary_program_works(image: Image) -> None:
     subprocess.run(["chroot", image.root, "/usr/bin/apt-get"], check=True)
     assert image.path("CANARY").exists()
 
@@ -108,7 +108,7 @@ def test_no_program_of_an_image_runs_without_consent(image: Image, words: tuple[
         assert f"runs programs of {image.root}" in answer.err
 
 
-def test_with_consent_they_run_inside_alone(image: Image) -> None:
+def test_programs_run_only_inside_the_image_with_consent(image: Image) -> None:
     answer = image.setup("containerd")
     assert image.path("CANARY").exists(), answer.said
     assert not os.path.lexists("/CANARY")

@@ -49,7 +49,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 
 @pytest.mark.parametrize(("edit", "line"), EDITS.values(), ids=EDITS)
-def test_an_edited_journal_stops_every_verb(twice_set_up: Image, tmp_path: Path, edit: Edit, line: int) -> None:
+def test_edited_journal_stops_every_command(twice_set_up: Image, tmp_path: Path, edit: Edit, line: int) -> None:
     image = Image(tmp_path)
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)
     runs = sorted(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
@@ -64,7 +64,7 @@ def test_an_edited_journal_stops_every_verb(twice_set_up: Image, tmp_path: Path,
     assert image.tree() == before
 
 
-def test_an_end_that_is_gone_reads_as_a_run_that_was_cut_short(twice_set_up: Image, tmp_path: Path) -> None:
+def test_truncated_journal_reads_as_an_interrupted_run(twice_set_up: Image, tmp_path: Path) -> None:
     """It cannot be told from a power cut, and is treated as one: what may have been done counts as done."""
     image = Image(tmp_path)
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)

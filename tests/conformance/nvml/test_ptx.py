@@ -21,7 +21,7 @@ def _assemblers() -> list[str]:
     ]
 
 
-def test_every_architecture_takes_it(tmp_path: Path) -> None:
+def test_every_architecture_assembles_the_ptx(tmp_path: Path) -> None:
     assemblers = _assemblers()
     if not assemblers:
         pytest.skip("no ptxas here; GPUNODE_PTXAS=… names one")

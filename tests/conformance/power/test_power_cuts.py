@@ -86,22 +86,20 @@ def _some(found: Sequence[Cut], count: int) -> list[Cut]:
     return random.Random(1).sample(found, min(examples(count), len(found)))
 
 
-def test_whenever_the_power_goes_nothing_is_lost_and_nothing_half(story: Story, scratch: Path) -> None:
+def test_power_cut_at_any_moment_loses_nothing(story: Story, scratch: Path) -> None:
     every = list(cuts(story.start, story.events))
     assert len(every) > 1500, "a recording without gaps has more"
     _assert_lawful(story, _some(every, _LOOKED_AT), scratch / "found", recover=False)
 
 
-def test_whenever_the_power_goes_setup_reaches_the_wanted_state_and_rollback_the_former(
-    story: Story, scratch: Path
-) -> None:
+def test_power_cut_at_any_moment_is_recoverable(story: Story, scratch: Path) -> None:
     chosen = _some(list(cuts(story.start, story.events)), _RECOVERED)
     _assert_lawful(story, chosen, scratch / "recovered", recover=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_each_state_is_recovered(story: Story, scratch: Path, seed: int) -> None:
+def test_every_crash_state_is_recoverable(story: Story, scratch: Path, seed: int) -> None:
     _assert_lawful(story, list(cuts(story.start, story.events, seed=seed)), scratch / f"long-{seed}", recover=True)
 
 
@@ -126,7 +124,7 @@ def _syncs(story: Story, number: int) -> list[int]:
 @pytest.mark.parametrize(
     "number", [pytest.param(0, id="containerd", marks=pytest.mark.long), pytest.param(3, id="docker")]
 )
-def test_what_a_killed_run_left_unsynced_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
+def test_unsynced_state_of_a_killed_run_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
     def check(process: int, folder: Path) -> Iterator[str]:
         for at in sample(_syncs(story, number), "syncs", str, 6)[process::_PROCESSES]:
             again = _killed(story, number, at, folder / str(at))
@@ -173,7 +171,7 @@ def _in_place(events: Sequence[Event]) -> list[Event]:
 @pytest.mark.parametrize(
     "carelessly", [_files_unsynced, _folders_unsynced, _journal_unsynced, _effect_first, _in_place]
 )
-def test_a_careless_gpunode_would_be_caught(
+def test_missing_sync_is_detected(
     story: Story, scratch: Path, carelessly: Callable[[Sequence[Event]], list[Event]]
 ) -> None:
     events = carelessly(story.events)

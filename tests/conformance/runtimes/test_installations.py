@@ -75,7 +75,7 @@ def records(edited: ConfigEdit) -> Mapping[str, RecordedEdit]:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" not in asked(case)])
-def test_what_comes_of_it(case: str) -> None:
+def test_installation_is_configured_and_restored(case: str) -> None:
     row, files = row_and_files(case)
     assert files == tree(case, "before"), "the row reads every file"
     edited = row.configure(files, desired(case))
@@ -95,7 +95,7 @@ def test_what_comes_of_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" in asked(case)])
-def test_what_is_refused(case: str) -> None:
+def test_installation_is_refused_with_its_reason(case: str) -> None:
     row, files = row_and_files(case)
     with pytest.raises(Refused) as refused:
         row.configure(files, desired(case))
@@ -117,7 +117,7 @@ def version() -> tuple[int, ...]:
 
 @pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
 @pytest.mark.parametrize("case", [case for case in (*WITH_DROP_INS, "microk8s") if "refused" not in asked(case)])
-def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
+def test_real_containerd_reads_the_configured_installation(case: str, tmp_path: Path) -> None:
     if case in WITH_DROP_INS and version() < (2, 1):
         pytest.skip("containerd merges drop-ins from 2.1 on")
     row, files = row_and_files(case)

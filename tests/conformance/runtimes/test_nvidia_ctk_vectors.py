@@ -79,7 +79,7 @@ def _configured(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.is_refused], ids=name)
-def test_refused(vector: Vector) -> None:
+def test_vector_is_refused(vector: Vector) -> None:
     with pytest.raises(Refused) as refused:
         _configured(vector.files, vector, _desired(vector))
     assert refused.value.hint
@@ -87,7 +87,7 @@ def test_refused(vector: Vector) -> None:
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if not vector.is_refused], ids=name)
-def test_answered(vector: Vector) -> None:
+def test_vector_is_answered(vector: Vector) -> None:
     desired, row = _desired(vector), runtime(vector.runtime)
     after = _configured(vector.files, vector, desired)
     judge(vector, after)
@@ -110,7 +110,7 @@ HAD_OURS = frozenset({119, 132})
 @pytest.mark.parametrize(
     "vector", [one for one in VECTORS if not one.is_refused and one.number not in HAD_OURS | KEEPS_VERSION], ids=name
 )
-def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> None:
+def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
     desired, row, path = _desired(vector), runtime(vector.runtime), vector.paths[0]
     after = _configured(vector.files, vector, desired)
     former = {
@@ -144,7 +144,7 @@ def _edited(path: str, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "vector", [one for one in VECTORS if one.runtime == "containerd" and one.number not in BROKEN], ids=name
 )
-def test_the_cri_plugin_keeps_its_default_runtime(vector: Vector, version: tuple[int, ...] | None) -> None:
+def test_cri_plugin_keeps_a_valid_default_runtime(vector: Vector, version: tuple[int, ...] | None) -> None:
     """nvidia-ctk's answer to 063 and 079 leaves containerd 1.6 and 1.7 without a CRI plugin."""
     document = tomllib.loads((vector.read("input") or b"").decode())
     if version == (2, 1) and document and "version" not in document:
@@ -185,7 +185,7 @@ def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vector", [one for one in CONTAINERD if one.number in BROKEN], ids=name)
-def test_what_no_editing_makes_usable_is_refused(vector: Vector) -> None:
+def test_unusable_input_is_refused(vector: Vector) -> None:
     with pytest.raises(Refused, match=BROKEN[vector.number]) as refused:
         configure_containerd(vector.read("input"), DesiredConfig())
     assert refused.value.hint
@@ -196,7 +196,7 @@ def test_what_no_editing_makes_usable_is_refused(vector: Vector) -> None:
     "desired", [DesiredConfig(), DesiredConfig(default=True, cdi=True)], ids=["plain", "default-cdi"]
 )
 @pytest.mark.parametrize("vector", EDITED, ids=name)
-def test_every_input_in_place(vector: Vector, desired: DesiredConfig) -> None:
+def test_every_input_is_configured_in_place(vector: Vector, desired: DesiredConfig) -> None:
     data = vector.read("input") or b""
     out = configure_containerd(data, desired)
     assert configure_containerd(out, desired) == out
@@ -213,7 +213,7 @@ STALE = frozenset({12, 13, 18, 23, 26, 34, 69, 76, 77})
 
 
 @pytest.mark.parametrize("vector", [one for one in EDITED if one.number not in STALE], ids=name)
-def test_no_other_line_changes(vector: Vector) -> None:
+def test_other_lines_do_not_change(vector: Vector) -> None:
     former = (vector.read("input") or b"").splitlines(keepends=True)
     new = configure_containerd(b"".join(former), DesiredConfig(default=True, cdi=True)).splitlines(keepends=True)
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
@@ -221,7 +221,7 @@ def test_no_other_line_changes(vector: Vector) -> None:
     assert all(any(key in line for key in OURS) for line in lost), lost
 
 
-def test_the_rows_are_complete() -> None:
+def test_runtime_table_is_complete() -> None:
     assert [row.id for row in RUNTIMES] == ["containerd", "docker", "crio", "podman"]
     for row in RUNTIMES:
         assert row.config.startswith("/etc/") is bool(row.unit)  # podman registers no handler

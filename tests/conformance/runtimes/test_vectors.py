@@ -72,14 +72,14 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def test_there_are_151_and_each_has_a_verdict() -> None:
+def test_every_vector_has_a_verdict() -> None:
     assert [vector.number for vector in VECTORS] == list(range(1, 152))
     assert {vector.verdict for vector in VECTORS} == {"match", "match-plus", "deviate", "refuse"}
     assert all(vector.ours for vector in VECTORS if vector.verdict == "deviate")
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.number in ASKS_THE_RUNTIME], ids=name)
-def test_a_runtime_of_an_image_is_not_asked(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_runtime_of_an_image_is_not_run(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code == 3
@@ -88,7 +88,7 @@ def test_a_runtime_of_an_image_is_not_asked(vector: Vector, root: Path, gpunode:
 
 
 @pytest.mark.parametrize("vector", REFUSED, ids=name)
-def test_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_vector_is_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code in {2, 3}, told
@@ -101,7 +101,7 @@ def test_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
 
 
 @pytest.mark.parametrize("vector", PRINTED, ids=name)
-def test_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_vector_is_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code == 0, told
@@ -111,7 +111,7 @@ def test_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
 
 
 @pytest.mark.parametrize("vector", WRITTEN, ids=name)
-def test_written_once_and_taken_back(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_vector_is_written_once_and_undone(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code == 0, told
@@ -135,7 +135,7 @@ OTHERWISE = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("vector", "mode"), OTHERWISE)
-def test_another_mode_is_refused_or_written_once_and_taken_back(
+def test_other_mode_is_refused_or_written_once_and_undone(
     vector: Vector, root: Path, gpunode: Gpunode, mode: str
 ) -> None:
     words = [mode if word == vector.told["mode"] else word for word in vector.argv(root)]
@@ -177,7 +177,7 @@ def _compare_without_default(before: Tree, after: Tree, path: str) -> None:
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.number in AS_PROCESSES], ids=name)
-def test_answered_by_a_process(vector: Vector, root: Path) -> None:
+def test_vector_is_answered_by_a_process(vector: Vector, root: Path) -> None:
     command = [sys.executable, "-m", "gpunode", *vector.argv(root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
