@@ -173,7 +173,7 @@ def is_survived(prepared: Prepared, step: int, victims: Victims) -> None:
         pytest.param(("rollback", "--packages"), False, id="rollback", marks=pytest.mark.long),
     ],
 )
-def test_an_undo_killed_before_dpkg_starts_is_no_undo(
+def test_undo_killed_before_dpkg_starts_is_repeated_by_remove(
     prepared: Callable[[str], Prepared], undo: tuple[str, ...], setup_between: bool
 ) -> None:
     """Its announced package changes were not made, so the next remove makes them."""
@@ -194,7 +194,7 @@ def test_an_undo_killed_before_dpkg_starts_is_no_undo(
         assert ask(node, "remove", "--yes").envelope["changed"] is False
 
 
-def test_an_undo_on_a_full_disk_is_no_undo(prepared: Callable[[str], Prepared]) -> None:
+def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:
     """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
     found = prepared("driver")
     with found.node() as node:
@@ -247,14 +247,16 @@ _SHORT = {
         for victims in ("gpunode", "everything")
     ],
 )
-def test_a_killed_transaction(prepared: Callable[[str], Prepared], recipe: str, share: float, victims: Victims) -> None:
+def test_killed_transaction_is_finished_or_rolled_back(
+    prepared: Callable[[str], Prepared], recipe: str, share: float, victims: Victims
+) -> None:
     found = prepared(recipe)
     is_survived(found, 1 + int(share * found.steps), victims)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(88))
-def test_a_transaction_killed_whenever(prepared: Callable[[str], Prepared], number: int) -> None:
+def test_transaction_killed_at_a_random_step_recovers(prepared: Callable[[str], Prepared], number: int) -> None:
     """With the twelve above they are a hundred."""
     found = prepared(("toolkit", "driver")[number % 2])
     chance = random.Random(number)

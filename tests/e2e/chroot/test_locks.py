@@ -100,7 +100,7 @@ def let_go(node: Chroot, pid: int) -> None:
     until(lambda: not node.path(f"/proc/{pid}").exists(), lambda: "the holder goes on")
 
 
-def test_each_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
+def test_every_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
     for path in LOCKS:
         pid = hold(node, path)
 
@@ -122,7 +122,7 @@ def test_each_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
 
 
 @pytest.mark.long
-def test_a_real_apt_at_work_is_waited_for(node: Chroot) -> None:
+def test_running_apt_is_waited_for(node: Chroot) -> None:
     """Its update at a mirror that hangs, and its install in the middle of dpkg."""
     node.write("/root/silent.py", SILENT)
     node.start("python3", "/root/silent.py", log="/root/silent.log")
@@ -160,7 +160,7 @@ def test_a_real_apt_at_work_is_waited_for(node: Chroot) -> None:
     assert {"lab-slow", "nvidia-kernel-open-dkms"} <= set(node.installed())
 
 
-def test_two_setups_at_once_make_one_transaction(node: Chroot) -> None:
+def test_concurrent_setups_make_one_transaction(node: Chroot) -> None:
     node.run("apt-get", "update", env=NONINTERACTIVE)
     called(node)
     node.write("/etc/apt/apt.conf.d/99stop", STOP)
@@ -185,7 +185,7 @@ def test_two_setups_at_once_make_one_transaction(node: Chroot) -> None:
 
 
 @pytest.mark.long
-def test_the_apt_that_a_killed_gpunode_left_at_work_is_waited_for_and_called_so(node: Chroot) -> None:
+def test_apt_left_by_a_killed_gpunode_is_waited_for_and_named(node: Chroot) -> None:
     node.write("/etc/apt/apt.conf.d/99stop", STOP)
     killed = begin(node, "/root/killed.log")
     until(lambda: node.path("/root/stopped").exists(), lambda: "setup has not got to its packages")
@@ -204,7 +204,7 @@ def test_the_apt_that_a_killed_gpunode_left_at_work_is_waited_for_and_called_so(
     assert "nvidia-kernel-open-dkms" in node.installed()
 
 
-def test_a_run_folder_that_cannot_be_written_stops_it_before_anything(node: Chroot) -> None:
+def test_unwritable_run_folder_stops_setup_before_any_change(node: Chroot) -> None:
     before = node.fingerprint("/etc", "/var/lib/dpkg")
     node.run("mount", "-o", "remount,ro", "/run")
 

@@ -28,7 +28,7 @@ DISPLAY = {"nvidia-driver", "nvidia-driver-libs", "xserver-xorg-video-nvidia"}
 
 
 @pytest.mark.parametrize("needed", [pytest.param("", marks=pytest.mark.long), "xserver-xorg-video-nvidia"])
-def test_what_the_plan_says_is_purged_is_purged(needed: str, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_planned_purges_are_exactly_what_is_purged(needed: str, bases: dict[str, Bases], chroots: Lab) -> None:
     """A display package goes as well, unless a package that stays needs it; the plan says which one."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)

@@ -79,9 +79,7 @@ def set_up(node: Chroot) -> None:
         pytest.param(dockered, "trixie", marks=pytest.mark.long),
     ],
 )
-def test_a_whole_rollback_brings_back_the_node_as_it_was(
-    make: Make, codename: str, bases: dict[str, Bases], chroots: Lab
-) -> None:
+def test_whole_rollback_restores_the_node(make: Make, codename: str, bases: dict[str, Bases], chroots: Lab) -> None:
     with make(bases[codename], chroots) as node:
         before = snapshot(node)
         set_up(node)
@@ -99,7 +97,7 @@ def test_a_whole_rollback_brings_back_the_node_as_it_was(
         assert after.differences(snapshot(node)) == ""
 
 
-def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_run_is_undone_only_after_runs_that_depend_on_it(bases: dict[str, Bases], chroots: Lab) -> None:
     """The toolkit does not go while a later run's docker names it; undone in part, a run hides no older one."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
@@ -128,7 +126,7 @@ def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroo
 
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd", "kind"])
-def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_whole_rollback_works_for_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         chroots.recipe(node, DIRECTORIES["bookworm"], recipe)
@@ -143,7 +141,7 @@ def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[
 
 @pytest.mark.long
 @pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
-def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_whole_rollback_works_for_ubuntu_package_names(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [GTX_1080]) as node:
         become(node, ubuntu)
         as_machine(node)
@@ -158,7 +156,7 @@ def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, B
 
 
 @pytest.mark.parametrize("codename", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
-def test_what_remove_leaves_is_the_node_without_gpunode(
+def test_remove_restores_the_node_without_gpunode(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:
     with bare(bases[codename], chroots) as node:
@@ -188,7 +186,7 @@ def test_what_remove_leaves_is_the_node_without_gpunode(
 
 
 @pytest.mark.long
-def test_apt_works_after_a_removal_that_keeps_gpunodes_list(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, Bases], chroots: Lab) -> None:
     """The administrator's list of the same archive names another keyring; apt refuses both at once."""
     own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     with lived_in(bases["bookworm"], chroots) as node:

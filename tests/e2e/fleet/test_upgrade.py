@@ -48,7 +48,7 @@ def versions(fleet: Fleet) -> list[str]:
     return [node.installed()[TOOLKIT] for node in fleet.hosts.values()]
 
 
-def test_a_batch_over_its_budget_goes_back_and_the_next_run_goes_on(fleet: Fleet) -> None:
+def test_batch_over_its_budget_is_rolled_back_and_the_next_run_goes_on(fleet: Fleet) -> None:
     assert versions(fleet) == [OLD] * 5
     fleet.hosts["node3"].write("/run/lab-dmesg", XID)
 

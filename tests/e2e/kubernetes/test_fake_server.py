@@ -215,7 +215,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_server_in_memory_answers_as_the_real_one(plane: ControlPlane, name: str) -> None:
+def test_in_memory_server_answers_like_the_real_one(plane: ControlPlane, name: str) -> None:
     fake = Kubectl(ApiServer(), context="admin@lab")
     fake.server.add(node())
     # A namespace of its own: without controllers none is ever gone.

@@ -100,7 +100,7 @@ def works(node: Machine) -> None:
 
 
 @pytest.mark.parametrize("codename", ["bookworm", "trixie"])
-def test_user_data_make_a_bare_machine_a_gpu_node(
+def test_user_data_makes_a_bare_machine_a_gpu_node(
     codename: str, cloud: Cloud, cloud_bases: Callable[[str], Base], user_data: Callable[[str], str]
 ) -> None:
     with cloud.start(cloud_bases(codename), user_data(codename)) as node:
@@ -108,7 +108,7 @@ def test_user_data_make_a_bare_machine_a_gpu_node(
         assert not list(node.path("/run").glob("gpunode.pyz"))
 
 
-def test_another_file_than_the_checksums_is_not_run(
+def test_download_with_a_wrong_checksum_is_not_run(
     cloud: Cloud, cloud_bases: Callable[[str], Base], user_data: Callable[[str], str], release: Path
 ) -> None:
     checksum = hashlib.sha256((release / "gpunode.pyz").read_bytes()).hexdigest()
@@ -120,7 +120,7 @@ def test_another_file_than_the_checksums_is_not_run(
         assert not node.path("/usr/local/bin/gpunode").exists()
 
 
-def test_a_driver_that_needs_a_reboot_gets_one_and_the_setup_goes_on(
+def test_setup_continues_after_the_reboot_for_a_new_driver(
     lab: Path, cloud: Cloud, cloud_bases: Callable[[str], Base], user_data: Callable[[str], str], machines: Machines
 ) -> None:
     with machines.make(cloud_bases("bookworm")) as old:
@@ -160,14 +160,14 @@ def image(lab: Path, cloud_bases: Callable[[str], Base], release: Path, reposito
     return replace(base, layers=(lab / "cloud-image", *base.layers))
 
 
-def test_a_machine_that_starts_from_an_image_works(cloud: Cloud, image: Base) -> None:
+def test_machine_started_from_an_image_works(cloud: Cloud, image: Base) -> None:
     with cloud.start(image, (RECIPES / "from-image.yaml").read_text()) as node:
         works(node)
         # There was nothing left to do: the only run is that of the build.
         assert len(ask(node, "log").result["runs"]) == 1
 
 
-def test_packers_provisioner_makes_an_image_of_the_running_machine(
+def test_packer_provisioner_makes_an_image_of_the_running_machine(
     cloud: Cloud, cloud_bases: Callable[[str], Base], release: Path, repositories: Repositories
 ) -> None:
     with cloud.start(cloud_bases("bookworm"), "#cloud-config\n") as node:

@@ -81,7 +81,7 @@ def messages(node: Machine, message_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.splitlines()]
 
 
-def test_a_cloud_init_at_work_is_waited_for_between_its_stages_too(node: Machine) -> None:
+def test_running_cloud_init_is_waited_for_between_its_stages(node: Machine) -> None:
     node.run("systemctl", "start", "--no-block", "cloud-config.service", "cloud-final.service")
     until = time.monotonic() + _PATIENCE_S
     while not node.path("/run/cloud-init/status.json").exists():
@@ -120,7 +120,7 @@ def test_a_cloud_init_at_work_is_waited_for_between_its_stages_too(node: Machine
 
 
 @pytest.mark.long
-def test_a_setup_that_cloud_init_has_started_does_not_wait_for_it(node: Machine) -> None:
+def test_setup_started_by_cloud_init_does_not_wait_for_it(node: Machine) -> None:
     node.write("/root/runcmd", "gpunode setup /root/containerd.toml --yes --lock-timeout 5 >/root/user-data.log 2>&1\n")
     node.run("mkdir", "-p", "/run/cloud-init")
     ends(node, "config")
@@ -133,7 +133,7 @@ def test_a_setup_that_cloud_init_has_started_does_not_wait_for_it(node: Machine)
     assert node.path("/run/cloud-init/result.json").exists(), "cloud-init itself came to its end"
 
 
-def test_systemds_journal_hears_of_a_run(node: Machine) -> None:
+def test_systemd_journal_records_a_run(node: Machine) -> None:
     node.run("mkdir", "-p", "/run/cloud-init")
     done = setup_ok(node, "containerd")
     run = done.result["run"]

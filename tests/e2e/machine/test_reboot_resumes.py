@@ -72,7 +72,7 @@ def loaded(node: Machine) -> str:
     return node.read("/proc/driver/nvidia/version").split("Module")[1].split()[0]
 
 
-def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(node: Machine) -> None:
+def test_setup_announces_a_reboot_and_continues_after_it_on_request(node: Machine) -> None:
     first = node.boot_id()
     done = setup(node, "containerd")
     assert done.exit_code == 10
@@ -111,7 +111,7 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
 
 
 @pytest.mark.long
-def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) -> None:
+def test_reason_that_survives_the_reboot_causes_no_second_one(node: Machine) -> None:
     node.write("/etc/systemd/system/load-old.service", _AT_BOOT)
     node.run("systemctl", "enable", "load-old.service")
     first = node.boot_id()
@@ -136,7 +136,7 @@ def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", ["/usr/bin/gpunode", PROGRAM])
-def test_the_boot_goes_on_with_the_release_that_was_started(node: Machine, release: Path, program: str) -> None:
+def test_reboot_continues_with_the_started_release(node: Machine, release: Path, program: str) -> None:
     node.path(PROGRAM).unlink()
     if program == PROGRAM:
         node.path(PROGRAM).write_bytes((release / "gpunode.pyz").read_bytes())

@@ -25,7 +25,7 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
 
 
 @pytest.mark.parametrize("recipe", ["containerd", pytest.param("docker", marks=pytest.mark.long)])
-def test_units_and_files_and_packages_are_as_before(node: Machine, recipe: str) -> None:
+def test_units_files_and_packages_are_restored(node: Machine, recipe: str) -> None:
     before, units = snapshot(node), _enabled(node)
     setup_ok(node, recipe)
     assert is_up(node, PERSISTENCED)

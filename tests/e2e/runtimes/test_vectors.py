@@ -102,18 +102,18 @@ def test_containerd_loads_what_it_loaded_before(containerd: Told) -> None:
     assert unanswered(containerd) == []
 
 
-def test_containerd_has_the_runtime_and_the_default_as_asked(containerd: Told) -> None:
+def test_containerd_has_the_requested_runtime_and_default(containerd: Told) -> None:
     cells = [(vector, cell) for vector, cell in containerd.answered() if not cri(cell.after.read.dump).is_disabled]
     assert len(cells) > 60
     assert [f"{name(cell)}: {wrong}" for vector, cell in cells for wrong in unlike_asked(vector, cell)] == []
 
 
-def test_nothing_else_changes_for_containerd(containerd: Told) -> None:
+def test_other_containerd_settings_do_not_change(containerd: Told) -> None:
     changed = ((cell, others_changed(vector, cell)) for vector, cell in containerd.answered())
     assert [f"{name(cell)}: {keys}" for cell, keys in changed if keys] == []
 
 
-def test_the_cri_plugin_starts_where_it_started_before_and_has_the_runtime(containerd: Told) -> None:
+def test_cri_plugin_starts_where_it_did_and_has_the_runtime(containerd: Told) -> None:
     cells = [(vector, cell) for vector, cell in containerd.answered() if cell.before.started.ok]
     assert len(cells) > 60
     dead = [f"{name(cell)}: {cell.after.started.said}" for _, cell in cells if not cell.after.started.ok]
@@ -121,7 +121,7 @@ def test_the_cri_plugin_starts_where_it_started_before_and_has_the_runtime(conta
     assert [f"{name(cell)}: {wrong}" for vector, cell in cells for wrong in started_unlike_asked(vector, cell)] == []
 
 
-def test_what_nvidia_ctk_leaves_stops_the_cri_plugin(containerd: Told) -> None:
+def test_nvidia_ctk_result_stops_the_cri_plugin(containerd: Told) -> None:
     """So these tests see what they are there to see."""
     cells = list(containerd.of(THEIRS))
     assert len(cells) == 8
@@ -131,7 +131,7 @@ def test_what_nvidia_ctk_leaves_stops_the_cri_plugin(containerd: Told) -> None:
         assert cell.after.started.ok is (containerd.version not in vector.told["cri_plugin_fails_to_load_on"])
 
 
-def test_containerd_takes_the_files_that_it_took_when_they_were_recorded(containerd: Told) -> None:
+def test_containerd_accepts_the_files_it_accepted_when_recorded(containerd: Told) -> None:
     differing = []
     for vector, cell in containerd.of(OWN):
         recorded = (vector.told["containerd_effective"]["before"] or {}).get(containerd.version)
@@ -140,7 +140,7 @@ def test_containerd_takes_the_files_that_it_took_when_they_were_recorded(contain
     assert differing == []
 
 
-def test_dockerd_loads_what_it_loaded_before_and_has_the_runtime(docker: Told) -> None:
+def test_dockerd_loads_what_it_did_and_has_the_runtime(docker: Told) -> None:
     assert unanswered(docker) == []
     cells = list(docker.answered())
     assert len(cells) > 15
@@ -149,7 +149,7 @@ def test_dockerd_loads_what_it_loaded_before_and_has_the_runtime(docker: Told) -
     assert [f"{name(cell)}: {wrong}" for vector, cell in cells for wrong in started_unlike_asked(vector, cell)] == []
 
 
-def test_dockerd_takes_the_files_that_it_took_when_they_were_recorded(docker: Told) -> None:
+def test_dockerd_accepts_the_files_it_accepted_when_recorded(docker: Told) -> None:
     if docker.version != "28.5.2":
         pytest.skip("recorded for dockerd 28.5.2 alone")
     for vector, cell in docker.of(OWN):

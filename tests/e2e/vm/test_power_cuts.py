@@ -54,7 +54,7 @@ def images(folder: Path) -> Images:
         pytest.skip(f"no virtual machine without the Debian archive: {error}")
 
 
-def test_no_power_cut_loses_what_was_promised_or_what_is_needed_to_go_on(images: Images, folder: Path) -> None:
+def test_power_cut_keeps_promises_and_allows_to_continue(images: Images, folder: Path) -> None:
     for number in range(CUTS):
         moment = random.uniform(0, _LONGEST_S)
         said = _run_and_cut(images, folder / "console", moment)
