@@ -42,7 +42,7 @@ def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
 
 
 @pytest.mark.parametrize("report", some_reports("citations"), ids=lambda report: report.name)
-def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
+def test_citation_in_a_report_stands_in_its_evidence(report: Report) -> None:
     evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
     assert list(cited(diagnose(take_snapshot(evidence))))
     assert misplaced_citations(evidence) == []
@@ -50,11 +50,11 @@ def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
 
 @given(damaged_reports)
 @settings(max_examples=examples(60), deadline=None)
-def test_so_it_does_where_reports_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
+def test_citation_in_a_damaged_report_stands_in_its_evidence(evidence: Evidence) -> None:
     assert misplaced_citations(evidence) == []
 
 
 @given(SEEN)
 @settings(max_examples=examples(60), deadline=None)
-def test_so_it_does_where_a_node_was_looked_at(evidence: Evidence) -> None:
+def test_citation_of_a_node_stands_in_its_evidence(evidence: Evidence) -> None:
     assert misplaced_citations(evidence) == []

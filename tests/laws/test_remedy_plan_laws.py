@@ -72,7 +72,7 @@ def _every() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("cause", STATES)
-def test_setup_does_something_where_a_remedy_names_it(cause: str) -> None:
+def test_setup_named_by_a_remedy_changes_the_node(cause: str) -> None:
     for case in cases()[cause]:
         for facts in nodes_of(case.node, cause):
             for setup, now in steps(case.remedy, facts):
@@ -90,7 +90,7 @@ def _does_something(where: str, setup: Setup, facts: Facts) -> None:
     assert not setup.only or acting & set(setup.only), (where, setup.command, acting)
 
 
-def test_every_cause_with_such_a_command_has_its_state() -> None:
+def test_every_cause_with_a_setup_remedy_has_a_node_state() -> None:
     assert cases().keys() == STATES.keys()
 
 
@@ -109,7 +109,7 @@ INSTALLED = ("580.95.05", "580.178.04", "550.163.01", "610.57.04")
 
 
 @pytest.mark.parametrize("cause", ANOTHER)
-def test_another_driver_is_another_one(cause: str) -> None:
+def test_remedy_installs_another_driver(cause: str) -> None:
     for case in cases()[cause]:
         for version in (told,) if (told := version_told(case.node)) else INSTALLED:
             facts = node_with(case.node, cause, version)
@@ -135,7 +135,7 @@ DRIVEN = [
 
 @pytest.mark.parametrize("wish", ["newer", "branch", "any"])
 @pytest.mark.parametrize(("device", "version"), DRIVEN)
-def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, version: str) -> None:
+def test_newer_driver_is_newer_and_supports_the_gpu(wish: str, device: str, version: str) -> None:
     rows = (
         *SYSTEMS["ubuntu"],
         ("lspci -nn", f"01:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:{device}] (rev a1)"),
@@ -158,7 +158,7 @@ def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, vers
     assert brought[0] > before[0] or wish != "branch"
 
 
-def test_ctk_writes_something_where_a_remedy_names_it() -> None:
+def test_ctk_named_by_a_remedy_writes_files() -> None:
     named = 0
     for report in reports():
         evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))

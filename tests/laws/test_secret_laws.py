@@ -67,7 +67,7 @@ def leaks(secret: str, kept: str) -> bool:
 
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(PROBED), st.booleans())
 @settings(max_examples=examples(250), deadline=None)
-def test_no_capture_holds_a_secret_wherever_it_stood(place: str, secret: str, probe: Probe, is_said: bool) -> None:
+def test_capture_contains_no_secret_from_any_place(place: str, secret: str, probe: Probe, is_said: bool) -> None:
     seen = {probe.key: captured(probe, f"before\n{PLACES[place].format(secret)}\nafter\n", is_said=is_said)}
     with tempfile.TemporaryDirectory() as folder:
         save_capture(seen, path := Path(folder) / "node.tar.gz")
@@ -112,7 +112,7 @@ WRITTEN = {
 @given(st.sampled_from(sorted(WRITTEN)), st.dictionaries(keys, values, min_size=1, max_size=4))
 @example("yaml", {"bbbbb": ["q7W00000000000000000PSK=="]})
 @settings(max_examples=examples(250), deadline=None)
-def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: str, tree: dict[str, object]) -> None:
+def test_unknown_configuration_value_is_not_kept(how: str, tree: dict[str, object]) -> None:
     whole = WRITTEN[how](tree)
     kept = redact_content(whole.encode(), "config").decode()
     # A part of a secret that its surroundings hold as well is no leak.
@@ -126,7 +126,7 @@ def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: st
 
 @pytest.mark.parametrize("sign", [*"<>,;:#?/!$&*()[]{}|^~`+=%\\", " ", " -"])
 @pytest.mark.parametrize("place", ADDRESSES)
-def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
+def test_password_in_an_address_is_redacted(place: str, sign: str) -> None:
     kept = redact_text(ADDRESSES[place].format(f"q7Wk2nVx{sign}9Lr4Tz8P"))
     assert "q7Wk2nVx" not in kept
     assert "9Lr4Tz8P" not in kept
@@ -135,7 +135,7 @@ def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
 
 @given(shaped, st.sampled_from(["{}", "x={}", "said {} then", '"{}"', "https://h/{}/x", "[{}]"]))
 @settings(max_examples=examples(120), deadline=None)
-def test_nor_one_that_tells_by_its_form_what_it_is(secret: str, place: str) -> None:
+def test_secret_with_a_known_form_is_redacted(secret: str, place: str) -> None:
     assume(secret[-1] not in "-_")
     assert not leaks(secret, redact_text(place.format(secret)))
 
@@ -177,21 +177,21 @@ texts = st.lists(pieces | fragments, max_size=25).map("".join)
     "log",
 )
 @settings(max_examples=examples(250), deadline=None)
-def test_redacting_any_text_twice_is_redacting_it_once(value: str, holds: Holds) -> None:
+def test_redaction_of_any_text_is_idempotent(value: str, holds: Holds) -> None:
     once = redact_content(value.encode(), holds)
     assert redact_content(once, holds) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(["log", "config"]))
 @settings(max_examples=examples(100), deadline=None)
-def test_redacting_a_secret_twice_is_redacting_it_once(place: str, secret: str, holds: Holds) -> None:
+def test_redaction_of_a_secret_is_idempotent(place: str, secret: str, holds: Holds) -> None:
     once = redact_content(PLACES[place].format(secret).encode(), holds)
     assert redact_content(once, holds) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets)
 @settings(max_examples=examples(60), deadline=None)
-def test_the_command_that_somebody_typed_is_its_source_too(place: str, secret: str) -> None:
+def test_secret_in_a_typed_command_is_redacted(place: str, secret: str) -> None:
     assume("\n" not in PLACES[place])
     command = PLACES[place].format(secret)
     (key,) = after = redact({command: Capture(command, "ok", b"x\n", holds="log")})
@@ -202,7 +202,7 @@ def told(found: Diagnosis) -> object:
     return [(one.cause, one.confidence, one.explained_by, one.gpus) for one in found.findings], found.open_questions
 
 
-def test_no_finding_is_another_without_the_secrets() -> None:
+def test_redaction_changes_no_finding() -> None:
     """Of the reports in which anything is taken out, with each file read as the class that its probe has."""
     for report in reports():
         pieces = pasted.collect_pieces([(one["source"], one["text"]) for one in report.evidence])

@@ -60,7 +60,7 @@ def against_the_node(examined: Examination) -> Iterable[object]:
 
 
 @pytest.mark.parametrize("at", sample(BATCHES, "hearsay", str, 4))
-def test_what_a_pod_prints_is_nothing_against_a_healthy_node(at: int) -> None:
+def test_pod_logs_prove_nothing_against_a_healthy_node(at: int) -> None:
     names = sorted(set(HEALTHY) - {"one-gpu-lent-to-a-guest"})
     chosen = reports()[at * PODS : (at + 1) * PODS]
     logs = {f"app-{number}": log(one, FORMS[at % len(FORMS)]) for number, one in enumerate(chosen)}
@@ -69,6 +69,6 @@ def test_what_a_pod_prints_is_nothing_against_a_healthy_node(at: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", range(len(reports())), ids=lambda at: reports()[at].name)
-def test_nor_is_any_of_them_by_itself(at: int) -> None:
+def test_single_pod_log_proves_nothing_against_a_healthy_node(at: int) -> None:
     seen = with_pods(node("kubeadm-with-device-plugin"), {"app": log(reports()[at], FORMS[at % len(FORMS)])})
     assert list(against_the_node(diagnose_evidence(seen))) == []

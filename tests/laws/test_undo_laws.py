@@ -132,7 +132,7 @@ def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
 
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stories())
-def test_remove_after_any_prefix_of_an_undo_leaves_nothing_unnamed(story: Story) -> None:
+def test_remove_after_any_partial_undo_leaves_nothing_unnamed(story: Story) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = MemoryNode(Path(folder), Packages(story.packages, {}), story.files)
         for changes in story.changes:
