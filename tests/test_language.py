@@ -100,7 +100,7 @@ def _trees() -> Iterator[tuple[str, ast.Module]]:
 TREES = tuple(_trees())
 
 
-def test_docstring_begins_with_the_deed_or_the_thing() -> None:
+def test_docstring_begins_with_an_imperative_or_a_noun_phrase() -> None:
     bad = [
         f"{place}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
         for place, tree in TREES

@@ -175,7 +175,7 @@ def test_most_pairs_of_cause_and_consequence_are_tried() -> None:
 
 
 @pytest.mark.parametrize(("root", "consequence"), PAIRS, ids=[f"{one.name}-{two.name}" for one, two in PAIRS])
-def test_the_cause_is_the_one_root(root: Report, consequence: Report) -> None:
+def test_cause_is_the_only_root_of_merged_reports(root: Report, consequence: Report) -> None:
     assert roots([*root.evidence, *consequence.evidence]) == (root.cause,)
 
 
@@ -193,7 +193,7 @@ perf: interrupt took too long (2503 > 2500), lowering kernel.perf_event_max_samp
 
 
 @pytest.mark.parametrize("report", some_reports("well around it"), ids=lambda report: report.name)
-def test_what_is_well_around_it_changes_nothing(report: Report) -> None:
+def test_evidence_of_a_healthy_node_changes_nothing(report: Report) -> None:
     rows = tuple((piece["source"], piece["text"]) for piece in (*report.evidence, {"source": "dmesg", "text": _NOISE}))
     assert faults(diagnose(take_snapshot({**_around(), **pasted.collect_pieces(rows)}))) == roots(report.evidence)
 

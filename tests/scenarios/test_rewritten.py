@@ -38,14 +38,14 @@ def _typed(prompt: str, piece: Piece) -> str:
 
 
 @pytest.mark.parametrize("report", some_reports("transcripts"), ids=lambda report: report.name)
-def test_a_transcript_says_the_same(report: Report) -> None:
+def test_transcript_has_the_same_diagnosis(report: Report) -> None:
     prompt = _PROMPTS[_NUMBERS[report] % len(_PROMPTS)]
     transcript = "".join(_typed(prompt, piece) for piece in report.evidence)
     assert faults(diagnose(take_snapshot(pasted.parse_text_report(transcript)))) == roots(report.evidence)
 
 
 @pytest.mark.parametrize("report", some_reports("order and wording"), ids=lambda report: report.name)
-def test_order_and_wording_of_the_sources_change_nothing(report: Report) -> None:
+def test_order_and_source_spelling_change_nothing(report: Report) -> None:
     assert faults_of(report, _NUMBERS[report]) == roots(report.evidence)
 
 
