@@ -120,7 +120,7 @@ ODD: Final[Mapping[str, Edit]] = {
 
 @dataclass(slots=True)
 class Injected:
-    """What was put into a fleet, by the report's name."""
+    """A fault that was put into a fleet, by the report's name."""
 
     faults: dict[str, str] = field(default_factory=dict)
     odd: dict[str, str] = field(default_factory=dict)

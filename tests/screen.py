@@ -1,4 +1,4 @@
-"""What pytest shows of a run: how far it is, how long it will take; at its end, or when it is cut short, one screen."""
+"""Progress of a pytest run: how far it is, how long it will take; at its end, or when it is cut short, one screen."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _outcome(report: pytest.TestReport) -> Outcome | None:
-    """How a test ended; None where this part of it does not say."""
+    """Return how a test ended; None if this part of it does not say."""
     if report.failed:
         return "failed" if report.when == "call" else "errors"
     if report.skipped:

@@ -1,4 +1,4 @@
-"""What the project promises about itself: one version, whole wheels, pages that are current and lead somewhere."""
+"""Promises of the project about itself: one version, whole wheels, pages that are current and lead somewhere."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def machine_traces() -> list[str]:
-    """What would betray this machine in a file: the checkout's own place, also when only its top folder is named."""
+    """Return the traces of this machine in a file: the checkout's own place, also when only its top folder is named."""
     top = ROOT.parts[1] if len(ROOT.parts) > 1 else ""
     common = {"", "home", "root", "tmp", "usr", "var", "opt", "srv", "mnt", "media", "data", "builds", "Users"}
     return [str(ROOT), *([] if top in common else [f"/{top}/"])]

@@ -97,7 +97,7 @@ def code(lab: Path) -> Mounts:
 
 @pytest.fixture(scope="session")
 def release(lab: Path) -> Path:
-    """What ``make dist`` makes, in a folder; GPUNODE_DIST names one that is made already."""
+    """Return the folder with the result of ``make dist``; GPUNODE_DIST names one that exists already."""
     if made := os.environ.get("GPUNODE_DIST"):
         return Path(made)
     if shutil.which("rpmbuild") is None:
@@ -125,7 +125,7 @@ def make_chroot(repositories: Repositories, code: Mounts, node_folder: Callable[
 
 @pytest.fixture
 def make_machine(repositories: Repositories, code: Mounts, node_folder: Callable[[], Path]) -> MakeMachine:
-    """As `make_chroot`, for a node that systemd has booted."""
+    """Make nodes as `make_chroot` does, booted by systemd."""
 
     def make(base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Machine:
         return Machine(base, node_folder(), devices=devices, archives=repositories, code=code, kernel=kernel)

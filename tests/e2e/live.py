@@ -1,4 +1,4 @@
-"""What the tests of doctor on live nodes share: nodes as people have them, and remedies carried out as printed."""
+"""Helpers of the tests of doctor on live nodes: nodes as people have them, and remedies executed as printed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Reboot = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """What doctor said of a node."""
+    """The answer of doctor on a node."""
 
     exit_code: int
     envelope: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Diagnosed:
 
     @property
     def remedy(self) -> list[Mapping[str, Any]]:
-        """What the first finding says is to be done."""
+        """The remedy of the first finding."""
         return list(self.envelope["findings"][0]["remedy"])
 
     def __str__(self) -> str:
@@ -126,12 +126,12 @@ def preserved(node: Node, folder: Path) -> Base:
 
 
 def boot(node: Node) -> None:
-    """What a boot does has been done to a node that has no boots."""
+    """Do the work of a boot on a node that has no boots."""
     node.run("sh", "-c", _BOOT)
 
 
 def diagnose(node: Node, *, user: bool = False, path: str = "") -> Diagnosed:
-    """What ``gpunode doctor --json`` says of the node on it.
+    """Return the answer to ``gpunode doctor --json`` on the node.
 
     Args:
         node: that is asked.

@@ -1,4 +1,4 @@
-"""How many examples a property is tried on, and how many rows of a long table."""
+"""Numbers of examples per property, and of rows of a long table."""
 
 from __future__ import annotations
 

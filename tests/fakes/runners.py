@@ -18,7 +18,7 @@ class EnvRunner(Runner):
         self._extra = environment
 
     def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> FinishedCommand:
-        """As ``Runner.run``."""
+        """Run as ``Runner.run`` does."""
         return super().run(argv, env={**self._extra, **(env or {})}, **given)
 
 
@@ -46,7 +46,7 @@ def ended(
 
 
 def looked(runner: Runner, probe: Probe) -> Capture:
-    """What ``probe`` returns to a host whose commands ``runner`` runs."""
+    """Return the answer to ``probe`` on a host whose commands ``runner`` runs."""
     host = LocalHost()
     host.runner = runner
     return host.look(probe)

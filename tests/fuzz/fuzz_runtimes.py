@@ -85,7 +85,7 @@ def toml(data: bytes) -> None:
 
 
 def _alter(table: Document, chance: random.Random) -> None:
-    """One key added, set or taken out, somewhere."""
+    """Change one key at some place: add, set or remove it."""
     inside = [value for value in table.values() if isinstance(value, dict)]
     if inside and chance.random() < 0.6:
         _alter(chance.choice(inside), chance)

@@ -74,7 +74,7 @@ def watched() -> frozenset[Pattern]:
 
 
 def of_host() -> frozenset[Pattern]:
-    """Those with which secrets and names are looked for."""
+    """Return the patterns with which secrets and names are looked for."""
     from gpunode.facts.evidence import Capture
     from gpunode.redaction import anonymize, config, named, patterns, secrets
 
@@ -95,7 +95,7 @@ def of_host() -> frozenset[Pattern]:
 
 
 def units(pattern: str) -> Iterator[str]:
-    """What to repeat: the signs, and the pattern's own words with and without a sign behind each."""
+    """Yield what to repeat: the signs, and the pattern's own words with and without a sign behind each."""
     yield from SIGNS
     plain = re.sub(r"\(\?[:<!=P][^)]{0,20}?[>:]?|\\[bBdDsSwWAZ]|[()|^$?+*]|\[[^\]]*\]|\{[\d,]*\}", "\x00", pattern)
     words = {word.replace("\\", "") for word in plain.split("\x00") if word.strip(" \\")}
@@ -104,7 +104,7 @@ def units(pattern: str) -> Iterator[str]:
 
 
 class Slow(Exception):
-    """One search took longer than it may."""
+    """Exception for a search that took longer than it may."""
 
 
 def spent(pattern: Pattern, text: str) -> float:

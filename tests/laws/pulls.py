@@ -1,4 +1,4 @@
-"""Why images are not pulled, as containerd, CRI-O, podman, docker and the kubelet say it, and where that is shown."""
+"""Reasons why images are not pulled, as containerd, CRI-O, podman, docker and the kubelet word them, and where."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def in_the_journal(why: str) -> tuple[tuple[str, str], ...]:
 
 
 def on_the_screen(why: str) -> tuple[tuple[str, str], ...]:
-    """What somebody saw who pulled it on the node."""
+    """Return the screen of somebody who pulled it on the node."""
     return (_ROWS, (f"podman pull {IMAGE}", f"Trying to pull {IMAGE}...\nError: {why}\n"))
 
 

@@ -82,11 +82,11 @@ class Archives:
     installed: Mapping[str, PackageState]
 
     def look(self, probe: Probe, /) -> Capture:
-        """Nothing: what the node is like stands in its facts."""
+        """Return an absent capture: the facts hold the state of the node."""
         return Capture(probe.source, "absent")
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
-        """What apt would do; a package that has the version already is left alone."""
+        """Return what apt would do; a package that has the version already is left alone."""
         return Simulation(tuple(action for change in changes for action in self._action(change)))
 
     def _action(self, change: PackageChange) -> Iterator[Action]:
@@ -155,7 +155,7 @@ def parsed(command: str) -> Setup | None:
 
 
 def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
-    """What setup would do on the node, by the walk that it takes, with exact versions of packages."""
+    """Return what setup would do on the node, by the walk that it takes, with exact versions of packages."""
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         present = known(now.packages, {})
@@ -483,7 +483,7 @@ def _unkeyed(facts: Facts, keyring: str) -> Facts:
 
 
 def _signed_twice(node: Scene) -> Facts:
-    """What is left when the entries that are too many are commented out, as the step before does: none is right."""
+    """Return the entries left when the surplus ones are commented out, as the step before does: none is right."""
     lists = {path: fact for path, fact in node.whole.files.items() if not path.startswith("/etc/apt/sources.list.d")}
     return replace(node.whole, files=lists, sources=Known((), HERE))
 
@@ -567,7 +567,7 @@ def node_with(snapshot: Snapshot, cause: str, version: str) -> Facts:
 
 
 def _with_evidence(supposed: Facts, snapshot: Snapshot) -> Facts:
-    """What the evidence tells for certain, and the rest as it was supposed."""
+    """Return the node with what the evidence proves, and the rest as assumed."""
     told: dict[str, Any] = {
         field.name: fact for field in fields(Facts) if isinstance(fact := getattr(snapshot.facts, field.name), Known)
     }
@@ -625,7 +625,7 @@ class Shown:
     evidence: Evidence
 
     def look(self, probe: Probe, /) -> Capture:
-        """What the evidence has of it."""
+        """Return the evidence for the probe."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
     def distribution(self) -> None:
@@ -633,7 +633,7 @@ class Shown:
         return
 
     def simulate(self, changes: Sequence[PackageChange], /) -> None:
-        """Nothing: packages are no matter of these commands."""
+        """Do nothing: these commands concern no packages."""
         del changes
 
 
@@ -653,13 +653,13 @@ def ctk_of(command: str) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def without_moved(evidence: Evidence, commands: Iterable[str]) -> Evidence:
-    """What there is when the files were set aside that commands move."""
+    """Return the files left when those are set aside that commands move."""
     moved = {words[2] for words in map(shlex.split, commands) if words[:2] == ["sudo", "mv"]}
     return {key: one for key, one in evidence.items() if key.removeprefix("file:") not in moved}
 
 
 def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkPlan:
-    """What ``gpunode ctk`` would write on the node of that evidence."""
+    """Return the changes of ``gpunode ctk`` on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
         return edits.plan_toolkit_config(host, given["config_file"] or CONFIG, settings(given["set_"]))

@@ -27,7 +27,7 @@ def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
 
 
 def stands_there(node: Snapshot, citation: Citation) -> bool:
-    """Whether the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
+    """True if the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
     if citation.line_number is None:
         return citation.line.startswith("(") and citation.line.endswith(")")
     every = (*node.items, *(node.with_history.items if node.with_history else ()))

@@ -44,7 +44,7 @@ WORDS = st.text(max_size=60) | st.sampled_from([source for source, _ in pieces()
 
 
 def told(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
-    """What a diagnosis comes to, without the words of the evidence."""
+    """Return the diagnosis without the words of the evidence."""
     found: list[object] = [
         (one.cause, one.explained_by, one.severity, one.confidence, one.gpus) for one in diagnosis.findings
     ]

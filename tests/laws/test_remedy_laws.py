@@ -101,7 +101,7 @@ def _words(command: str) -> set[str]:
 
 
 def faults(command: str) -> Iterator[str]:
-    """What is wrong with a command that was printed for hostile evidence."""
+    """Yield what is wrong with a command that was printed for hostile evidence."""
     if not command.isprintable():
         yield "a character that no terminal shows"
     outside = QUOTED.sub("", command.replace("'\"'\"'", ""))
@@ -112,7 +112,7 @@ def faults(command: str) -> Iterator[str]:
 
 
 def too_much(command: str) -> Iterator[str]:
-    """What of a command takes away more than it names."""
+    """Yield the parts of a command that remove more than they name."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words = list(lexer)

@@ -44,7 +44,7 @@ def node(release: str) -> Snapshot:
 
 
 def fixes(release: str) -> list[tuple[str, Fix]]:
-    """What every cause has to be done on such a node."""
+    """Return the remedies that every cause has on such a node."""
     found = node(release)
     return [
         (cause, fix)

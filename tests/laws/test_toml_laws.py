@@ -32,7 +32,7 @@ def and_edited(edits: Any) -> st.SearchStrategy[tuple[Text, dict[str, Any]]]:
 
 
 def is_within(short: str, long: str) -> bool:
-    """Whether ``long`` is ``short`` with something inserted."""
+    """True if ``long`` is ``short`` with something inserted."""
     rest = iter(long)
     return all(char in rest for char in short)
 

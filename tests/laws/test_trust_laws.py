@@ -50,7 +50,7 @@ def node(name: str) -> Evidence:
 
 
 def against_the_node(examined: Examination) -> Iterable[object]:
-    """What speaks against the node, or is told for certain."""
+    """Return the findings that speak against the node, or are certain."""
     for one in examined.diagnosis.findings:
         if one.severity != "info" and (one.layer in evidence_origin.NODE_LAYERS or one.confidence == "certain"):
             yield one.cause, one.layer, one.confidence

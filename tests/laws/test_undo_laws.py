@@ -1,4 +1,4 @@
-"""What holds of an undo whose power fails: the next remove leaves nothing of gpunode's, or names it."""
+"""Laws of an undo whose power fails: the next remove leaves nothing of gpunode's, or names it."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def bring(node: MemoryNode, package: PackageId) -> None:
 
 
 def was_brought(story: Story, package: PackageId) -> bool:
-    """Whether a setup installed ``package``."""
+    """True if a setup installed ``package``."""
     changes = (change for changes in story.changes for change in changes if isinstance(change, PackageChange))
     return any(change.id == package and change.after for change in changes)
 
 
 def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
-    """What is there of gpunode's without a reason or unnamed by ``said``, or is otherwise than before it.
+    """Return gpunode's leftovers without a reason or unnamed by ``said``, and what differs from before.
 
     The only reason is what others need, and what a driver among that is run with.
     """

@@ -1,4 +1,4 @@
-"""What holds of plan, setup and rollback on every node: plan is setup, twice is once, undone is as before."""
+"""Laws of plan, setup and rollback on every node: plan equals setup, twice equals once, undo restores the state."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class _Writer:
         )
 
     def chosen(self, *choices: str) -> str:
-        """One of them; the first in a text without oddities."""
+        """Return one of them; the first in a text without oddities."""
         return self.draw(st.sampled_from(choices)) if self.odd else choices[0]
 
     def comment(self) -> str:
@@ -308,7 +308,7 @@ def _arrays(document: Any, above: Path = ()) -> list[Path]:
 
 
 def at(document: Any, path: Path) -> Any:
-    """What stands at ``path``."""
+    """Return the value at ``path``."""
     for key in path:
         document = document[key]
     return document

@@ -22,7 +22,7 @@ Piece = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """One report.
+    """A report.
 
     Attributes:
         name: its path in the folder, without the ending.
@@ -55,7 +55,7 @@ def _read(path: Path) -> Report:
 
 
 def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
-    """What doctor says of these pieces; ``told`` are the words of other reports than all of these."""
+    """Return the diagnosis of these pieces; ``told`` are the words of other reports than all of these."""
     return diagnose(
         take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
     )

@@ -1,4 +1,4 @@
-"""What looks alike and is not: one symptom, and for each of its causes what tells it from the others.
+"""Causes that look alike: one symptom, and for each of its causes the evidence that tells it from the others.
 
 With the symptom alone, nothing certain is said; with what decides, the cause and no other.
 """

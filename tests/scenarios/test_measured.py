@@ -1,4 +1,4 @@
-"""How often doctor is right, over all reports and with each piece of theirs taken away: no worse than it was.
+"""Rate of right diagnoses over all reports, and with each of their pieces removed: no worse than before.
 
 A rule that asks for more than decides is right on the report that it was written from and not on the next one. So the
 shares with a piece taken away count. The healthy nodes, look-alikes and merged reports beside this file weigh against

@@ -82,7 +82,7 @@ _ALONE = {
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What a report tells of its machine."""
+    """The facts of a report about its machine."""
 
     gpus: frozenset[str]
     models: frozenset[str]
@@ -126,7 +126,7 @@ def _machine(report: Report) -> _Machine:
 
 
 def _may_be_one(root: Report, consequence: Report) -> bool:
-    """Whether both may be of one machine, at one time, the root first."""
+    """True if both may be of one machine, at one time, the root first."""
     one, two = _machine(root), _machine(consequence)
     shown = ((one.gpus, two.gpus), (one.models, two.models), (one.drivers, two.drivers), (one.kernels, two.kernels))
     if any(a and b and not a & b for a, b in shown) or (two.works and not one.works):

@@ -22,7 +22,7 @@ _PLACED = re.compile(r"^\S+@\S+:\S*[$#] ")
 
 
 def _command(source: str) -> str:
-    """What somebody types to see it; a source that is words, as it is."""
+    """Return the command that shows the source; a source that is words, as it is."""
     plain = _PROMPT.sub("", source)
     return f"cat {plain}" if re.fullmatch(r"/\S+", plain) else plain
 

@@ -1,4 +1,4 @@
-"""What a person reads first: the answer, what to do next and the first proof, on a narrow terminal."""
+"""The first lines that a person reads: the answer, what to do next and the first proof, on a narrow terminal."""
 
 from __future__ import annotations
 

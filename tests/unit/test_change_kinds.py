@@ -1,4 +1,4 @@
-"""What must know every kind of change and cannot be told by types."""
+"""Functions that must know every kind of change and cannot be checked by types."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_device_is_refused(place: str) -> None:
 
 
 def test_process_substitution_is_read() -> None:
-    """As in ``gpunode plan <(make-recipe)``."""
+    """The shell makes such a file for ``gpunode plan <(make-recipe)``."""
     reader, writer = os.pipe()
     os.write(writer, b'[driver]\nversion = "580"\n')
     os.close(writer)

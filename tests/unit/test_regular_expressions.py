@@ -71,7 +71,7 @@ def _kind(node: Node) -> str:
 
 
 def _parts(node: Node) -> tuple[Sequence[Node], ...]:
-    """What stands in the node: one sequence of nodes, or several to choose from."""
+    """Return the contents of the node: one sequence of nodes, or several to choose from."""
     match _kind(node):
         case "SUBPATTERN":
             return (node[1][3],)
@@ -124,7 +124,7 @@ def _ungrouped(nodes: Sequence[Node]) -> Sequence[Node]:
 
 
 def _passes(node: Node, signs: frozenset[str], state: Any) -> bool:
-    """Whether the node takes some text, be it none, of ``signs``."""
+    """True if the node accepts some text, even an empty one, of ``signs``."""
     kind = _kind(node)
     if kind in _ONE_SIGN:
         return bool(_signs(node, state) & signs)

@@ -29,7 +29,7 @@ class Ansible:
     collections: Path
 
     def run(self, *argv: str, cwd: Path, env: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
-        """How one of its programs ended."""
+        """Return how one of Ansible's programs ended."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         own = {
             "ANSIBLE_COLLECTIONS_PATH": str(self.collections),
@@ -45,7 +45,7 @@ class Ansible:
         return subprocess.run(command, cwd=cwd, env={**kept, **own, **env}, capture_output=True, text=True, check=False)
 
     def module(self, name: str, arguments: Mapping[str, Any], *, check: bool = False, diff: bool = False) -> Any:
-        """What a module returns, run as Ansible runs it on a node."""
+        """Return the result of a module, run as Ansible runs it on a node."""
         words = {**arguments, "_ansible_check_mode": check, "_ansible_diff": diff}
         done = subprocess.run(
             [str(self.bin / "python"), str(Path(__file__).with_name("run_module.py")), name, json.dumps(words)],
@@ -70,13 +70,13 @@ class StandIn:
 
     @property
     def calls(self) -> list[list[str]]:
-        """How it was called."""
+        """The command lines that it was called with."""
         calls = self.path.with_name("calls")
         return [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
 
     @property
     def verbs(self) -> list[str]:
-        """What it was called for."""
+        """The commands that it was called for."""
         return [call[0] for call in self.calls]
 
 

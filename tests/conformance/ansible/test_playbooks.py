@@ -42,7 +42,7 @@ class Site:
     hosts: Mapping[str, StandIn]
 
     def play(self, *argv: str, **variables: object) -> subprocess.CompletedProcess[str]:
-        """How a playbook ended."""
+        """Run a playbook, and return how it ended."""
         given = {"ansible_become": False, **variables}
         return self.ansible.run(
             "ansible-playbook", "-i", "hosts.yml", "-e", json.dumps(given), *argv, cwd=self.folder,

@@ -237,7 +237,7 @@ class World:
         )
 
     def installed(self, *rows: str) -> None:
-        """What dpkg has: ``name version`` or ``name version rc``."""
+        """Write dpkg's status file from rows ``name version`` or ``name version rc``."""
         text = ""
         for name, version, *rc in (row.split() for row in rows if row):
             status = "deinstall ok config-files" if rc else "install ok installed"

@@ -1,4 +1,4 @@
-"""What apt 2.6 (Debian 12) and 3.0 (Debian 13) printed, kept as they printed it: how it is read."""
+"""Samples of the output of apt 2.6 (Debian 12) and 3.0 (Debian 13), kept as printed: how gpunode reads it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ AGREEING = {
 
 
 def refusal(folder: Path, lists: Mapping[str, bytes]) -> str:
-    """Why an apt that has these ``lists`` and nothing else reads none of them; empty where it reads them."""
+    """Return why an apt that has these ``lists`` and nothing else reads none of them; empty where it reads them."""
     for name in ("parts", "lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for old in (folder / "parts").iterdir():

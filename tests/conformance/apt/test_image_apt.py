@@ -1,4 +1,4 @@
-"""What this machine's apt says of an image's packages; the image's own configuration names programs, and none runs."""
+"""This machine's apt on an image's packages; the image's own configuration names programs, and none runs."""
 
 from __future__ import annotations
 

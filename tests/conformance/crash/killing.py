@@ -24,7 +24,7 @@ _AUDITED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run of gpunode ended.
+    """The end of a run of gpunode.
 
     Attributes:
         status: the exit code, or minus the signal that killed it.
@@ -36,7 +36,7 @@ class Ended:
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """What it answered to ``--json``."""
+        """The answer to ``--json``."""
         answer: dict[str, Any] = json.loads(self.said.splitlines()[-1])
         return answer
 
@@ -103,7 +103,7 @@ def _list_modules(target: Path) -> None:
 
 
 def boundaries(arguments: Sequence[str]) -> list[str]:
-    """What a whole run with ``arguments`` does to files, call by call."""
+    """Return the calls by which a whole run with ``arguments`` changes files, in order."""
     counted = Boundaries()
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "seen")
@@ -117,7 +117,7 @@ def _list(counted: Boundaries, target: Path) -> None:
 
 
 def run(arguments: Sequence[str], watched: Boundaries | None = None, *, sent: int = 0, after_s: float = 0.0) -> Ended:
-    """How ``gpunode ARGUMENTS`` ended.
+    """Return how ``gpunode ARGUMENTS`` ended.
 
     Args:
         arguments: the command line.

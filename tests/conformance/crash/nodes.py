@@ -143,7 +143,7 @@ def copy(root: Path, target: Path) -> Path:
 
 
 def litter(root: Path) -> list[str]:
-    """What a killed run has left in ``root`` and no later one has removed."""
+    """Return the files that a killed run has left in ``root`` and no later one has removed."""
     names = (path.relative_to(root).as_posix() for path in root.rglob("*"))
     left = [name for name in names if _TEMPORARY.fullmatch(name.rpartition("/")[2])]
     left += [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(root) in line]

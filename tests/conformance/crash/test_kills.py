@@ -111,7 +111,7 @@ class Lab:
         return self.former.get(self.case.path), self.wanted.get(self.case.path)
 
     def _finished(self, node: Path) -> Iterator[str]:
-        """What is wrong after one more setup, and after another one."""
+        """Yield what is wrong after one more setup, and after another one."""
         again = run(self.case.setup(node))
         if again.status:
             yield f"setup again: {again.status}: {again.said}"
@@ -122,7 +122,7 @@ class Lab:
             yield f"not converged: {third.said}"
 
     def _taken_back(self, node: Path) -> Iterator[str]:
-        """What is wrong after a rollback; one that finds nothing written has nothing to take back."""
+        """Yield what is wrong after a rollback; one that finds nothing written has nothing to undo."""
         back = run(self.case.rollback(node))
         if back.status and not (back.status == 2 and "there is nothing to roll back" in back.said):
             yield f"rollback: {back.status}: {back.said}"
@@ -164,7 +164,7 @@ def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
 
 
 def twice(first: Kill, second: Kill) -> Kill:
-    """One after the other."""
+    """Return a kill that runs one after the other."""
 
     def kill(node: Path) -> Ended:
         first(node)

@@ -56,7 +56,7 @@ def test_remove_after_an_undo_killed_at_any_write_restores_the_node(lab: Lab, un
 
 
 def _finished(lab: Lab, node: Path) -> Iterator[str]:
-    """What is wrong after a remove, and after another one."""
+    """Yield what is wrong after a remove, and after another one."""
     ended = run(remove(node))
     if ended.status:
         yield f"remove: {ended.status}: {ended.said}"

@@ -36,7 +36,7 @@ _UNCHANGED = ("the file is as it was", "nothing was changed", "this change was n
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What stands in the root before, and how the command is asked to answer."""
+    """The content of the root before, and how the command is asked to answer."""
 
     name: str
     config: bytes | None
@@ -92,7 +92,7 @@ class Course:
             return calls(self.case.arguments(self.verb, root))
 
     def disturbed(self, root: Path, fault: Fault) -> Answer:
-        """What the verb answers on a fresh copy at ``root`` while ``fault`` happens."""
+        """Return the answer of the verb on a fresh copy at ``root`` while ``fault`` happens."""
         for _ in range(_TRIES):
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(self.start, root, symlinks=True)
@@ -127,7 +127,7 @@ def _succeed(case: Case, verb: Verb, root: Path) -> None:
 
 
 def tree(root: Path) -> Tree:
-    """What stands in /etc: mode, owner, content and extended attributes of everything."""
+    """Return mode, owner, content and extended attributes of everything in /etc."""
     return {str(path.relative_to(root)): _entry(path) for path in sorted((root / "etc").rglob("*"))}
 
 
@@ -144,7 +144,7 @@ def temporaries(root: Path) -> list[str]:
 
 
 def check(course: Course, root: Path, answer: Answer) -> None:
-    """Nothing was lost on ``root``, the answer is true, and both ways lead on from there."""
+    """Assert that nothing was lost on ``root``, that the answer is true, and that both ways lead on from there."""
     _says_what_happened(answer, json=course.case.json)
     if any(claim in f"{answer}" for claim in _UNCHANGED):
         assert _without_drafts(tree(root)) == tree(course.start), "it says that nothing changed, and something did"
@@ -226,7 +226,7 @@ def _leads_to(course: Course, verb: Verb, root: Path, goal: Tree) -> None:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    """What may stay behind when the very call that removes a made folder fails, or the one before it."""
+    """True for a folder that may stay when the very call that removes it fails, or the one before it."""
     return path.is_dir() and not any(path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""What setup and rollback will not do to a file is said before a run is begun."""
+"""Files that setup and rollback refuse to change, reported before a run is begun."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def mounts(): return Path("/proc/self/mountinfo").read_text()
 
 
 def in_image(tmp_path: Path, script: str, start: str = 'exec "$0" -c "$1" "$2"') -> Any:
-    """What ``script`` prints as JSON; ``root`` is this machine's system, below an overlay that takes all writes."""
+    """Return the JSON that ``script`` prints; ``root`` is this machine's system, below an overlay for writes."""
     for folder in ("disk", "root"):
         (tmp_path / folder).mkdir()
     layers = f"lowerdir=/,upperdir={tmp_path}/disk/upper,workdir={tmp_path}/disk/work"
@@ -104,7 +104,7 @@ print(json.dumps([inside, same, nested, after_nested, policy, mounts() == before
 
 
 def test_chroot_works_on_a_machine_without_sys(tmp_path: Path) -> None:
-    """As the sandbox in which mkosi runs its scripts."""
+    """The sandbox in which mkosi runs its scripts is such a machine."""
     sandbox = (
         'mkdir "$2/../disk/other" "$2/../disk/others" && cd "$2/.." && mkdir image && '
         "mount -t overlay -o lowerdir=/,upperdir=disk/other,workdir=disk/others x image && "
@@ -124,7 +124,7 @@ with chroot.prepare_root(runner()):
 
 
 def test_chroot_cannot_be_escaped(tmp_path: Path) -> None:
-    """What leads out of chroot(8) does not: another chroot, the disk's device, host processes, the kernel's files."""
+    """Try the ways out of chroot(8): another chroot, the disk's device, host processes, the kernel's files."""
     device, outside = os.stat("/").st_dev, str(tmp_path / "disk/upper")  # below a mount that is not in the image
     attempts = f"""
 import ctypes, os, signal, stat

@@ -1,4 +1,4 @@
-"""What a file has beside its content, on a real ext4: kept, or refused before anything is written."""
+"""Metadata of files on a real ext4: kept, or refused before anything is written."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What gpunode answered."""
+    """An answer of gpunode."""
 
     exit_code: int
     out: str

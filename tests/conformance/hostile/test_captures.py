@@ -31,7 +31,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def understood(path: Path) -> bool:
-    """Whether there is a capture at ``path``; anything but a clear answer is raised."""
+    """True if there is a capture at ``path``; anything but a clear answer is raised."""
     try:
         derive(load_capture(path))
     except GpunodeError as error:

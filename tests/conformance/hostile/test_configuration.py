@@ -1,4 +1,4 @@
-"""What may stand where a configuration file belongs: a clear answer, and everything is as it was."""
+"""Hostile things in place of a configuration file: a clear answer, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_symlink_out_of_an_image_is_resolved_inside(image: Image) -> None:
 
 
 def test_unreadable_file_is_reported(image: Image) -> None:
-    """As on a file system that takes even root for somebody else, such as NFS."""
+    """A file system such as NFS takes even root for somebody else."""
     os.chown(image.path(DAEMON_JSON), 1234, 1234)
     image.path(DAEMON_JSON).chmod(0o600)
     powerless = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

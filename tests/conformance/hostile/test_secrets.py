@@ -74,7 +74,7 @@ def silent(done: Done) -> Done:
 
 
 def unspoken(image: Image) -> None:
-    """What gpunode wrote holds no canary, but for backups, which root alone can read."""
+    """Assert that gpunode wrote no canary, except into backups, which root alone can read."""
     for path in sorted(path for name in OWN for path in image.path(name).rglob("*") if path.is_file()):
         content = path.read_bytes()
         if any(mark.encode() in content for mark in MARKS):

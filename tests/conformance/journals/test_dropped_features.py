@@ -1,4 +1,4 @@
-"""What gpunode no longer does, and once did, is still undone: roots that the last commit with each feature left."""
+"""Undo of features that gpunode has dropped: roots that the last commit with each feature left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an earlier gpunode did is undone by this one: a root and its journals as that gpunode left them."""
+"""Undo of what an earlier gpunode did: a root and its journals as that gpunode left them."""
 
 from __future__ import annotations
 

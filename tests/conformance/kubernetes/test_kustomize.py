@@ -32,7 +32,7 @@ esac
 
 
 def has_helm_charts() -> bool:
-    """Whether this kubectl is new enough to build charts (1.21)."""
+    """True if this kubectl is new enough to build charts (1.21)."""
     command = [KUBECTL, "kustomize", "--help"]
     return "--enable-helm" in subprocess.run(command, capture_output=True, text=True, check=False).stdout
 

@@ -1,4 +1,4 @@
-"""One story, recorded once for all tests of this folder."""
+"""The story that all tests of this folder use, recorded once."""
 
 from __future__ import annotations
 

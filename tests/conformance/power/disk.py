@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut, from the calls that came before it. Pure.
+"""Contents that a disk may hold after a power cut, from the calls that came before it. Pure.
 
 A call is an event; each has one effect, which reaches the disk by itself: on the entries of a folder, on the bytes of
 a file, its size, its mode or its owner. ``fsync`` of a file brings the effects on its bytes and attributes to the disk,
@@ -231,16 +231,16 @@ class Machine:
         return inode
 
     def holds(self, path: str) -> bool:
-        """Whether there is something at ``path``."""
+        """True if something exists at ``path``."""
         return self._live.find(path) is not None
 
     def size(self, path: str) -> int:
-        """How long the file is."""
+        """Return the length of the file."""
         return len(self._live.content(self._inode(path)))
 
     @property
     def tree(self) -> Tree:
-        """What processes see: also what a kill without a power cut leaves."""
+        """The tree that processes see: also the one that a kill without a power cut leaves."""
         return self._live.tree()
 
     def see(self, event: Event) -> None:
@@ -282,7 +282,7 @@ class Machine:
                 return _Attributes(self._inode(path), mode, owner)
 
     def cuts(self, random_subsets: random.Random) -> Iterator[tuple[str, Tree]]:
-        """What may be found if the power goes now, each with what was kept, in words."""
+        """Yield each content that the disk may have if the power fails now, with a description of what was kept."""
         for kept, effects in _losses(tuple(self._pending), random_subsets):
             disk = self._durable.copy()
             for effect in effects:

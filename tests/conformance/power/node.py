@@ -91,7 +91,7 @@ def standing(tree: Tree, work: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a story.
+    """A command of a story.
 
     Attributes:
         again: what is typed to have it finished after a power cut, and ``back`` to have it undone.

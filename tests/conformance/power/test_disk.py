@@ -16,7 +16,7 @@ WRITTEN = (Made("/t", 0o644), Written("/t", 0, b"new!"))
 
 
 def found(*events: Event, path: str = "/f") -> set[bytes | None]:
-    """What may stand at ``path`` after the last of ``events``; None for nothing."""
+    """Return the contents possible at ``path`` after the last of ``events``; None for no file."""
     trees = [cut.tree for cut in cuts(START, events, at=[len(events)])]
     return {tree[path].data if path in tree else None for tree in trees}
 

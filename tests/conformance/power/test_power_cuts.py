@@ -46,7 +46,7 @@ def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = F
 
 
 def _side_by_side(work: Path, check: Callable[[int, Path], Iterable[str]]) -> list[str]:
-    """What ``check`` finds in as many processes as there are processors; it is told which of them it is."""
+    """Return the results of ``check`` in as many processes as there are processors; each is passed its number."""
     children = {}
     for number in range(_PROCESSES):
         folder = work / str(number)

@@ -26,7 +26,7 @@ Tree: TypeAlias = Mapping[str, tuple[int, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One run of nvidia-ctk.
+    """A run of nvidia-ctk.
 
     Attributes:
         folder: with the files; SOURCE.md beside it says which.
@@ -38,12 +38,12 @@ class Vector:
 
     @property
     def number(self) -> int:
-        """As the folder's name begins."""
+        """The number at the beginning of the folder's name."""
         return int(self.folder.name[:3])
 
     @property
     def verdict(self) -> str:
-        """What gpunode should make of it."""
+        """The result that gpunode should have."""
         return str(self.told["gpunode_should"])
 
     @property
@@ -55,7 +55,7 @@ class Vector:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """Where the configuration and the drop-in stand; the second is empty for runtimes without one."""
+        """The paths of the configuration and the drop-in; the second is empty for runtimes without one."""
         return self.told["config_path"], self.told["dropin_path"] or ""
 
     def argv(self, root: Path) -> list[str]:
@@ -73,13 +73,13 @@ class Vector:
 
     @property
     def programs(self) -> set[str]:
-        """What the runtime is told to run: gpunode asks that it be there before it is every container's runtime."""
+        """The programs that the runtime is told to run: gpunode requires them before making it the default."""
         named = (word.partition("=")[2] for word in self.told["argv"] if "runtime-path=" in word)
         return {"/usr/bin/nvidia-container-runtime", *(path for path in named if path.startswith("/"))}
 
     @property
     def runtime(self) -> str:
-        """Whose configuration it is."""
+        """The runtime that the configuration belongs to."""
         return str(self.told["runtime"])
 
     def read(self, name: str) -> bytes | None:
@@ -97,19 +97,19 @@ class Vector:
 
     @property
     def stdout(self) -> str | None:
-        """What nvidia-ctk printed; None where it printed nothing."""
+        """The output of nvidia-ctk; None if it printed nothing."""
         file = self.folder / "expected-stdout.txt"
         return file.read_text() if file.exists() else None
 
     @property
     def ours(self) -> Sequence[str]:
-        """Why gpunode's answer is another, and from the second line on what it must say; empty where it is not."""
+        """The reason why gpunode's answer differs, then the words that it must contain; empty where it does not."""
         file = self.folder / "ours.txt"
         return file.read_text().splitlines() if file.exists() else ()
 
     @property
     def is_refused(self) -> bool:
-        """Whether gpunode stops: the vector asks for it, or ours.txt names words of the message."""
+        """True if gpunode stops: the vector asks for it, or ours.txt names words of the message."""
         return self.verdict == "refuse" or len(self.ours) > 1
 
     def lay_out(self, root: Path) -> None:
@@ -150,7 +150,7 @@ def runs(root: Path) -> tuple[str, ...]:
 
 
 def parsed(path: str, data: bytes) -> Any:
-    """What the file at ``path`` says."""
+    """Return the parsed file at ``path``."""
     text = data.decode().removeprefix("\ufeff")
     return json.loads(text) if path.endswith(".json") else tomllib.loads(text)
 
@@ -178,7 +178,7 @@ _MAY_ADD: Mapping[int, tuple[tuple[str, ...], ...]] = {
 
 
 def judge(vector: Vector, files: Mapping[str, bytes]) -> None:
-    """Nothing, if the configuration and the drop-in among ``files`` are the answer that the vector asks for."""
+    """Assert that the configuration and the drop-in among ``files`` are the answer that the vector asks for."""
     config, drop_in = vector.paths
     own = bool(vector.ours)
     answer = {config: vector.read("ours" if own else "expected"),

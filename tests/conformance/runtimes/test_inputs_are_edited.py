@@ -42,14 +42,14 @@ def with_key(document: Document, path: tuple[str, ...], value: Any) -> Document:
 
 
 def holds(larger: Any, smaller: Any) -> bool:
-    """Whether ``larger`` is ``smaller`` with something added."""
+    """True if ``larger`` is ``smaller`` with something added."""
     if isinstance(larger, dict) and isinstance(smaller, dict):
         return all(key in larger and holds(larger[key], value) for key, value in smaller.items())
     return same(larger, smaller)
 
 
 def is_taken_out(back: str, text: str, file: Path) -> bool:
-    """Whether ``back`` is ``text`` again, or means it and has its comments where that is all that is promised."""
+    """True if ``back`` equals ``text``, or means the same and has its comments where no more is promised."""
     if back == text or not file.parent.name.startswith(BY_MEANING):
         return back == text
     one, other = (["".join(line.split()) for line in each.splitlines() if "#" in line] for each in (back, text))

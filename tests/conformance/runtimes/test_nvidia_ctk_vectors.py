@@ -64,7 +64,7 @@ def _desired(vector: Vector) -> DesiredConfig:
 
 
 def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
-    """Those of ``files`` that the runtime reads."""
+    """Return the files among ``files`` that the runtime reads."""
     return gather_files(
         runtime(vector.runtime),
         desired,
@@ -132,7 +132,7 @@ def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
 
 
 def _edited(path: str, data: bytes) -> bytes:
-    """What somebody wrote into the file since."""
+    """Return the file with a later edit by somebody else."""
     if path.endswith(".json"):
         return json.dumps({**(json.loads(data) if data.strip() else {}), "x-theirs": [1, 2.5]}, indent=2).encode()
     newline = b"\r\n" if b"\r\n" in data else b"\n"

@@ -35,7 +35,7 @@ WRITTEN = [vector for vector in WRITTEN if vector.number not in ASKS_THE_RUNTIME
 
 @dataclass(frozen=True)
 class Told:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     out: str

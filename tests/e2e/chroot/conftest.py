@@ -1,4 +1,4 @@
-"""What the scenarios in chroots start from."""
+"""Fixtures of the scenarios in chroots."""
 
 from __future__ import annotations
 

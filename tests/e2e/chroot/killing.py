@@ -28,7 +28,7 @@ _WATCHED = ("/etc/apt", "/etc/containerd", "/etc/modprobe.d", "/usr/share/keyrin
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a node holds that a run brings and a rollback takes back.
+    """The state of a node that a run changes and a rollback restores.
 
     Attributes:
         packages: with version and dpkg's status.
@@ -42,7 +42,7 @@ class State:
     files: dict[str, tuple[int, int, int, bytes]]
 
     def differences(self, other: State) -> str:
-        """What of this state is not so in ``other``, and the other way round; empty when they are the same."""
+        """Return the differences from ``other`` in both directions; empty when there are none."""
         texts = ((self.packages, other.packages), (self.auto, other.auto), (self.held, other.held))
         lines = [line for mine, others in texts for line in difflib.ndiff(mine.splitlines(), others.splitlines())]
         files = [
@@ -81,13 +81,13 @@ def _rows(node: Chroot, folder: str) -> Iterator[tuple[str, tuple[int, int, int,
 
 
 def steps(node: Node) -> int:
-    """How many changes of a package's state dpkg has written down so far."""
+    """Return the number of changes of a package's state that dpkg has logged so far."""
     path = node.path(DPKG_LOG)
     return path.read_text().count(" status ") if path.exists() else 0
 
 
 def package_intents(node: Node) -> int:
-    """How many package changes the journals of all runs announce."""
+    """Return the number of package changes that the journals of all runs announce."""
     journals = node.path("/var/lib/gpunode/runs").glob("*/journal.jsonl")
     return sum(path.read_bytes().count(b'"change":{"is":"package"') for path in journals)
 
@@ -99,7 +99,7 @@ class Orphans:
     pids: tuple[int, ...]
 
     def alive(self) -> bool:
-        """Whether any of them is still there."""
+        """True if any of them is still running."""
         return any(Path(f"/proc/{pid}").exists() for pid in self.pids)
 
     def send(self, number: signal.Signals) -> None:
@@ -213,7 +213,7 @@ def _stopped(pid: int) -> list[int]:
 
 
 def copy_disk(node: Chroot, target: Path) -> Path:
-    """What ``node`` has written to its disk until now, as a layer for another one."""
+    """Copy the writes of ``node`` to its disk until now, as a layer for another node."""
     subprocess.run(["cp", "-a", os.fspath(node.upper), os.fspath(target)], check=True)
     return target
 

@@ -1,4 +1,4 @@
-"""What the scenarios share: a node that counts as a machine of its own, a recipe for it, and answers read."""
+"""Helpers of the scenarios: a node that counts as a machine of its own, a recipe for it, and parsed answers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lab:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What gpunode answered a program."""
+    """An answer of gpunode to a program."""
 
     exit_code: int
     envelope: Mapping[str, Any]
@@ -98,12 +98,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What was started on a node since it was asked last."""
+    """The programs started on a node since the last call."""
 
     lines: tuple[str, ...] = field(default=())
 
     def count(self, program: str, word: str = "") -> int:
-        """How often ``program`` was started with ``word`` among its arguments; simulations are not counted."""
+        """Return how often ``program`` was started with ``word`` among its arguments; simulations are not counted."""
         return sum(
             line.split()[0] == program and (not word or word in line.split()) and "--simulate" not in line.split()
             for line in self.lines
@@ -143,7 +143,7 @@ def mount_image(builder: Chroot, path: str, base: Base, repositories: Repositori
 
 
 def called(node: Chroot) -> Called:
-    """What was started since the last call; forgotten afterwards."""
+    """Return the programs started since the last call, and forget them."""
     path = node.path("/run/lab-calls")
     lines = tuple(path.read_text().splitlines()) if path.exists() else ()
     path.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ def called(node: Chroot) -> Called:
 
 
 def ask(node: Chroot, *arguments: str, timeout: float = 300) -> Answer:
-    """What ``gpunode ARGUMENTS --json`` answers."""
+    """Return the answer to ``gpunode ARGUMENTS --json``."""
     return answer(node.gpunode(*arguments, "--json", timeout=timeout))
 
 
@@ -164,12 +164,12 @@ def answer(done: Result) -> Answer:
 
 
 def setup(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
-    """What ``gpunode setup`` answers."""
+    """Return the answer to ``gpunode setup``."""
     return ask(node, "setup", recipe, "--yes", *options)
 
 
 def setup_ok(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
-    """As `setup`, where nothing may go wrong."""
+    """Run `setup`, and assert that nothing went wrong."""
     done = setup(node, *options, recipe=recipe)
     assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
     return done

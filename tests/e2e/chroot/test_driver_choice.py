@@ -1,4 +1,4 @@
-"""Which driver a GPU gets, installed by the real solver from an index that has 580, 595 and 620."""
+"""Driver choice per GPU, installed by the real solver from an index that has 580, 595 and 620."""
 
 from __future__ import annotations
 

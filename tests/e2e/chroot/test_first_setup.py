@@ -49,7 +49,7 @@ WATCHED = ("/etc", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/gpunode")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was seen on the way; the node is as the second setup left it."""
+    """The observations on the way; the node is as the second setup left it."""
 
     node: Chroot
     old_packages: frozenset[str]
@@ -233,7 +233,7 @@ def test_second_setup_prints_one_line_and_notes(course: Course) -> None:
 
 
 def test_cost_of_a_second_setup_does_not_grow(course: Course) -> None:
-    """As for a plan in tests/unit/cli/test_startup.py; no sh either, which takes as long to load as typer."""
+    """See tests/unit/cli/test_startup.py for a plan; sh is not allowed either, which takes as long to load as typer."""
     python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
     took = cost.cost(course.node.run("python3", *cost.command("setup", RECIPE, "--yes"), env=python).stdout)
     assert sorted(Path(words[0]).name for words in took.processes) == sorted(COMMANDS)

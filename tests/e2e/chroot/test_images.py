@@ -54,7 +54,7 @@ def build(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab)
 
 
 def _listing(build: Build, *folders: str) -> list[str]:
-    """What the folders hold, but for gpunode's own lock, which is where the image's first boot empties it."""
+    """Return the listing of the folders without gpunode's own lock, which the image's first boot empties."""
     paths = (path for folder in folders for path in build.builder.path(f"{IMAGE}{folder}").iterdir())
     return sorted(str(path) for path in paths if not str(path).endswith("/run/gpunode"))
 

@@ -114,7 +114,7 @@ def prepared(bases: dict[str, Bases], chroots: Lab) -> Callable[[str], Prepared]
 
 
 def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
-    """One more setup waits for what lives on, says what it found, and brings the node to the wanted state."""
+    """Run one more setup: it waits for live processes, reports what it found, and reaches the wanted state."""
     again = start_setup(node)
     if orphans.alive():
         said = again.until("waiting up to ")

@@ -1,4 +1,4 @@
-"""What is recorded of a real run: who, every file's hashes, and of every package the archive and the key."""
+"""Records of a real run: the user, every file's hashes, and for every package the archive and the key."""
 
 from __future__ import annotations
 

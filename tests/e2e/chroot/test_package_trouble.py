@@ -166,7 +166,7 @@ def test_repair_keeps_the_users_conffile_without_a_question(node: Chroot) -> Non
 
 @pytest.mark.long
 def test_unpacked_package_gets_its_missing_dependency(node: Chroot) -> None:
-    """As a power cut between two packages leaves it; dpkg alone cannot finish such a one."""
+    """A power cut between two packages leaves such a package; dpkg alone cannot finish it."""
     needed, needing = Package("lab-needed", "1"), Package("lab-needing", "1", depends=("lab-needed",))
     build_all([needed, needing], node.path("/root"))
     node.write("/etc/apt/sources.list.d/lab-local.list", "deb [trusted=yes] file:/root/local ./\n")

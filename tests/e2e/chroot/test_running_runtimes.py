@@ -100,7 +100,7 @@ def test_docker_lists_the_runtime_and_runs_a_container_with_it(
 def test_daemon_without_systemd_is_not_assumed_to_have_reloaded(
     runtime: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
-    """As in a container, or where somebody started it by hand; what is named as next works there."""
+    """A daemon in a container has none, nor one that somebody started by hand; the printed next command works there."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         node.write("/usr/bin/nvidia-container-runtime", RUNTIME, 0o755)

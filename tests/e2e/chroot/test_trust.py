@@ -1,4 +1,4 @@
-"""Whose packages a node trusts: a key is compared before it is written, a signature before anything is installed."""
+"""Trust in packages: a key is compared before it is written, a signature before anything is installed."""
 
 from __future__ import annotations
 

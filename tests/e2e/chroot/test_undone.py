@@ -33,7 +33,7 @@ Make = Callable[[Bases, Lab], AbstractContextManager[Chroot]]
 
 @contextmanager
 def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """Nothing of what setup needs is there: no headers, no runtime, no repository."""
+    """Yield a node without anything that setup needs: no headers, no runtime, no repository."""
     with lab.node(bases.plain, [T4]) as node:
         as_machine(node)
         lab.recipe(node, DIRECTORIES[bases.plain.codename])
@@ -63,7 +63,7 @@ def dockered(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 def set_up(node: Chroot) -> None:
-    """What was applied is applied; that no dockerd runs in a chroot, verify says."""
+    """Assert that setup has applied its changes; verify reports that no dockerd runs in a chroot."""
     done = setup(node)
     assert done.exit_code in {0, 7}, done.error
 

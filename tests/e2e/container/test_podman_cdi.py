@@ -85,7 +85,7 @@ def machine(
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """What was printed, on one line: the screen breaks lines where a terminal would."""
+    """Return the output on one line: the screen breaks lines where a terminal would."""
     return " ".join((done.stdout + done.stderr).split())
 
 

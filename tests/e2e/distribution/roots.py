@@ -103,7 +103,7 @@ class System:
         target.chmod(mode)
 
     def finish(self, *command: str, user: str = "root", env: Mapping[str, str] | None = None) -> Result:
-        """What ``command`` said inside and how it ended."""
+        """Return the output and the exit code of ``command``, run inside."""
         become = () if user == "root" else ("setpriv", f"--reuid={user}", "--regid=nogroup", "--clear-groups")
         argv = self._sandbox.argv("chroot", os.fspath(self._merged), *become, *command)
         return finish(argv, env={**_ENVIRONMENT, **(env or {})}, timeout=300)

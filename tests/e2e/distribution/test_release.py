@@ -1,4 +1,4 @@
-"""What a release holds, and what the distributions' own checkers say of it."""
+"""Contents of a release, and the verdicts of the distributions' own checkers."""
 
 from __future__ import annotations
 

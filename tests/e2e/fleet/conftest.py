@@ -1,4 +1,4 @@
-"""What the scenarios on fleets start from."""
+"""Fixtures of the scenarios on fleets."""
 
 from __future__ import annotations
 

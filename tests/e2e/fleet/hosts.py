@@ -48,7 +48,7 @@ ssh_args = -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=2 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one task came to on one host; ``status`` is ``ok``, ``failed``, ``unreachable`` or ``skipped``."""
+    """The result of one task on one host; ``status`` is ``ok``, ``failed``, ``unreachable`` or ``skipped``."""
 
     host: str
     task: str
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run of ansible-playbook came to.
+    """The result of a run of ansible-playbook.
 
     Attributes:
         stats: by host: ok, changed, failures, unreachable, skipped, rescued, ignored.
@@ -113,21 +113,21 @@ class Fleet:
         return (self.controller, *self.hosts.values())
 
     def ansible(self, program: str, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
-        """What ``program`` of Ansible said on the controller and how it ended."""
+        """Return the output and the exit code of Ansible's ``program`` on the controller."""
         return self.controller.finish(*_command(program, arguments), env=env, timeout=900)
 
     def play(self, playbook: str, *arguments: str) -> Played:
-        """What ``ansible-playbook PLAYBOOK ARGUMENTS`` came to."""
+        """Return the result of ``ansible-playbook PLAYBOOK ARGUMENTS``."""
         return self.end(self.start(playbook, *arguments))
 
     def start(self, playbook: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """As `play`, not waited for."""
+        """Start a play as `play` does, without waiting for it."""
         self.controller.path(_LOG).unlink(missing_ok=True)
         self.controller.path("/root/output").unlink(missing_ok=True)
         return self.controller.start(*_command("ansible-playbook", (playbook, *arguments)), log="/root/output")
 
     def end(self, playing: subprocess.Popen[bytes], timeout: float = 900) -> Played:
-        """What a play that was started came to."""
+        """Return the result of a play that was started."""
         status = playing.wait(timeout)
         output = self.controller.read("/root/output")
         log = self.controller.path(_LOG)
@@ -155,7 +155,7 @@ class Fleet:
         return int(text.split("usage_usec")[1].split()[0]) / 1e6
 
     def memory_mb(self, node: Node) -> float:
-        """What the processes of ``node`` hold now, pages that several share counted once."""
+        """Return the memory that the processes of ``node`` hold now, counting shared pages once."""
         total = 0
         for pid in node.sandbox.inside(Path("/sys/fs/cgroup/init/cgroup.procs")).read_text().split():
             with suppress(OSError):  # It has ended meanwhile.
@@ -163,7 +163,7 @@ class Fleet:
         return total / 1024
 
     def link_bytes(self, name: str) -> int:
-        """What has gone over the host's link so far, both ways."""
+        """Return the bytes that have passed the host's link so far, in both directions."""
         rows = json.loads(self.hosts[name].sandbox.run("ip", "-json", "-statistics", "link", "show", "eth0").stdout)
         return int(rows[0]["stats64"]["rx"]["bytes"] + rows[0]["stats64"]["tx"]["bytes"])
 

@@ -1,4 +1,4 @@
-"""What a controller and its hosts have beside a bare server: OpenSSH from the Debian archive, Ansible from PyPI."""
+"""Layers of a controller and its hosts on a bare server: OpenSSH from the Debian archive, Ansible from PyPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scenarios on fleets share: hosts that gpunode can set up, the collection on their controller."""
+"""Helpers of the scenarios on fleets: hosts that gpunode can set up, the collection on their controller."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FAULT: Final = next(fault for fault in FAULTS if fault.id == "secure-boot-key")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the plays came to, in their order."""
+    """The results of the plays, in their order."""
 
     fleet: Fleet
     canary: Played
@@ -75,7 +75,7 @@ def _taken(fleet: Fleet) -> Course:
 
 
 def _first(fleet: Fleet) -> Played:
-    """One host loses its power in the middle of dpkg's work, and one its link."""
+    """Roll out while one host loses its power in the middle of dpkg's work, and one its link."""
     accidents = {KILLED: lambda: kill_all(fleet.hosts[KILLED]), CUT_OFF: lambda: fleet.cut(CUT_OFF)}
     # Of some 90 steps, the unpacking comes first.
     begun = {host: steps(fleet.hosts[host]) + 30 for host in accidents}

@@ -43,7 +43,7 @@ class Api:
         self.call("DELETE", f"{path}?gracePeriodSeconds={grace_s}")
 
     def is_ready(self) -> bool:
-        """Whether the server serves."""
+        """True if the server serves."""
         try:
             return self._answer("GET", "/readyz", None)[0] == 200
         except (OSError, HTTPException):

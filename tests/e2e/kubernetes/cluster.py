@@ -49,7 +49,7 @@ class Cluster:
         import_images(self.node, *sorted(references | {WAITS}))
 
     def gpunode(self, verb: str, *arguments: str) -> Answer:
-        """What ``gpunode k8s VERB``, run on the node by the cluster's administrator, answers."""
+        """Return the answer to ``gpunode k8s VERB``, run on the node by the cluster's administrator."""
         return ask(self.node, "k8s", verb, *arguments, "--kubeconfig", KUBECONFIG)
 
     def apply(self) -> None:
@@ -59,7 +59,7 @@ class Cluster:
         self.await_gpus(2)
 
     def failed_checks(self, *options: str) -> str:
-        """What ``k8s verify``, to which something is wrong, says of the checks that failed."""
+        """Return the words of ``k8s verify``, which must find a fault, on the checks that failed."""
         done = self.gpunode("verify", RECIPE, f"--timeout={_VERIFY_S}", *options)
         assert done.exit_code == 7, f"{done.exit_code}: {done.stderr}"
         failed = (one for one in done.result["checks"] if one["status"] == "failed")
@@ -84,15 +84,15 @@ class Cluster:
         )
 
     def resources(self, which: str) -> int:
-        """How many GPUs the node's ``capacity`` or ``allocatable`` has."""
+        """Return the number of GPUs in the node's ``capacity`` or ``allocatable``."""
         return int(self._node()["status"].get(which, {}).get(GPU, 0))
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One of the node's conditions."""
+        """Return a condition of the node."""
         return next((one for one in self._node()["status"].get("conditions", []) if one["type"] == kind), {})
 
     def create(self, name: str, *, gpus: int = 1, image: str = COMPUTES, **spec: object) -> Result:
-        """What kubectl said when it was to create a pod that asks for GPUs, if ``spec`` says no other, by its class."""
+        """Create a pod that asks for GPUs by its class, unless ``spec`` differs, and return kubectl's answer."""
         container = {"name": "one", "image": image, "resources": {"limits": {GPU: gpus}}}
         body = {"runtimeClassName": "nvidia", "restartPolicy": "Never", "containers": [container], **spec}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
@@ -128,7 +128,7 @@ class Cluster:
         return found
 
     def observe(self, name: str) -> dict[str, Any]:
-        """What kubectl shows of the pod and its node that tells a cause, without what differs from run to run."""
+        """Return what kubectl shows of the pod and its node about a cause, without what differs from run to run."""
         status, found = self.status(name), self._node()
         node = found["status"]
         pod = {key: status[key] for key in ("phase", "reason", "message") if key in status}
@@ -148,7 +148,7 @@ class Cluster:
         return steady
 
     def scheduled(self, name: str) -> str:
-        """Why the scheduler has not placed the pod."""
+        """Return the scheduler's reason for not placing the pod."""
         conditions = self.status(name).get("conditions", [])
         return "".join(one.get("message", "") for one in conditions if one["type"] == "PodScheduled")
 

@@ -94,7 +94,7 @@ class ControlPlane:
         self.close()
 
     def close(self) -> None:
-        """Nothing of it runs, and its folder is gone."""
+        """Stop all of it, and remove its folder."""
         # etcd, the first that was started, ends last: without it the API server would wait for it.
         while self._started:
             _stop(self._started.pop())
@@ -117,13 +117,13 @@ class ControlPlane:
         return path
 
     def finish(self, *argv: str, user: str = ADMIN, stdin: str = "", timeout: float = 60) -> Result:
-        """What kubectl as ``user`` said and how it ended."""
+        """Return the output and the exit code of kubectl run by ``user``."""
         settings = (f"KUBECONFIG={self.kubeconfig(user)}", f"HOME={self.folder}")
         command = ("env", *settings, str(asset("kubectl")), *argv)
         return finish(self._enter(*command), stdin=stdin, timeout=timeout)
 
     def kubectl(self, *argv: str, user: str = ADMIN, stdin: str = "", timeout: float = 60) -> str:
-        """What kubectl printed, which succeeded."""
+        """Return the output of kubectl, which must succeed."""
         done = self.finish(*argv, user=user, stdin=stdin, timeout=timeout)
         if done.returncode:
             raise LabError(f"kubectl {' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -175,4 +175,4 @@ class _LogHandler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.log if found else b"")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing."""
+        """Log nothing."""

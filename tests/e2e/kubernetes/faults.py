@@ -1,4 +1,4 @@
-"""What keeps pods from their GPUs on a node: made for real, and where kubectl shows it."""
+"""Faults that keep pods from their GPUs on a node: made for real, and where kubectl shows each."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ FAULTS: Final = (
 
 
 def told(cluster: Cluster, fault: Fault) -> str:
-    """What kubectl shows of the fault where it shows it; empty as long as it does not."""
+    """Return the lines in which kubectl shows the fault; empty as long as it does not."""
     status = cluster.status(fault.id)
     match fault.seen_in:
         case "scheduler":

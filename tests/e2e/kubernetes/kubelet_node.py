@@ -119,7 +119,7 @@ _BRIDGE: Final = {
 
 
 def lacking_network() -> str:
-    """Why pods could have no network here; empty when they can."""
+    """Return why pods could have no network here; empty when they can."""
     return (
         "" if os.path.exists(f"{CNI}/bridge") else "needs the CNI plugins: apt-get install containernetworking-plugins"
     )
@@ -138,7 +138,7 @@ class KubeletNode(Machine):
         return {**super().bound(), **programs, CNI: Path(CNI)}
 
     def provide_kubelet(self, plane: ControlPlane) -> None:
-        """What joins the node to ``plane`` is there, and does not run yet; root may do everything in the cluster."""
+        """Install what joins the node to ``plane``, not started yet; root may do everything in the cluster."""
         self.write(KUBELET_CONFIG, json.dumps(_CONFIG))
         self.write("/etc/systemd/system/kubelet.service", _UNIT)
         self.write("/usr/local/sbin/lab-kernel", _KERNEL, 0o755)
@@ -167,7 +167,7 @@ class KubeletNode(Machine):
         partial.rename(self._devices)
 
     def registrations(self) -> int:
-        """How often a kubelet has taken the plugin's GPUs so far; the cluster hears of it later."""
+        """Return how often a kubelet has registered the plugin's GPUs so far; the cluster learns of it later."""
         return (self.sandbox.scratch / "plugin.log").read_text().count("registered")
 
     def journal(self, unit: str, lines: int = 30) -> str:

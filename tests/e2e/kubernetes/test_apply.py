@@ -25,7 +25,7 @@ TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one gpunode said, and how it ended."""
+    """The output and the exit code of one gpunode."""
 
     code: int
     screen: str
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def states(self) -> Mapping[str, str]:
-        """What is planned for each object."""
+        """The planned state of each object."""
         return {f"{one['kind']} {one['name']}": one["state"] for one in self.envelope["result"]["objects"]}
 
 
@@ -85,7 +85,7 @@ def user(control_plane: ControlPlane, node: FakeNode, tmp_path: Path) -> Iterato
 
 
 def everything(plane: ControlPlane) -> Mapping[str, Any]:
-    """What the cluster holds, but for what the server counts and times."""
+    """Return all objects of the cluster, without the server's counters and times."""
     kinds = "nodes,namespaces,runtimeclasses,daemonsets,configmaps"
     found = plane.get(kinds, "--all-namespaces")["items"]
     return {

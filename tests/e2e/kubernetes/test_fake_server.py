@@ -232,7 +232,7 @@ def test_in_memory_server_answers_like_the_real_one(plane: ControlPlane, name: s
 
 
 def of_real(plane: ControlPlane, step: Step, namespace: str) -> FinishedCommand:
-    """What the real kubectl says; the step's namespace has another name there."""
+    """Return the real kubectl's answer; the step's namespace has another name there."""
     who, words, body = step
     if "@" in " ".join(words):
         version = plane.kubectl(
@@ -248,7 +248,7 @@ def of_real(plane: ControlPlane, step: Step, namespace: str) -> FinishedCommand:
 
 
 def of_fake(fake: Kubectl, step: Step) -> FinishedCommand:
-    """What the stand-in says."""
+    """Return the stand-in's answer."""
     who, words, body = step
     server = fake.server
     server.user = "" if who == EXPIRED else who
@@ -278,7 +278,7 @@ def place_of(body: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def more(made: Any, real: Any) -> Any:
-    """What of ``made`` is not in ``real``; empty for nothing."""
+    """Return the parts of ``made`` that are not in ``real``; empty for none."""
     if isinstance(made, dict) and isinstance(real, dict):
         left = {name: more(value, real.get(name)) for name, value in made.items() if name not in CHANGING}
         left["managedFields"] = more(owners(made), owners(real)) if "managedFields" in made else {}

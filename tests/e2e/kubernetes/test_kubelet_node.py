@@ -72,7 +72,7 @@ def test_pod_with_the_runtime_class_gets_its_gpu_once(joined: Joined, cluster: C
 
 
 def test_only_the_runtime_class_gives_a_gpu_without_cdi(joined: Joined, cluster: Cluster) -> None:
-    """As it was before gpunode switched CDI on, and on a node of a mixed cluster that has none."""
+    """A node has no CDI before gpunode enables it, and some nodes of mixed clusters never have it."""
     if joined.suite not in BY_CDI:
         pytest.skip("containerd 1.6 has no CDI for pods: see above")
     config = cluster.node.read(CONTAINERD_CONFIG)

@@ -16,7 +16,7 @@ class NoArchive(LabError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One address with the suites and components that it is asked for."""
+    """An address with the suites and components requested from it."""
 
     uri: str
     suites: tuple[str, ...]

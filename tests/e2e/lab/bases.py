@@ -65,7 +65,7 @@ def provide(codename: str, folder: Path) -> Bases:
 
 
 def cache_folder() -> Path:
-    """Where built bases are kept."""
+    """Return the folder of the built bases."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode-lab"
 
 

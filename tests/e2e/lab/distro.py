@@ -1,4 +1,4 @@
-"""What distributions have of their own: Debian's old driver, and an archive of small packages under Ubuntu's names."""
+"""Peculiarities of distributions: Debian's old driver, and an archive of small packages under Ubuntu's names."""
 
 from __future__ import annotations
 

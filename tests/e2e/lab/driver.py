@@ -129,7 +129,7 @@ fi
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """One driver release.
+    """A driver release.
 
     Attributes:
         nvml: its libnvidia-ml, compiled.

@@ -1,4 +1,4 @@
-"""What nodes of some tests have beside a base: packages of the Debian archive as one more layer, kept in the cache."""
+"""Layers of nodes above a base: packages of the Debian archive, kept in the cache."""
 
 from __future__ import annotations
 

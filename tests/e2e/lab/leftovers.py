@@ -1,4 +1,4 @@
-"""What a node may leave on the machine, looked for by the node's own marks: others may be at work at the same time."""
+"""Leftovers of a node on the machine, found by the node's own marks: others may be at work at the same time."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Machine(Node):
         return self.sandbox.argv("nsenter", f"--target={leader}", *(f"--{kind}" for kind in kinds), "--", *argv)
 
     def path(self, path: str) -> Path:
-        """Where this process finds the running node's ``path``; absolute symlinks in it lead outside the node."""
+        """Return this process's path of the running node's ``path``; absolute symlinks in it lead outside the node."""
         return self.sandbox.inside(Path(f"/proc/{self._leader()}/root{path}"))
 
     def wait_running(self) -> None:
@@ -87,7 +87,7 @@ class Machine(Node):
         self.wait_running()
 
     def console(self) -> str:
-        """What the node and systemd-nspawn have said on the console."""
+        """Return the console output of the node and of systemd-nspawn."""
         return (self.sandbox.scratch / "console").read_text(errors="replace")
 
     def _boot(self) -> None:

@@ -30,7 +30,7 @@ STORAGE: Final = ("docker", "containerd")
 
 
 class Archives(Protocol):
-    """What a node's apt can be pointed at."""
+    """The archives that a node's apt can be pointed at."""
 
     @property
     def root(self) -> Path:
@@ -119,7 +119,7 @@ class Node(ABC):
 
     @property
     def upper(self) -> Path:
-        """What the node has written, as overlayfs keeps it."""
+        """The files that the node has written, as overlayfs keeps them."""
         return self.sandbox.scratch / "upper"
 
     @property
@@ -130,13 +130,13 @@ class Node(ABC):
         return self._server
 
     def finish(self, *argv: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 300) -> Result:
-        """What ``argv`` said inside and how it ended."""
+        """Return the output and the exit code of ``argv``, run inside."""
         settings = [f"{name}={value}" for name, value in {**ENVIRONMENT, **(env or {})}.items()]
         inside = self.enter("env", "--ignore-environment", *settings, *argv)
         return finish(inside, stdin=stdin, timeout=timeout)
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 300) -> Result:
-        """As `finish`, for a command that has to succeed."""
+        """Run a command as `finish` does; it has to succeed."""
         result = self.finish(*argv, env=env, stdin=stdin, timeout=timeout)
         if result.returncode:
             raise LabError(f"status {result.returncode}: {argv}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}")
@@ -155,13 +155,13 @@ class Node(ABC):
         return daemon
 
     def gpunode(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300) -> Result:
-        """What ``gpunode ARGUMENTS`` said and how it ended."""
+        """Return the output and the exit code of ``gpunode ARGUMENTS``."""
         # Compiled modules go to a place that is neither the project nor the node's disk.
         python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
         return self.finish("python3", "-m", "gpunode", *arguments, env={**python, **(env or {})}, timeout=timeout)
 
     def path(self, path: str) -> Path:
-        """Where this process finds the node's ``path``; absolute symlinks in it lead outside the node."""
+        """Return this process's path of the node's ``path``; absolute symlinks in it lead outside the node."""
         return self.sandbox.inside(self.merged / path.lstrip("/"))
 
     def write(self, path: str, text: str, mode: int = 0o644) -> Path:
@@ -199,7 +199,7 @@ class Node(ABC):
         """The node's files are there; now commands can run in it."""
 
     def bound(self) -> dict[str, Path]:
-        """What is mounted read-only where."""
+        """Return the read-only mounts, by their place."""
         return {} if self.code is None else {PROJECT: self.code.project, SITE: self.code.site}
 
     def storage(self) -> dict[str, Path]:

@@ -29,7 +29,7 @@ class Device:
 
     @property
     def modalias(self) -> str:
-        """As the kernel makes it."""
+        """The modalias as the kernel makes it."""
         vendor, device = self.subsystem
         base, sub, interface = self.device_class.to_bytes(3, "big")
         identity = f"v{self.vendor:08X}d{self.device:08X}sv{vendor:08X}sd{device:08X}"

@@ -38,7 +38,7 @@ _KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Who signs what; ``stranger`` signs nothing."""
+    """The keys, by what they sign; ``stranger`` signs nothing."""
 
     cuda: Key
     cuda13: Key
@@ -65,12 +65,12 @@ class Repositories:
 
     @property
     def cuda(self) -> str:
-        """What a recipe's ``repositories.cuda`` is."""
+        """The value of a recipe's ``repositories.cuda``."""
         return f"{ADDRESS}{CUDA_PATH}"
 
     @property
     def toolkit(self) -> str:
-        """What a recipe's ``repositories.toolkit`` is."""
+        """The value of a recipe's ``repositories.toolkit``."""
         return f"{ADDRESS}{TOOLKIT_PATH}"
 
     def recipe(self, directory: str) -> str:
@@ -84,11 +84,11 @@ class Repositories:
         return "[repositories]\n" + "".join(f'{name} = "{value}"\n' for name, value in rows.items())
 
     def cuda_path(self, directory: str) -> str:
-        """Where the server has the CUDA repository ``directory``."""
+        """Return the server's path of the CUDA repository ``directory``."""
         return f"{CUDA_PATH}/{directory}/x86_64"
 
     def key_path(self, directory: str) -> str:
-        """Where the server has the key of the CUDA repository ``directory``."""
+        """Return the server's path of the key of the CUDA repository ``directory``."""
         return f"{self.cuda_path(directory)}/{KEY_FILES[directory]}"
 
     def variant(

@@ -75,7 +75,7 @@ def _unpack(suite: str, root: Path) -> None:
 
 
 def _finish(root: Path) -> None:
-    """What the scripts of base-files, dash and iptables do is done."""
+    """Do the work of the scripts of base-files, dash and iptables."""
     (root / "var/run").rmdir()
     for link, target in {"var/run": "/run", "usr/bin/sh": "dash", "usr/sbin/iptables": "iptables-nft"}.items():
         if not (root / link).is_symlink():

@@ -105,11 +105,11 @@ class Sandbox:
     def finish(
         self, *command: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120
     ) -> Result:
-        """What ``command`` said inside and how it ended."""
+        """Return the output and the exit code of ``command``, run inside."""
         return finish(self.argv(*command), env=env, stdin=stdin, timeout=timeout)
 
     def run(self, *command: str, timeout: float = 120) -> Result:
-        """As `finish`, for a command that has to succeed."""
+        """Run a command as `finish` does; it has to succeed."""
         return run(self.argv(*command), timeout=timeout)
 
     def mount(self, *arguments: str | os.PathLike[str]) -> None:
@@ -123,7 +123,7 @@ class Sandbox:
             self.mount("-o", "remount,bind,ro", target)
 
     def inside(self, path: Path) -> Path:
-        """Where this process finds what the sandbox sees at ``path``."""
+        """Return this process's path of the sandbox's ``path``."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def listen(self, port: int) -> socket.socket:

@@ -47,7 +47,7 @@ class Server:
         self._gone = prefixes or ("/",)
 
     def gone_after(self, count: int, prefix: str) -> None:
-        """What lies below ``prefix`` is a 404 after ``count`` more requests for it."""
+        """Answer 404 below ``prefix`` after ``count`` more requests for it."""
         self._left[prefix] = count
 
     def replace(self, path: str, content: bytes) -> None:
@@ -73,7 +73,7 @@ class Server:
         return None
 
     def answer(self, path: str) -> bytes | HTTPStatus | None:
-        """What to send instead of the file: other bytes, an error, or None."""
+        """Return what to send instead of the file: other bytes, an error, or None."""
         self.requests.append(path)
         for prefix, count in self._left.items():
             if path.startswith(prefix):
@@ -101,7 +101,7 @@ class _Http(ThreadingHTTPServer):
         _Handler(request, client_address, self, directory=str(self.root))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away in the middle is apt's way to end a transfer."""
+        """Ignore it: apt ends a transfer by closing the connection in the middle."""
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -127,4 +127,4 @@ class _Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path) if located is None else str(located)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing: the requests are recorded instead."""
+        """Log nothing: the requests are recorded instead."""

@@ -23,7 +23,7 @@ MADE_BY_TOOLS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a node was at one moment, by the name of each thing."""
+    """The state of a node at one moment, by the name of each thing."""
 
     rows: Mapping[str, tuple[object, ...]]
 

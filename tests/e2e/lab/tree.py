@@ -32,7 +32,7 @@ path-exclude=/usr/share/locale/*
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What test nodes are made from.
+    """The base of test nodes.
 
     Attributes:
         codename: of the Debian suite.
@@ -53,7 +53,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What stands for the machine's kernel and devices: folders that are mounted over the real ones."""
+    """The stand-in for the machine's kernel and devices: folders that are mounted over the real ones."""
 
     folder: Path
 
@@ -83,7 +83,7 @@ class Hardware:
         return self.folder / "librelease.so"
 
     def mounts(self) -> dict[str, Path]:
-        """What is mounted where."""
+        """Return the mounts, by their place."""
         return {
             "/sys/bus/pci": self.bus,
             "/sys/module": self.modules,

@@ -81,7 +81,7 @@ class Cloud:
 
 
 def status(node: Machine) -> dict[str, Any]:
-    """What cloud-init says of this boot, once it is through."""
+    """Return cloud-init's status of this boot, once it is done."""
     return dict(json.loads(node.finish("cloud-init", "status", "--wait", "--format=json").stdout))
 
 

@@ -1,4 +1,4 @@
-"""What the scenarios on booted machines start from."""
+"""Fixtures of the scenarios on booted machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scenarios on booted machines share: gpunode installed on one, units watched, daemons that will not start."""
+"""Helpers of the scenarios on booted machines: gpunode installed on one, units watched, daemons that will not start."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Machines:
         return self.make_of(Machine, base, devices)
 
     def make_of(self, kind: type[_M], base: Base, devices: Iterable[Device]) -> _M:
-        """As `make`, for one that is more than a machine."""
+        """Make a machine as `make` does, of a class that is more than a machine."""
         # Unique on the whole machine: others may run the same tests, and what a node leaves is found by this name.
         scratch = self.folder / f"{self.folder.name}-machine-{next(_NUMBERS)}"
         return kind(base, scratch, devices=devices, archives=self.repositories, code=self.code)
@@ -131,24 +131,24 @@ def impatient(node: Machine) -> str:
 
 
 def ask(node: Machine, *arguments: str, program: str = "gpunode") -> Answer:
-    """What ``gpunode ARGUMENTS --json`` answers."""
+    """Return the answer to ``gpunode ARGUMENTS --json``."""
     return answer(node.finish(program, *arguments, "--json"))
 
 
 def setup(node: Machine, recipe: str, *options: str, program: str = "gpunode") -> Answer:
-    """What ``gpunode setup`` with one of the recipes answers."""
+    """Return the answer to ``gpunode setup`` with one of the recipes."""
     return ask(node, "setup", f"/root/{recipe}.toml", "--yes", *options, program=program)
 
 
 def setup_ok(node: Machine, recipe: str, *options: str) -> Answer:
-    """As `setup`, where nothing may go wrong."""
+    """Run `setup`, and assert that nothing went wrong."""
     done = setup(node, recipe, *options)
     assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
     return done
 
 
 def show(node: Machine, unit: str, *properties: str) -> list[str]:
-    """What systemd says of the unit's properties, in their order."""
+    """Return the values of the unit's properties in systemd, in their order."""
     return [node.run("systemctl", "show", "--value", f"--property={name}", unit).stdout.strip() for name in properties]
 
 
@@ -161,7 +161,7 @@ def start_of(node: Machine, unit: str) -> Start:
 
 
 def is_up(node: Machine, unit: str) -> bool:
-    """Whether the unit is active with a process of its own."""
+    """True if the unit is active with a process of its own."""
     active, pid = show(node, unit, "ActiveState", "MainPID")
     return active == "active" and int(pid) > 0
 

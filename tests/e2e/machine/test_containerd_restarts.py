@@ -46,7 +46,7 @@ version = 2
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was seen on the way; the node is as the second setup left it."""
+    """The observations on the way; the node is as the second setup left it."""
 
     node: Machine
     before: dict[str, Start]

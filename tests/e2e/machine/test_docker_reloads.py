@@ -82,7 +82,7 @@ class Training:
     since: str
 
     def goes_on(self) -> bool:
-        """Whether it is the same process as at the beginning, and docker knows of it."""
+        """True if it is the same process as at the beginning, and docker knows it."""
         return self.since == _state_of_training(self.node)
 
 
@@ -124,7 +124,7 @@ def give_up(node: Machine) -> None:
 
 
 def configure(node: Machine, *options: str, verb: str = "configure") -> Answer:
-    """What ``gpunode ctk runtime configure`` or ``unconfigure`` answers for docker."""
+    """Return the answer to ``gpunode ctk runtime configure`` or ``unconfigure`` for docker."""
     return ask(node, "ctk", "runtime", verb, "--runtime=docker", "--restart", *options)
 
 

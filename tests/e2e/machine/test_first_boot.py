@@ -75,7 +75,7 @@ def says(node: Machine, log: str, word: str) -> None:
 
 
 def messages(node: Machine, message_id: str) -> list[dict[str, Any]]:
-    """What systemd's journal has of one kind."""
+    """Return the messages of one kind in systemd's journal."""
     node.run("journalctl", "--sync")
     found = node.run("journalctl", "-q", "-o", "json", f"MESSAGE_ID={message_id}").stdout
     return [json.loads(line) for line in found.splitlines()]

@@ -55,7 +55,7 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
 
 
 def finished(node: Machine) -> str:
-    """What the unit said in this boot, once it is through; of the unit itself nothing is left."""
+    """Return the unit's output in this boot, once it is done; the unit itself is gone."""
     node.wait_running()
     node.run("journalctl", "--sync")
     assert [place for place in _PLACES if node.path(place).is_symlink() or node.path(place).exists()] == []
@@ -63,7 +63,7 @@ def finished(node: Machine) -> str:
 
 
 def boots(node: Machine) -> int:
-    """How often the machine has booted."""
+    """Return how often the machine has booted."""
     return len(node.run("journalctl", "--list-boots", "--no-pager", "-q").stdout.splitlines())
 
 

@@ -34,7 +34,7 @@ class NoCri(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the CRI plugin says of itself.
+    """The status of the CRI plugin.
 
     Attributes:
         binaries: what each handler's options tell it to run; empty for its shim's own.
@@ -65,7 +65,7 @@ class Cri:
         return dict(decode(self._answer(method, message or {}, patience_s)))
 
     def told(self) -> Told:
-        """What it says of itself.
+        """Return the status of the CRI plugin.
 
         Raises:
             NoCri: there is none.

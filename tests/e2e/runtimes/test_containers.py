@@ -35,7 +35,7 @@ exec /usr/sbin/runc "$@"
     params=[pytest.param(suite, marks=() if suite == "bookworm" else pytest.mark.long) for suite in SUITES],
 )
 def seen(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Iterator[dict[str, Any]]:
-    """What was seen of a suite's daemons."""
+    """Yield the observations of a suite's daemons."""
     with make_node(request.param) as node:
         node.write("/usr/bin/nvidia-container-runtime", RUNTIME, 0o755)
         node.write("/usr/local/sbin/runc", RUNC, 0o755)

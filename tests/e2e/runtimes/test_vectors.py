@@ -1,4 +1,4 @@
-"""What loaded before loads after, with NVIDIA's runtime in effect: every vector in real daemons, asked themselves.
+"""Files that loaded before gpunode's edit load after it, with NVIDIA's runtime: every vector in real daemons.
 
 containerd 1.6, 1.7 and 2 and dockerd 20.10, 26 and 28 of Debian's suites. They tell by ``containerd config dump`` and
 ``dockerd --validate``, and once started by CRI's Status and docker's /info. The core has each vector in its own mode,
@@ -42,7 +42,7 @@ CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a suite's daemons of one kind told.
+    """The answers of a suite's daemons of one kind.
 
     Attributes:
         version: the daemon's three numbers.
@@ -63,7 +63,7 @@ class Told:
                 yield vector, cell
 
     def answered(self) -> Iterator[tuple[Vector, Cell]]:
-        """Those that were answered; that the others were not is told once."""
+        """Yield the vectors that were answered; a missing answer is reported once."""
         return ((vector, cell) for vector, cell in self.in_scope() if cell.code == 0 and loads(cell, "after"))
 
     def _is_of_later_schema(self, vector: Vector) -> bool:
@@ -73,13 +73,13 @@ class Told:
 
 @pytest.fixture(scope="module", params=EXTENTS)
 def containerd(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Told:
-    """What a suite's containerd told."""
+    """Return the answers of a suite's containerd."""
     return tell(make_node, "containerd", *request.param)
 
 
 @pytest.fixture(scope="module", params=EXTENTS[: len(SUITES)])
 def docker(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Told:
-    """What a suite's dockerd told; a mode makes no difference to it."""
+    """Return the answers of a suite's dockerd; a mode makes no difference to it."""
     return tell(make_node, "docker", *request.param)
 
 
@@ -162,7 +162,7 @@ def name(cell: Cell) -> str:
 
 
 def loads(cell: Cell, when: str) -> bool:
-    """Whether the daemon takes the files; one whose parser cannot be asked is started."""
+    """True if the daemon accepts the files; one whose parser cannot be asked is started."""
     state = cell.before if when == "before" else cell.after
     return state.started.ok if state.read.ok is None else state.read.ok
 
@@ -177,7 +177,7 @@ def unanswered(told: Told) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cri:
-    """What a dump says of the CRI plugin."""
+    """The CRI plugin in a dump."""
 
     table: Mapping[str, Any]
     is_disabled: bool
@@ -220,7 +220,7 @@ def is_default(vector: Vector) -> bool:
 
 
 def unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
-    """How the dump differs from what the vector asked for."""
+    """Yield the differences of the dump from the vector's request."""
     before, after = cri(cell.before.read.dump), cri(cell.after.read.dump)
     entry = after.runtimes.get(handler(vector), {})
     found = entry.get("runtime_type", ""), (entry.get("options") or {}).get("BinaryName")
@@ -235,7 +235,7 @@ def unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
 
 
 def started_unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
-    """How the started daemon differs from what the vector asked for."""
+    """Yield the differences of the started daemon from the vector's request."""
     before, after = cell.before.started, cell.after.started
     if after.binaries.get(handler(vector)) != binary(vector):
         yield f"the runtime is {after.binaries.get(handler(vector))}"

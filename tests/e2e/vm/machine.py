@@ -43,7 +43,7 @@ _BOOT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What a machine boots.
+    """The images that a machine boots.
 
     Attributes:
         system: Debian with gpunode, never written to.
@@ -76,7 +76,7 @@ def make_images(folder: Path, recipes: dict[str, str], node: Path) -> Images:
 
 
 def images_of(folder: Path, root: Path, recipes: dict[str, str], node: Path) -> Images:
-    """As ``make_images``, of a Debian that is there."""
+    """Make images as ``make_images`` does, of an existing Debian."""
     for name in ("gpunode", "recipes"):
         shutil.copytree(PROJECT / name, root / "opt/project" / name, dirs_exist_ok=True)
     make_code(root / "opt/site")

@@ -68,7 +68,7 @@ def test_power_cut_keeps_promises_and_allows_to_continue(images: Images, folder:
 
 
 def _run_and_cut(images: Images, console: Path, moment: float) -> list[list[str]]:
-    """What the guest said until its power was cut; the cut itself, on the same disk as the ones before."""
+    """Return the guest's output until its power was cut; the cut itself, on the same disk as the ones before."""
     machine = Machine(images, console)
     machine.wait_until_ready()
     time.sleep(moment)

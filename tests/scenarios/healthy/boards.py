@@ -14,7 +14,7 @@ _SPEEDS: Final = {1: "2.5 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One GPU.
+    """A GPU.
 
     Attributes:
         bus: its PCI address, in lower case.
@@ -204,7 +204,7 @@ def _device(board: Board) -> str:
 
 
 def answered(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """What gpunode's own question to NVML brings."""
+    """Return the answer to gpunode's own question to NVML."""
     failed = {"error": "NotSupported", "code": 3}
     gpus = [
         {
@@ -424,5 +424,5 @@ def information(board: Board, minor: int, driver: str) -> str:
 
 
 def link_speed(generation: int) -> str:
-    """As sysfs has it."""
+    """Return the link speed as sysfs has it."""
     return _SPEEDS[generation] + "\n"

@@ -22,18 +22,18 @@ _ROOTS: Final = Ownership(0o644, 0, 0)
 
 
 def listed(*paths: str) -> tuple[Found, ...]:
-    """What a glob without contents found; ``path -> target`` is a link."""
+    """Return the result of a glob without contents; ``path -> target`` is a link."""
     parted = (path.partition(" -> ") for path in paths)
     return tuple(Found(path, target or None) for path, _, target in parted)
 
 
 def held(files: Mapping[str, str]) -> tuple[Found, ...]:
-    """What a glob with contents found."""
+    """Return the result of a glob with contents."""
     return tuple(Found(path, data=text.encode(), ownership=_ROOTS) for path, text in files.items())
 
 
 def failed(said: str, status: int = 1, error: str = "") -> Capture:
-    """What a command said that did not end with 0; its source is filled in by its key."""
+    """Return the output of a command that did not end with 0; its source is filled in by its key."""
     return Capture("", "failed", said.encode(), error, status)
 
 
@@ -45,7 +45,7 @@ class Standing:
     asked: set[str] = field(default_factory=set)
 
     def look(self, probe: Probe, /) -> Capture:
-        """What the node says to ``probe``."""
+        """Return the node's answer to ``probe``."""
         self.asked.add(probe.key)
         return _capture(probe, self.node.get(probe.key))
 
@@ -59,7 +59,7 @@ class Standing:
 
 
 def evidence(node: Node) -> Evidence:
-    """What ``gpunode capture`` takes of ``node``."""
+    """Return what ``gpunode capture`` takes of ``node``."""
     host = Standing(node)
     found = examine(host)
     assert set(node) <= host.asked, f"nobody asks for {set(node) - host.asked}"

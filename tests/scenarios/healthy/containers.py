@@ -297,7 +297,7 @@ PLUGIN_LOG: Final = _logged(
 
 
 def plugin_files(gpus: int) -> dict[str, Said]:
-    """What the kubelet and the device plugin leave in the kubelet's folders."""
+    """Return the files of the kubelet and the device plugin in the kubelet's folders."""
     devices = [f"GPU-{number:08}-0000-4000-8000-000000000000" for number in range(gpus)]
     checkpoint = {
         "Data": {"PodDeviceEntries": None, "RegisteredDevices": {"nvidia.com/gpu": devices}},

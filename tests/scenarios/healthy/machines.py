@@ -198,7 +198,7 @@ def rhel_9() -> System:
 
 
 def machine(system: System, gpus: Sequence[Board], log: Sequence[str] = (), *, virt: str = "none") -> dict[str, Said]:
-    """What a machine with this system and these GPUs says; ``log`` are further lines of the kernel's."""
+    """Return the evidence of a machine with this system and these GPUs; ``log`` are further lines of the kernel's."""
     return {
         **_system(system, virt),
         **_packages(system),

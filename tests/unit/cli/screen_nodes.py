@@ -99,7 +99,7 @@ def host(node: Facts) -> RehearsalHost:
 
 
 def planned(node: Facts, recipe: Recipe = RECIPE) -> tuple[StagePlan, ...]:
-    """What plan answers."""
+    """Return the answer of plan."""
     return plan(recipe, node, host(node))
 
 
@@ -121,7 +121,7 @@ def converged() -> Facts:
 
 
 def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> SetupResult:
-    """What setup answers, on the node in memory."""
+    """Return the answer of setup, on the node in memory."""
     with tempfile.TemporaryDirectory() as folder:
         return setup(
             RECIPE,
@@ -135,13 +135,13 @@ def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> Se
 
 
 def rehearsed(node: Facts, tell: Observer) -> Rehearsal:
-    """What rehearse answers."""
+    """Return the answer of rehearse."""
     with tempfile.TemporaryDirectory() as folder:
         return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions("test"), on_event=tell)
 
 
 def told(node: Facts) -> list[Event]:
-    """What setup tells while it goes on."""
+    """Return the progress lines of setup."""
     events: list[Event] = []
     set_up(node, events.append)
     return events

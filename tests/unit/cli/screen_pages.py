@@ -263,7 +263,7 @@ def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) 
 
 
 def file(page: Callable[[Screen], None], width: int) -> Path:
-    """Where the page is kept."""
+    """Return the path of the stored page."""
     return GOLDEN / f"{page.__name__}-{width}.txt"
 
 

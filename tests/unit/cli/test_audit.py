@@ -43,7 +43,7 @@ TRIGGER = {"kind", "target", "owed_by", "settled", "note"}
 
 
 def told(*, ended: bool = True) -> RunRecord:
-    """As the journal is read without backups: a file's content is its name."""
+    """Return the file as the journal is read without backups: its content is its name."""
     data = b"".join(record.encode_lines(entries(ended=ended)))
     found = record_of_run(record.decode_without_contents(data))
     assert found is not None

@@ -1,4 +1,4 @@
-"""How a command ends when those who should hear of it cannot."""
+"""End of a command whose readers cannot be reached."""
 
 from __future__ import annotations
 

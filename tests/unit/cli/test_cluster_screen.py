@@ -1,4 +1,4 @@
-"""What the plan for a cluster says on the screen."""
+"""Screen of the plan for a cluster."""
 
 from __future__ import annotations
 

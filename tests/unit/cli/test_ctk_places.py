@@ -1,4 +1,4 @@
-"""Which containerd ``gpunode ctk`` edits where no file is named: the one that the kubelet of the node uses."""
+"""Choice of the containerd that ``gpunode ctk`` edits where no file is named: the one that the node's kubelet uses."""
 
 from __future__ import annotations
 

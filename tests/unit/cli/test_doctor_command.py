@@ -152,7 +152,7 @@ def test_unknown_xid_is_refused() -> None:
 
 @pytest.fixture
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One rule fails by a bug of its own; the folder is where tracebacks are kept."""
+    """Make one rule fail by a bug of its own, and return the folder of tracebacks."""
 
     def check(_: Snapshot) -> Iterable[Proof]:
         raise KeyError("nobody thought of that")

@@ -38,7 +38,7 @@ _TYPED = re.compile(r"\bgpunode ((?:-{0,2}[a-zA-Z0-9][^\s`,;:()]*)(?: [^\s`,;:()
 
 
 def parses(words: list[str]) -> bool:
-    """Whether the program takes ``words``; nothing is run."""
+    """True if the program accepts ``words``; nothing is run."""
     command, context, left = PROGRAM, None, list(words)
     try:
         while True:
@@ -164,7 +164,7 @@ def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recip
 
 
 def accepted(command: Command) -> bool:
-    """Whether the program takes it as a shell would hand it over."""
+    """True if the program accepts the line as a shell would pass it on."""
     typed = shlex.split(command)
     return parses(typed[typed.index("gpunode") + 1 :])
 
@@ -211,7 +211,7 @@ def hints_in(tree: ast.Module) -> Iterator[str]:
 
 
 def with_commands(node: ast.expr) -> str:
-    """As ``literal``, for calls that make commands, too."""
+    """Return the text as ``literal`` does, for calls that make commands, too."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(with_commands, node.values))
     if isinstance(node, ast.FormattedValue):

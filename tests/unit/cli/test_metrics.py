@@ -19,7 +19,7 @@ SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for
 
 
 def samples(examined: Examination) -> list[tuple[str, dict[str, str], float]]:
-    """What Prometheus' own client reads of it; every family has a help and a type."""
+    """Return the samples that Prometheus' own client reads; every family has a help and a type."""
     families = list(text_string_to_metric_families(render_metrics(examined, 1795292596.1314, 3.8)))
     assert all(family.documentation and family.type == "gauge" for family in families)
     return [(one.name, one.labels, one.value) for family in families for one in family.samples]

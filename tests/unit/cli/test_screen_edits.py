@@ -1,4 +1,4 @@
-"""What a person is told of an edit of a runtime's configuration by itself."""
+"""Messages about an edit of a runtime's configuration by itself."""
 
 from __future__ import annotations
 

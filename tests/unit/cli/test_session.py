@@ -1,4 +1,4 @@
-"""What a program is told of a run that stopped in its middle, or that waits."""
+"""Answers to a program about a run that stopped in its middle, or that waits."""
 
 from __future__ import annotations
 

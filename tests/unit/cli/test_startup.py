@@ -48,7 +48,7 @@ def loaded(*arguments: str) -> frozenset[str]:
 
 
 def loaded_by(code: str) -> frozenset[str]:
-    """As ``loaded``, for a program that ends by printing the names of all modules."""
+    """Return the modules as ``loaded`` does, for a program that ends by printing the names of all modules."""
 
     def modules(code: str) -> set[str]:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What a person is told who typed something that gpunode does not take."""
+"""Messages for input that gpunode does not accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What containers say of a node that was looked at, and of one that was not."""
+"""Words of containers about a node that was looked at, and about one that was not."""
 
 from __future__ import annotations
 

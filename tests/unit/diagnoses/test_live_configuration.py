@@ -13,7 +13,7 @@ TOOLKIT_CONFIG = "file:/etc/nvidia-container-runtime/config.toml"
 
 
 def ask(name: str, changes: Mapping[str, Said | None]) -> Examination:
-    """What doctor says of a healthy node after ``changes``; None takes a thing away."""
+    """Return doctor's answer for a healthy node after ``changes``; None removes a thing."""
     node = {**HEALTHY[name](), **{key: said for key, said in changes.items() if said is not None}}
     gone = {key for key, said in changes.items() if said is None}
     return diagnose_evidence(evidence({key: said for key, said in node.items() if key not in gone}))

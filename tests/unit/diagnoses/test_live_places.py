@@ -1,4 +1,4 @@
-"""What less usual places bring: logs that were put away, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
+"""Evidence in less usual places: logs that were put away, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scenarios.healthy.nodes import HEALTHY
 
 
 def ask(name: str, changes: Mapping[str, Said]) -> Examination:
-    """What doctor says of a healthy node after ``changes``."""
+    """Return doctor's answer for a healthy node after ``changes``."""
     return diagnose_evidence(evidence({**HEALTHY[name](), **changes}))
 
 
@@ -148,7 +148,7 @@ ENDS = ("124.06", "86.15")
 
 
 def test_imex_version_is_read_from_its_log() -> None:
-    """As NVIDIA's guides for its DRA driver print it."""
+    """The log is as NVIDIA's guides for its DRA driver print it."""
     log = (
         "IMEX Log initializing at: 3/27/2025 15:47:10.092\n"
         "[Mar 27 2025 15:47:10] [INFO] [tid 39] IMEX version 570.124.06 is running with the following configuration"

@@ -1,4 +1,4 @@
-"""What nobody writes costs nothing: words of kilobytes, numbers of thousands of digits."""
+"""Cost of texts that nobody writes: words of kilobytes, numbers of thousands of digits."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.scenarios.healthy.nodes import HEALTHY
 
 
 def live(node: str, kernel: str) -> Examination:
-    """That healthy node with one more kernel in /boot."""
+    """Return that healthy node with one more kernel in /boot."""
     healthy = {**HEALTHY[node]()}
     images = healthy["boot-images"]
     assert isinstance(images, tuple)

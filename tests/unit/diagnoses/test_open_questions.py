@@ -1,4 +1,4 @@
-"""What looks like one cause and may be another: a question while nothing decides, the cause where something does."""
+"""Symptoms of several causes: a question while nothing decides, the cause where something does."""
 
 from __future__ import annotations
 

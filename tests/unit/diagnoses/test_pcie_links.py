@@ -1,4 +1,4 @@
-"""What NVLink, the bus, power, guests and GPUDirect leave open, and what they tell apart by one word."""
+"""Questions about NVLink, the bus, power, guests and GPUDirect, and the one word that decides each."""
 
 from __future__ import annotations
 

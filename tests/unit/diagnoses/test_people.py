@@ -1,4 +1,4 @@
-"""What was typed is not what programs say; a program's own line proves, wherever it was pasted."""
+"""Typed words are not output of programs; a program's own line proves, wherever it was pasted."""
 
 from __future__ import annotations
 

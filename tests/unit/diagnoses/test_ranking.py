@@ -1,4 +1,4 @@
-"""Which finding is the root of which: by the rules' edges, by GPU, by time; and which of several roots comes first."""
+"""Order of findings: roots by the rules' edges, by GPU, by time; and which of several roots comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all rules: ids are unique, explanations run one way, texts and addresses are there."""
+"""Laws of all rules: ids are unique, explanations run one way, texts and addresses exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a pod gets no GPU: what looks alike is told apart, and where the deciding piece is missing nothing is claimed."""
+"""Reasons why a pod gets no GPU: look-alikes are told apart, and without the deciding piece nothing is claimed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in the stack each cause lies, and what the stack of a broken node shows of it."""
+"""Stack layer of each cause, and what the stack of a broken node shows of it."""
 
 from __future__ import annotations
 

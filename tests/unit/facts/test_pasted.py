@@ -1,4 +1,4 @@
-"""What people paste, as evidence."""
+"""Pasted text as evidence."""
 
 from __future__ import annotations
 

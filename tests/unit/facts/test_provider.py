@@ -1,4 +1,4 @@
-"""Whose Kubernetes node it is: told by files that only one product makes."""
+"""Provider of a Kubernetes node: recognised by files that only one product makes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.facts.probes import PROBES
 
 
 def node(mark: str = "", os_release: str = "ID=ubuntu\nVERSION_ID=24.04\n") -> Evidence:
-    """What a node shows that has the one mark."""
+    """Return the evidence of a node that has the one mark."""
     looks = {key: Capture(place, "ok", b"") for key, (_, place) in PROVIDER_MARKS.items()}
     if mark:
         looks[mark] = Capture(PROVIDER_MARKS[mark][1], "ok", encode_found(iter([Found(PROVIDER_MARKS[mark][1], None)])))

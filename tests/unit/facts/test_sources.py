@@ -1,4 +1,4 @@
-"""What a source of evidence shows."""
+"""Evidence from each source."""
 
 from __future__ import annotations
 

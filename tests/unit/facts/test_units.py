@@ -1,4 +1,4 @@
-"""How systemd starts a service, read from its files as systemd reads them."""
+"""Start of a service by systemd, read from its files as systemd reads them."""
 
 from __future__ import annotations
 

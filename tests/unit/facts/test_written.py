@@ -1,4 +1,4 @@
-"""What a piece of evidence is, in the ways in which people write where it comes from."""
+"""Kind of a piece of evidence, in the ways in which people write where it comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report of a bug holds."""
+"""Contents of a bug report."""
 
 from __future__ import annotations
 

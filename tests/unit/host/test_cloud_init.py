@@ -41,7 +41,7 @@ class Node:
             path.write_text("{}")
 
     def wait(self, limit_s: float = 3.0, *, ends_with: str = "") -> list[str]:
-        """What was told while it was waited for; cloud-init ends at the first word, if it has ``ends_with``."""
+        """Return the words reported during the wait; cloud-init ends at the first word, if it has ``ends_with``."""
 
         def hear(progress: Progress) -> None:
             self.heard.append(progress.detail)
@@ -167,7 +167,7 @@ def test_unit_that_blocks_the_boot_does_not_wait_for_cloud_init(
     ],
 )
 def test_unit_that_does_not_block_the_boot_waits_for_cloud_init(tmp_path: Path, tools: Tools, states: str) -> None:
-    """One that comes after the boot, as the one that goes on after a reboot, or a daemon that is up."""
+    """Such a unit comes after the boot, as the one that goes on after a reboot, or a daemon that is up."""
     tools.add("systemctl", f"cat <<'.'\n{states}.")
     node = Node(tmp_path, "0::/system.slice/ours.service")
     node.has("status.json")

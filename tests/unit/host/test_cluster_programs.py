@@ -1,4 +1,4 @@
-"""Which kubectl and Helm are run, and what of the caller's environment they get."""
+"""Choice of kubectl and Helm, and what of the caller's environment they get."""
 
 from __future__ import annotations
 

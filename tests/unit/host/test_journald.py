@@ -10,7 +10,7 @@ from gpunode.host.journald import Journald, encode_datagram
 
 
 def test_multiline_value_is_length_prefixed() -> None:
-    """As systemd's page on the protocol has it."""
+    """See systemd's page on the protocol."""
     found = encode_datagram({"MESSAGE": "a=b", "WHY": "first\nsecond"})
     assert found == b"MESSAGE=a=b\nWHY\n\x0c\0\0\0\0\0\0\0first\nsecond\n"
 

@@ -1,4 +1,4 @@
-"""What kubectl says, and what gpunode makes of it: words of 1.20 and 1.36, as they were seen."""
+"""Answers of kubectl and their meaning for gpunode: words of 1.20 and 1.36, as they were seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can change what root reads: the file, its links, and every folder above both."""
+"""Writers of what root reads: the file, its links, and every folder above both."""
 
 from __future__ import annotations
 

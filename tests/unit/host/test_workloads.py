@@ -1,4 +1,4 @@
-"""Who would be disturbed, by the kernel's process list."""
+"""Users of the GPUs who would be disturbed, by the kernel's process list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What many runs have made of a node, told in one."""
+"""Changes of many runs to a node, summed up as one."""
 
 from __future__ import annotations
 

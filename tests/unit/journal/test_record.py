@@ -79,7 +79,7 @@ def test_journal_format_matches_the_golden_bytes() -> None:
 
 @pytest.mark.parametrize("name", ["dkms", "libcuda1:i386"])
 def test_package_is_encoded_by_its_name(name: str) -> None:
-    """As the format has had it all along; the architecture behind it where it is a foreign one."""
+    """The format has had it from the beginning; the architecture behind it where it is a foreign one."""
     entry = Intent(1, "packages", "driver", PackageChange(PackageId.of(name), None, None))
     body = b'"change":{"is":"package","name":"%s","before":null,"after":null,"triggers":[]}' % name.encode()
     assert body in encode(entry)
@@ -147,7 +147,7 @@ def test_newer_journal_format_is_named() -> None:
 
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
-    """What a plain rollback does."""
+    """Return the changes that a plain rollback undoes."""
     return tuple(intent.change for intent in intents_to_undo(entries, whole=False))
 
 

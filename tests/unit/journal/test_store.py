@@ -512,7 +512,7 @@ def test_unrelated_name_is_ignored_and_a_run_that_is_no_folder_is_damage(store: 
 @pytest.mark.parametrize("name", ["var/lib/gpunode", "var/lib/gpunode/runs", "var/lib/gpunode/objects"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a folder to another user")
 class TestJournalFolderWritableByOthers:
-    """Who can write a journal has root put any file anywhere at the next rollback."""
+    """A journal that others can write would have root put any file anywhere at the next rollback."""
 
     def refuse(self, store: Store, folder: Path, why: str) -> None:
         for act in (store.runs, store.pending_triggers, store.footprint, lambda: store.begin("setup", version="0.1.0")):

@@ -1,4 +1,4 @@
-"""What offers GPUs in a cluster already, by what it is and not by what runs today."""
+"""Existing offers of GPUs in a cluster, recognised by what they are and not by what runs today."""
 
 from __future__ import annotations
 

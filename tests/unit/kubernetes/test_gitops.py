@@ -1,4 +1,4 @@
-"""What Argo CD, Flux and kustomize take from git: as their controllers define it, and complete without apply.sh."""
+"""Objects that Argo CD, Flux and kustomize take from git: as their controllers define them, without apply.sh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod of one's own has to say for a GPU, and that the device plugin hands it over so."""
+"""A user's own pod that asks for a GPU, and that the device plugin serves it so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is rendered, held against a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""Rendered objects compared with a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TREES = st.recursive(
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """As the API server writes the fields of whoever applied ``value``; lists are one field each here."""
+    """Return the fields of whoever applied ``value`` as the API server writes them; lists are one field each here."""
     return {f"f:{name}": fields_of(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
 
 

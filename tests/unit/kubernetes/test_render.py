@@ -1,4 +1,4 @@
-"""What is rendered for a cluster: golden files, and laws over every shipped recipe and every sort of cluster."""
+"""Rendering for a cluster: golden files, and laws over every shipped recipe and every sort of cluster."""
 
 from __future__ import annotations
 

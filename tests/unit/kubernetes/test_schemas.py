@@ -17,7 +17,7 @@ OLDEST, NEWEST = "1.33", "1.36"
 
 
 def objects() -> dict[str, dict[str, Any]]:
-    """One of each different object, but for the kinds that Argo CD and kustomize bring: those have no schema here."""
+    """Return each different object once, except the kinds of Argo CD and kustomize, which have no schema here."""
     found: dict[str, dict[str, Any]] = {}
     for name in RECIPES:
         for cluster in ("eight", "microk8s") if name != "k8s-mps" else ("eight",):

@@ -1,4 +1,4 @@
-"""What a real kubelet and scheduler said of each fault, by containerd's version: it is understood.
+"""Words of a real kubelet and scheduler about each fault, by containerd's version: they are understood.
 
 Seen and written by tests/e2e/kubernetes/test_kubelet_node.py.
 """

@@ -33,7 +33,7 @@ def render_node(evidence: Evidence, about: PageOrigin = ABOUT) -> str:
 
 
 class Seen(html.parser.HTMLParser):
-    """What a browser would make of a page, and whether every element is closed."""
+    """A page as a browser would parse it, and whether every element is closed."""
 
     VOID = frozenset({"meta", "link", "br", "input"})
 

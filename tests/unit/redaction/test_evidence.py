@@ -1,4 +1,4 @@
-"""What leaves a node of each class of evidence."""
+"""Redaction of each class of evidence that leaves a node."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_diff_shows_unknown_settings_but_no_secret() -> None:
 
 
 def test_every_probe_declares_its_content_class() -> None:
-    """Nothing that a person writes is a table: there, nothing is looked for."""
+    """Text that a person writes is never a table: in tables, nothing is looked for."""
     tables = [
         probe for probe in (*PROBES, *DOCTOR_PROBES) if probe.holds == "table" and (not probe.glob or probe.contents)
     ]

@@ -13,5 +13,5 @@ def configure(data: bytes | None, desired: DesiredConfig) -> bytes:
 
 
 def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """What the file says."""
+    """Return the state that the file describes."""
     return docker.inspect({} if data is None else {DOCKER_CONFIG: data}, desired)

@@ -15,5 +15,5 @@ def configure(data: bytes | None, desired: DesiredConfig, path: str = containerd
 
 
 def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """What the file says."""
+    """Return the state that the file describes."""
     return containerd.inspect({} if data is None else {containerd.CONFIG: data}, desired)

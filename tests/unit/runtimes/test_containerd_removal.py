@@ -1,4 +1,4 @@
-"""What configure added goes again, over files, modes and edits made since; no node is left without its CRI plugin."""
+"""Removal of what configure added, over files, modes and edits made since; no node is left without its CRI plugin."""
 
 from __future__ import annotations
 

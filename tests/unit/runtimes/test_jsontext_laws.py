@@ -94,7 +94,7 @@ values = st.recursive(
 
 
 def read(text: str) -> Any:
-    """As Python reads it, which knows nothing of the code under test."""
+    """Return what Python reads, which knows nothing of the code under test."""
 
     def pairs(members: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in members}) != len(members):
@@ -114,7 +114,7 @@ def holder(document: Any, path: Path) -> Any:
 
 
 def outside(before: str, after: str) -> tuple[str, str]:
-    """What of ``before`` and ``after`` lies between their common beginning and their common end."""
+    """Return the parts of ``before`` and ``after`` between their common beginning and their common end."""
     shorter = min(len(before), len(after))
     head = next((at for at in range(shorter) if before[at] != after[at]), shorter)
     tail = next((at for at in range(shorter - head) if before[-1 - at] != after[-1 - at]), shorter - head)

@@ -1,4 +1,4 @@
-"""What every row of the container runtimes must have, so that a new one cannot be half there."""
+"""Required contents of every row of the container runtimes, so that a new one cannot be half there."""
 
 from __future__ import annotations
 

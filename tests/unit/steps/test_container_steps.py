@@ -488,7 +488,7 @@ def test_docker_configured_by_nvidia_ctk_needs_no_change() -> None:
 
 
 def test_step_needs_only_earlier_steps() -> None:
-    """What is beneath is made first, and taken away last; a name that no step has would guard nothing."""
+    """Dependencies are made first, and removed last; a name that no step has would guard nothing."""
     ids = [step.id for step in STEPS]
     for step in STEPS:
         assert set(step.needs) <= set(ids[: ids.index(step.id)]), step.id

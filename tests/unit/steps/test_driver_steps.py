@@ -1,4 +1,4 @@
-"""Which driver a machine gets, what leaves for it, and when it is there: choice, pin, conflicts, driver, module."""
+"""Driver of a machine, what leaves for it, and when it is there: choice, pin, conflicts, driver, module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUDirect needs of a node, what is installed and loaded for it, and what is refused with its reason."""
+"""Requirements of GPUDirect on a node, what is installed and loaded for it, and what is refused with its reason."""
 
 from __future__ import annotations
 

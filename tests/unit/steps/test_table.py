@@ -1,4 +1,4 @@
-"""What the rows of the table of steps say of themselves."""
+"""Properties of the rows of the table of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe asks of the toolkit's own configuration."""
+"""Settings of a recipe for the toolkit's own configuration."""
 
 from __future__ import annotations
 

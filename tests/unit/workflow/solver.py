@@ -19,7 +19,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """What is installed, what the archive has, and what each needs; the driver's want each other in one version.
+    """Installed packages, the archive's, and the needs of each; the driver's want each other in one version.
 
     Attributes:
         installed: with what each needs.

@@ -1,4 +1,4 @@
-"""How an apply to a cluster ends; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""End of an apply to a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person is told who cannot have all of it, and that it leads on."""
+"""Messages for a user who lacks permissions, and that the printed command leads on."""
 
 from __future__ import annotations
 

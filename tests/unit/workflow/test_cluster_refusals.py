@@ -1,4 +1,4 @@
-"""What ends a plan, an apply or a removal early, by what kubectl and the API server say."""
+"""Early ends of a plan, an apply or a removal, by the words of kubectl and the API server."""
 
 from __future__ import annotations
 

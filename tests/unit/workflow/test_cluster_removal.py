@@ -1,4 +1,4 @@
-"""What is taken out of a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""Removal from a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
 
 from __future__ import annotations
 

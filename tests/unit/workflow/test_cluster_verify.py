@@ -1,4 +1,4 @@
-"""What ``k8s verify`` makes of a cluster, and that its pods are gone afterwards."""
+"""Verdicts of ``k8s verify`` on a cluster, and that its pods are gone afterwards."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_deeply_nested_answers_do_not_crash_doctor() -> None:
 
 
 def test_partially_visible_evidence_is_named_as_denied() -> None:
-    """As Debian 13 answers one: journalctl and lslocks with success, nvidia-smi on its standard output."""
+    """Debian 13 answers such a user so: journalctl and lslocks with success, nvidia-smi on its standard output."""
     hint = "Hint: You are currently not seeing messages from other users and the system.\n"
     files = (Found("/etc/modprobe.d/a.conf", data=b""), Found("/etc/modprobe.d/b.conf", denied=True))
     evidence = {

@@ -1,4 +1,4 @@
-"""What is to be written, found by looking; nothing of it is written yet."""
+"""Edits that will be written, found by looking; none is written yet."""
 
 from __future__ import annotations
 

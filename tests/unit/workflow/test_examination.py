@@ -115,7 +115,7 @@ def test_every_file_read_by_a_rule_is_probed() -> None:
 
 
 def test_doctor_runs_only_read_only_commands() -> None:
-    """What each may be, word by word: a new one is added here after somebody has thought about it."""
+    """Each command is allowed word by word: a new one is added here after somebody has thought about it."""
     allowed = {
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),

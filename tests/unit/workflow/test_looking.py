@@ -1,4 +1,4 @@
-"""What a run looks at before it plans."""
+"""Survey of a node before planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run that was cut short."""
+"""Messages about a run that was interrupted."""
 
 from __future__ import annotations
 

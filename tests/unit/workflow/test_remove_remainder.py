@@ -1,4 +1,4 @@
-"""What a removal names at its end of what earlier runs changed: nothing of the user's own is to be taken away."""
+"""Changes of earlier runs that a removal names at its end: nothing of the user's own is to be removed."""
 
 from __future__ import annotations
 

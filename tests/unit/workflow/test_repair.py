@@ -1,4 +1,4 @@
-"""What keeps anybody from telling which packages there are, and what finishes it."""
+"""Package databases that cannot be read, and the command that finishes the work."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ BEFORE = b"# mine\nversion = 2\n"
 
 
 def owe(run: Run, trigger: Trigger, seq: int) -> None:
-    """What the change ``seq`` owes beyond its own triggers."""
+    """Record further triggers that the change ``seq`` owes beyond its own."""
     run._note("", Owe(trigger, seq, run._clock()))
 
 

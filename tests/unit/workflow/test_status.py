@@ -28,7 +28,7 @@ UNIT = "containerd.service"
     ],
 )
 def test_runtime_activity_is_shown_only_where_it_is_known(probe: str, exists: bool, said: str) -> None:
-    """Where no systemd runs, its folders show that there is a unit, and a daemon may run all the same."""
+    """Without systemd, its folders show that there is a unit, and a daemon may run all the same."""
     unit = Unit(ServiceState(enabled=True, active=False), exists=exists)
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Known(unit, probe)})

@@ -1,4 +1,4 @@
-"""What apt would do, compared with what was planned; the solver's answers are written here."""
+"""Plans of apt, compared with gpunode's; the solver's answers are written here."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _solvers(draw: st.DrawFn) -> Solver:
 
 @given(solver=_solvers())
 def test_announced_purges_are_what_apt_purges(solver: Solver) -> None:
-    """What the new driver or a package that stays needs is upgraded, and nothing else is; all else is purged."""
+    """Dependencies of the new driver or of a package that stays are upgraded, nothing else; all else is purged."""
     needs = {**solver.installed, **solver.archive}
     needed = _reachable([str(BRING.id), *solver.others], needs)
     # apt upgrades nothing for the sake of a package that any version is good enough for: such a node is refused.

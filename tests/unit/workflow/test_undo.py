@@ -647,7 +647,7 @@ class TestWholeRollback:
 
 
 def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) -> None:
-    """What it never came to may have been installed by somebody since."""
+    """Packages that it never reached may have been installed by somebody since."""
     host = Node(machine(), refuses=PackageChange)
     host.files[STATUS] = FileState("".join((paragraph("dpkg"), paragraph("dkms"), HALF)).encode())
     run = store.begin("setup", version="test")
@@ -915,7 +915,7 @@ class TestRemove:
 
 
 class TestRemainder:
-    """What a removal finds at its end, by looking."""
+    """The leftovers that a removal finds at its end, by looking."""
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, now())

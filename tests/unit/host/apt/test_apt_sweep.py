@@ -1,4 +1,4 @@
-"""What a killed run left where gpunode lets apt work."""
+"""Leftovers of a killed run where gpunode lets apt work."""
 
 from __future__ import annotations
 

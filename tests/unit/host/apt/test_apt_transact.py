@@ -1,4 +1,4 @@
-"""Which commands a transaction is made of, and what follows each failure; the commands themselves are scripted."""
+"""Commands of a transaction, and what follows each failure; the commands themselves are scripted."""
 
 from __future__ import annotations
 

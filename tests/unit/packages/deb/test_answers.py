@@ -1,4 +1,4 @@
-"""Why apt refuses, from its own words."""
+"""Reasons why apt refuses, from its own words."""
 
 from __future__ import annotations
 

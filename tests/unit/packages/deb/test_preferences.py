@@ -1,4 +1,4 @@
-"""Which record of apt's preferences decides: read as apt reads them, so that one that overrules is named rightly."""
+"""Records of apt's preferences, read as apt reads them, so that the one that overrules is named rightly."""
 
 from __future__ import annotations
 
