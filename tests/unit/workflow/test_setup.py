@@ -405,7 +405,7 @@ def test_restart_lost_in_a_power_cut_is_made_up_for(store: Store) -> None:
     assert host.triggered == [RESTART]
     assert store.pending_triggers() == {}
     assert done.changed
-    assert any(isinstance(event, Notice) and "containerd.service" in event.text for event in setup_with_notices)
+    assert any(isinstance(event, Notice) and "containerd.service" in event.text for event in told)
 
 
 def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> None:
