@@ -18,7 +18,7 @@ from tests.laws.test_doctor_laws import SEEN
 from tests.scenarios.reports import Report, some_reports
 
 
-def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
+def list_citations(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
     """Every citation, with what it is to prove."""
     for finding in found.findings:
         yield from ((finding.cause, citation) for citation in finding.citations)
@@ -38,13 +38,13 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
 def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
     """The citations that stand nowhere."""
     node = take_snapshot(evidence)
-    return [(what, one) for what, one in cited(diagnose(node)) if not stands_there(node, one)]
+    return [(what, one) for what, one in list_citations(diagnose(node)) if not stands_there(node, one)]
 
 
 @pytest.mark.parametrize("report", some_reports("citations"), ids=lambda report: report.name)
 def test_citation_in_a_report_stands_in_its_evidence(report: Report) -> None:
     evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
-    assert list(cited(diagnose(take_snapshot(evidence))))
+    assert list(list_citations(diagnose(take_snapshot(evidence))))
     assert misplaced_citations(evidence) == []
 
 

@@ -43,7 +43,7 @@ SEEN = st.dictionaries(st.sampled_from(sorted(PROBED)) | st.text(min_size=1, max
 WORDS = st.text(max_size=60) | st.sampled_from([source for source, _ in pieces()])
 
 
-def told(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
+def without_evidence_words(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
     """Return the diagnosis without the words of the evidence."""
     found: list[object] = [
         (one.cause, one.explained_by, one.severity, one.confidence, one.gpus) for one in diagnosis.findings
@@ -83,7 +83,7 @@ def test_diagnosis_does_not_depend_on_the_order_of_evidence(
     shuffled = list(distinct.values())
     chance.shuffle(shuffled)
     one, other = (diagnosis(pasted.collect_pieces(order)) for order in (distinct.values(), shuffled))
-    assert told(one)[0] == told(other)[0]
+    assert without_evidence_words(one)[0] == without_evidence_words(other)[0]
 
 
 @given(SEEN)
@@ -99,9 +99,9 @@ def test_capture_has_the_diagnosis_of_its_node(evidence: Evidence) -> None:
 @pytest.mark.parametrize("report", some_reports("redaction and masking"), ids=lambda report: report.name)
 def test_redaction_and_masking_keep_the_cause_of_real_reports(report: Report) -> None:
     evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
-    plain = told(diagnosis(evidence))
-    assert told(diagnosis(redact(evidence))) == plain
-    assert told(diagnosis(anonymize_evidence(redact(evidence)))) == plain
+    plain = without_evidence_words(diagnosis(evidence))
+    assert without_evidence_words(diagnosis(redact(evidence))) == plain
+    assert without_evidence_words(diagnosis(anonymize_evidence(redact(evidence)))) == plain
 
 
 @given(reports)

@@ -28,7 +28,7 @@ ROCKY = ("/etc/os-release", "ID=rocky\nVERSION_ID=9\n")
 ARCH = ("/etc/os-release", "ID=arch\n")
 
 
-def found(rows: Iterable[tuple[str, str]]) -> Diagnosis:
+def diagnose_rows(rows: Iterable[tuple[str, str]]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(tuple(rows))))
 
 
@@ -69,14 +69,14 @@ def test_look_at_commands_are_quoted(hostile: str) -> None:
         (f"/etc/docker/x{hostile}/daemon.json", '{ "runtimes": { "nvidia":\n'),
         ("systemctl is-active docker", "active"),
     )
-    commands = [one for doubt in found(rows).open_questions for one in doubt.look_at]
+    commands = [one for doubt in diagnose_rows(rows).open_questions for one in doubt.look_at]
     assert [fault for command in commands for fault in faults(command)] == []
 
 
 def test_file_name_from_a_report_is_in_no_command() -> None:
     path = "/etc/docker/$(id)/daemon.json"
     log = f"dockerd[1]: unable to configure the Docker daemon with file {path}: unexpected EOF"
-    (invalid,) = found(((path, '{ "runtimes": { "nvidia":\n'), ("journalctl -u docker", log))).findings
+    (invalid,) = diagnose_rows(((path, '{ "runtimes": { "nvidia":\n'), ("journalctl -u docker", log))).findings
     assert not [command for fix in invalid.remedy for command in fix.commands if "$(id)" in command]
 
 
@@ -133,7 +133,7 @@ OVERWRITES = {
 @pytest.mark.parametrize("manager", OVERWRITES)
 def test_package_that_owns_the_file_stays_unless_a_driver(manager: str, other: str) -> None:
     system, (source, text) = OVERWRITES[manager]
-    said = found((system, (source, text.format(other))))
+    said = diagnose_rows((system, (source, text.format(other))))
     assert said.findings
     assert list(removed_packages(printed(said))) == []
 
@@ -141,7 +141,7 @@ def test_package_that_owns_the_file_stays_unless_a_driver(manager: str, other: s
 @pytest.mark.parametrize("manager", ["apt", "dnf"])
 def test_driver_that_owns_the_file_is_removed_and_the_cost_told(manager: str) -> None:
     system, (source, text) = OVERWRITES[manager]
-    said = found((system, (source, text.format("libnvidia-compute-535"))))
+    said = diagnose_rows((system, (source, text.format("libnvidia-compute-535"))))
     assert "libnvidia-compute-535" in set(removed_packages(printed(said)))
     assert DISRUPTIONS.index(said.findings[0].disruption) >= DISRUPTIONS.index("restart-service")
 

@@ -50,13 +50,13 @@ def backups(journal: Sequence[Entry]) -> dict[str, bytes]:
     }
 
 
-def written(journal: Sequence[Entry]) -> bytes:
+def encode_journal(journal: Sequence[Entry]) -> bytes:
     return b"".join(encode_lines(journal))
 
 
 @given(journals)
 def test_journal_round_trips(journal: list[Entry]) -> None:
-    assert list(decode(written(journal), backups(journal).__getitem__)) == journal
+    assert list(decode(encode_journal(journal), backups(journal).__getitem__)) == journal
 
 
 @given(entries)
@@ -69,7 +69,7 @@ def test_entry_is_one_ascii_line(entry: Entry) -> None:
 
 @given(journals, st.data())
 def test_truncated_journal_is_a_prefix(journal: list[Entry], data: st.DataObject) -> None:
-    whole = written(journal)
+    whole = encode_journal(journal)
     end = data.draw(st.integers(0, len(whole)))
     read = list(decode(whole[:end], backups(journal).__getitem__))
     assert read == journal[: whole[:end].count(b"\n")]
@@ -77,7 +77,7 @@ def test_truncated_journal_is_a_prefix(journal: list[Entry], data: st.DataObject
 
 @given(journals.filter(bool), st.data())
 def test_changed_byte_is_detected_or_truncates(journal: list[Entry], data: st.DataObject) -> None:
-    whole = bytearray(written(journal))
+    whole = bytearray(encode_journal(journal))
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
     try:
@@ -89,7 +89,7 @@ def test_changed_byte_is_detected_or_truncates(journal: list[Entry], data: st.Da
 
 @given(journals)
 def test_journal_is_read_without_backups(journal: list[Entry]) -> None:
-    bare = decode_without_contents(written(journal))
+    bare = decode_without_contents(encode_journal(journal))
     assert [type(entry) for entry in bare] == [type(entry) for entry in journal]
     assert {content for entry in bare if isinstance(entry, Intent) for content in entry.change.contents} == {
         name.encode() for name in backups(journal)

@@ -123,12 +123,12 @@ def too_much(command: str) -> Iterator[str]:
                 if set(operand) <= set(";|&()"):
                     break
                 operands.append(operand)
-            yield from _removed(operands)
+            yield from _removed_operands(operands)
         if word in {"remove", "purge", "-Rns", "erase", "autoremove"}:
             yield from (f"packages by a pattern: {one}" for one in words[number + 1 :] if set(one) & set("*?$`"))
 
 
-def _removed(operands: list[str]) -> Iterator[str]:
+def _removed_operands(operands: list[str]) -> Iterator[str]:
     whole = any(operand.startswith("-") and "r" in operand.lower() for operand in operands)
     for operand in operands:
         if operand.startswith("-") or operand == "$f":
@@ -399,12 +399,12 @@ SED = re.compile(r"sudo sed -i\.bak (?:-E )?(?P<expression>'[^']*'|\S+)")
 def test_sed_edits_are_idempotent() -> None:
     expressions = {shlex.split(match["expression"])[0] for one in all_printed() for match in SED.finditer(one)}
     for expression in expressions:
-        once = _edited(EDITED, expression)
-        assert _edited(once, expression) == once, expression
+        once = _apply_sed(EDITED, expression)
+        assert _apply_sed(once, expression) == once, expression
     assert len(expressions) > 8
 
 
-def _edited(text: str, expression: str) -> str:
+def _apply_sed(text: str, expression: str) -> str:
     done = subprocess.run(["sed", "-E", expression], input=text, text=True, capture_output=True, check=True)
     return done.stdout
 

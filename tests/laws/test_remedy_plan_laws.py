@@ -113,12 +113,12 @@ def test_remedy_installs_another_driver(cause: str) -> None:
     for case in cases()[cause]:
         for version in (told,) if (told := version_told(case.node)) else INSTALLED:
             facts = node_with(case.node, cause, version)
-            brought = [driver_of(done(setup, now)) for setup, now in steps(case.remedy, facts)]
+            brought = [driver_of(run_setup(setup, now)) for setup, now in steps(case.remedy, facts)]
             is_another = [ANOTHER[cause](driver_of(facts), one) for one in brought]
             assert any(is_another), (case.where, version, brought)
 
 
-def done(setup: Setup, facts: Facts) -> Facts:
+def run_setup(setup: Setup, facts: Facts) -> Facts:
     """The node after the command."""
     return after(facts, planned(setup.recipe, facts, setup.only))
 
@@ -152,7 +152,7 @@ def test_newer_driver_is_newer_and_supports_the_gpu(wish: str, device: str, vers
         )
         return
     ((setup, now),) = steps((fix,), facts)
-    before, brought = driver_of(facts), driver_of(done(setup, now))
+    before, brought = driver_of(facts), driver_of(run_setup(setup, now))
     assert brought != before
     assert brought > before or wish == "any"
     assert brought[0] > before[0] or wish != "branch"

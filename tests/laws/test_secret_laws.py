@@ -50,7 +50,7 @@ shaped = st.sampled_from(list(SHAPES.values())).flatmap(
 )
 
 
-def captured(probe: Probe, data: str, *, is_said: bool) -> Capture:
+def capture_of(probe: Probe, data: str, *, is_said: bool) -> Capture:
     if probe.glob:
         is_said = True  # what a folder says when it cannot be read has no text of anybody's
         data = encode_found(iter([Found(probe.glob.replace("*", "x"), data=data.encode())])).decode()
@@ -68,7 +68,7 @@ def leaks(secret: str, kept: str) -> bool:
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(PROBED), st.booleans())
 @settings(max_examples=examples(250), deadline=None)
 def test_capture_contains_no_secret_from_any_place(place: str, secret: str, probe: Probe, is_said: bool) -> None:
-    seen = {probe.key: captured(probe, f"before\n{PLACES[place].format(secret)}\nafter\n", is_said=is_said)}
+    seen = {probe.key: capture_of(probe, f"before\n{PLACES[place].format(secret)}\nafter\n", is_said=is_said)}
     with tempfile.TemporaryDirectory() as folder:
         save_capture(seen, path := Path(folder) / "node.tar.gz")
         kept = load_capture(path)[probe.key]
@@ -198,7 +198,7 @@ def test_secret_in_a_typed_command_is_redacted(place: str, secret: str) -> None:
     assert not leaks(secret, key + after[key].source)
 
 
-def told(found: Diagnosis) -> object:
+def diagnosis_words(found: Diagnosis) -> object:
     return [(one.cause, one.confidence, one.explained_by, one.gpus) for one in found.findings], found.open_questions
 
 
@@ -208,4 +208,6 @@ def test_redaction_changes_no_finding() -> None:
         pieces = pasted.collect_pieces([(one["source"], one["text"]) for one in report.evidence])
         seen = {key: replace(one, holds=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}
         if (redacted := redact(seen)) != seen:
-            assert told(diagnose(take_snapshot(redacted))) == told(diagnose(take_snapshot(seen))), report.name
+            assert diagnosis_words(diagnose(take_snapshot(redacted))) == diagnosis_words(
+                diagnose(take_snapshot(seen))
+            ), report.name

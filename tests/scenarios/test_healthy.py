@@ -22,7 +22,7 @@ WORTH_A_WORD = {"one-gpu-lent-to-a-guest": ["vfio-bound"]}
 _DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", "modules", "smi", "smi-query")
 
 
-def told(examined: Examination) -> object:
+def examination_words(examined: Examination) -> object:
     found = [(one.cause, one.severity, one.summary) for one in examined.diagnosis.findings]
     return examined.verdict, examined.works, found, examined.diagnosis.open_questions, examined.denied
 
@@ -42,8 +42,8 @@ def test_healthy_node_has_no_finding_live_captured_or_masked(node: tuple[str, Ev
     assert not live.diagnosis.suspects
     assert not [layer for layer in live.stack if layer.state in {"broken", "warned", "affected"}]
     save_capture(seen, tmp_path / "capture.tar.gz")
-    assert told(diagnose_evidence(load_capture(tmp_path / "capture.tar.gz"))) == told(live)
-    assert told(diagnose_evidence(anonymize_evidence(seen))) == told(live)
+    assert examination_words(diagnose_evidence(load_capture(tmp_path / "capture.tar.gz"))) == examination_words(live)
+    assert examination_words(diagnose_evidence(anonymize_evidence(seen))) == examination_words(live)
 
 
 _LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)]

@@ -27,7 +27,7 @@ def _command(source: str) -> str:
     return f"cat {plain}" if re.fullmatch(r"/\S+", plain) else plain
 
 
-def _typed(prompt: str, piece: Piece) -> str:
+def _typed_command(prompt: str, piece: Piece) -> str:
     command = _command(piece["source"])
     if _PLACED.match(command):
         return f"{command}\n{piece['text']}\n"
@@ -40,7 +40,7 @@ def _typed(prompt: str, piece: Piece) -> str:
 @pytest.mark.parametrize("report", some_reports("transcripts"), ids=lambda report: report.name)
 def test_transcript_has_the_same_diagnosis(report: Report) -> None:
     prompt = _PROMPTS[_NUMBERS[report] % len(_PROMPTS)]
-    transcript = "".join(_typed(prompt, piece) for piece in report.evidence)
+    transcript = "".join(_typed_command(prompt, piece) for piece in report.evidence)
     assert faults(diagnose(take_snapshot(pasted.parse_text_report(transcript)))) == roots(report.evidence)
 
 

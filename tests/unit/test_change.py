@@ -28,7 +28,7 @@ ON, OFF = ServiceState(enabled=True, active=True), ServiceState(enabled=False, a
 KEY = SigningKey("https://example.com/key.asc", frozenset({"A" * 40}))
 
 
-def replaced(before: bytes, after: bytes) -> FileChange:
+def replacement_of(before: bytes, after: bytes) -> FileChange:
     return FileChange("/etc/x", FileState(before), FileState(after))
 
 
@@ -86,7 +86,7 @@ def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
 
 class TestDiff:
     def test_replaced_file_has_a_unified_diff(self) -> None:
-        assert list(replaced(b"a\nb\n", b"a\nc\n").diff()) == [
+        assert list(replacement_of(b"a\nb\n", b"a\nc\n").diff()) == [
             "--- /etc/x",
             "+++ /etc/x",
             "@@ -1,2 +1,2 @@",
@@ -112,7 +112,7 @@ class TestDiff:
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
     def test_binary_content_is_not_shown(self, content: bytes) -> None:
-        assert list(replaced(b"a\n", content).diff()) == ["binary file /etc/x differs"]
+        assert list(replacement_of(b"a\n", content).diff()) == ["binary file /etc/x differs"]
         hidden = FileChange("/etc/x", FileState(content, 0o600), FileState(b"\0"))
         assert list(hidden.diff())[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
@@ -128,10 +128,10 @@ class TestDiff:
         assert list(change.diff()) == ["--- /etc/x", "+++ /etc/x", "-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
     def test_missing_final_newline_is_shown(self) -> None:
-        assert list(replaced(b"a\n", b"a").diff())[3:] == ["-a", "+a", "\\ No newline at end of file"]
+        assert list(replacement_of(b"a\n", b"a").diff())[3:] == ["-a", "+a", "\\ No newline at end of file"]
 
     def test_equal_files_have_no_diff(self) -> None:
-        assert list(replaced(b"a\n", b"a\n").diff()) == []
+        assert list(replacement_of(b"a\n", b"a\n").diff()) == []
 
     @pytest.mark.parametrize(
         ("before", "after"),
@@ -149,7 +149,7 @@ class TestDiff:
             pytest.skip(reason)
         target = tmp_path / "x"
         target.write_bytes(before)
-        text = "\n".join(replaced(before, after).diff()) + "\n"
+        text = "\n".join(replacement_of(before, after).diff()) + "\n"
         subprocess.run(["patch", "--binary", "-s", str(target)], input=text.encode(), check=True)
         assert target.read_bytes() == after
 

@@ -69,9 +69,9 @@ def converged() -> tuple[Recipe, Facts]:
     )
     facts = replace(facts, dependencies=Known(relations(facts), "dpkg-status"))
     recipe = replace(RECIPE, lock=create_lock(RECIPE, facts, (), "fleet.lock"))
-    for stage in planned(recipe, facts):
+    for stage in plan_stages(recipe, facts):
         facts = project_stage(facts, stage)
-    assert not has_pending_work(planned(recipe, facts))
+    assert not has_pending_work(plan_stages(recipe, facts))
     return recipe, facts
 
 
@@ -85,7 +85,7 @@ def relations(facts: Facts) -> InstalledRelations:
     ))  # fmt: skip
 
 
-def planned(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:
+def plan_stages(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:
     return plan(recipe, facts, Node(facts))
 
 
@@ -104,7 +104,7 @@ def test_drift_is_found_named_and_healed_by_its_plan(drift: Drift) -> None:
     assert drift.facts is not None
     drifted = drift.facts(facts)
     drifted = replace(drifted, dependencies=Known(relations(drifted), "dpkg-status"))
-    plans = planned(recipe, drifted)
+    plans = plan_stages(recipe, drifted)
     (step,) = [step for stage in plans for step in stage.steps if step.step.id == drift.step]
     if drift.answer == "refused":
         assert isinstance(step.outcome, Refusal)
@@ -112,19 +112,19 @@ def test_drift_is_found_named_and_healed_by_its_plan(drift: Drift) -> None:
         return
     if drift.answer == "noted":
         assert isinstance(step.outcome, Planned)
-        (note,) = set(step.outcome.notes) - {*collect_notes(planned(recipe, facts))}
+        (note,) = set(step.outcome.notes) - {*collect_notes(plan_stages(recipe, facts))}
         assert drift.named in note
         assert_every_command_shows(note, recipe, drifted)
         return
     assert step.changes, [step.outcome for stage in plans for step in stage.steps]
     for stage in plans:
         drifted = project_changes(drifted, stage.changes)
-    assert not [stage.changes for stage in planned(recipe, drifted) if stage.changes]
+    assert not [stage.changes for stage in plan_stages(recipe, drifted) if stage.changes]
 
 
 def assert_every_command_shows(note: str, recipe: Recipe, facts: Facts) -> None:
     """Check that plan, a setup that finds nothing to do, verify and status all show the ``note``."""
-    plans = planned(recipe, facts)
+    plans = plan_stages(recipe, facts)
     assert note in collect_notes(plans)
     argv = ("setup", "node.toml")
     report = verify(recipe, facts, Node(facts), lambda _: None, planned=plans)

@@ -44,11 +44,11 @@ def every_expression() -> frozenset[tuple[str, int]]:
     gc.unfreeze()  # a fleet that another test looked at has taken all that was there out of its sight
     found |= {(one.pattern, one.flags) for one in gc.get_objects() if isinstance(one, Pattern)}
     for file in Path(gpunode.__path__[0]).rglob("*.py"):
-        found |= {(text, 0) for text in _written(ast.parse(file.read_text("utf-8")))}
+        found |= {(text, 0) for text in _written_patterns(ast.parse(file.read_text("utf-8")))}
     return frozenset(found)
 
 
-def _written(tree: ast.Module) -> Iterator[str]:
+def _written_patterns(tree: ast.Module) -> Iterator[str]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and call.args and isinstance(text := call.args[0], ast.Constant):
             is_re = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "re"
@@ -107,7 +107,7 @@ def _inner(
     """The signs of each loop within the body of a loop from which there is a way round by these signs."""
     for number, node in enumerate(nodes):
         ahead, behind = (*before, *nodes[:number]), (*nodes[number + 1 :], *after)
-        for part in map(_ungrouped, _parts(node)):
+        for part in map(_without_groups, _parts(node)):
             if _is_loop(node) and len(part) == 1 and _kind(part[0]) in _ONE_SIGN:
                 signs = _signs(part[0], state)
                 if all(_passes(one, signs, state) for one in (*behind, *ahead)):
@@ -116,7 +116,7 @@ def _inner(
                 yield from _inner(part, ahead, behind, state)
 
 
-def _ungrouped(nodes: Sequence[Node]) -> Sequence[Node]:
+def _without_groups(nodes: Sequence[Node]) -> Sequence[Node]:
     """``nodes`` without the brackets around all of them."""
     while len(nodes) == 1 and _kind(nodes[0]) == "SUBPATTERN":
         (nodes,) = _parts(nodes[0])

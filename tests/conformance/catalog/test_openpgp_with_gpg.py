@@ -83,7 +83,7 @@ def gpg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpg]:
     subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
 
 
-def shown(gpg: Gpg, data: bytes) -> tuple[str, ...]:
+def packets_by_gpg(gpg: Gpg, data: bytes) -> tuple[str, ...]:
     return tuple(primaries(gpg.run("--show-keys", "--with-colons", stdin=data)))
 
 
@@ -92,8 +92,8 @@ def test_fingerprints_agree_with_gpg(gpg: Gpg, users: tuple[str, ...]) -> None:
     binary, armored = gpg.export(*users), gpg.armored(*users)
 
     assert len(fingerprints(binary)) == len(users)
-    assert fingerprints(binary) == shown(gpg, binary)
-    assert fingerprints(armored) == shown(gpg, armored)
+    assert fingerprints(binary) == packets_by_gpg(gpg, binary)
+    assert fingerprints(armored) == packets_by_gpg(gpg, armored)
 
 
 def test_generated_keys_have_subkeys_and_a_photo(gpg: Gpg) -> None:

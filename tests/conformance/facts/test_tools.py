@@ -122,7 +122,7 @@ LISTS = [
 ]
 
 
-def fetched(path: Path) -> tuple[set[str], set[str]]:
+def fetched_by_apt(path: Path) -> tuple[set[str], set[str]]:
     """The release files and the components that apt would fetch for the one list at ``path``."""
     parts = path.parent
     options = ("-o", "Dir::Etc::SourceList=/dev/null", "-o", f"Dir::Etc::SourceParts={parts}", "--print-uris")
@@ -140,7 +140,7 @@ def test_apt_fetches_from_the_parsed_sources(tmp_path: Path, name: str, text: st
     (tmp_path / "lists/partial").mkdir(parents=True)
     path.write_text(text)
     ours = [one for one in apt_sources.parse(str(path), text) if one.enabled and one.uri.startswith("http")]
-    releases, components = fetched(path)
+    releases, components = fetched_by_apt(path)
     assert {_release(one.uri, one.suite) for one in ours} == releases
     assert {component for one in ours for component in one.components} == components
 
@@ -167,7 +167,7 @@ def test_sources_that_we_refuse_are_refused_by_apt(tmp_path: Path, name: str, te
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(subprocess.CalledProcessError):
-        fetched(path)
+        fetched_by_apt(path)
     with pytest.raises(ValueError, match=re.escape(str(path))):
         apt_sources.parse(str(path), text)
 

@@ -34,7 +34,7 @@ _PAGE = 4096
 pytestmark = pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
 
 
-def _filled(course: Course, root: Path, what: str, free: int) -> None:
+def _mount_with_room(course: Course, root: Path, what: str, free: int) -> None:
     """``root`` is a file system that holds the start of the course and has room for ``free`` more pages or inodes."""
     root.mkdir(exist_ok=True)
     mount("-t", "tmpfs", "tmpfs", root)
@@ -56,7 +56,7 @@ def test_full_disk_of_every_size_loses_nothing(
 
     def body() -> None:
         for free in _until_enough():
-            _filled(course, root, what, free)
+            _mount_with_room(course, root, what, free)
             answer = run(course.case.arguments(course.verb, root))
             check(course, root, answer)
             unmount(root)

@@ -65,7 +65,7 @@ def set_attribute(path: Path, name: str) -> None:
         pytest.skip(f"{name} cannot be set on {path.parent}: {error.strerror}")
 
 
-def replaced(root: Path, path: str = "/etc/file") -> None:
+def assert_replaced(root: Path, path: str = "/etc/file") -> None:
     """The file is replaced, with the owner and mode that it has."""
     before = files.read_state(path, root=str(root))
     assert before is not None
@@ -73,7 +73,7 @@ def replaced(root: Path, path: str = "/etc/file") -> None:
     LocalHost(str(root)).apply([change])
 
 
-def refused(root: Path, path: str = "/etc/file") -> Refused:
+def assert_refused(root: Path, path: str = "/etc/file") -> Refused:
     """The file is neither replaced nor removed, in time and when it is tried, and nothing is left beside it."""
     before = listing(root)
     present = files.read_state(path, root=str(root))
@@ -96,7 +96,7 @@ def listing(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(root.rglob("*"))}
 
 
-def shown(hint: str, program: str) -> list[str]:
+def hinted_command(hint: str, program: str) -> list[str]:
     """The command of ``program`` that a hint names."""
     line = next(line.strip() for line in hint.splitlines() if line.strip().startswith(program))
     return ["sh", "-c", line]
@@ -106,7 +106,7 @@ def shown(hint: str, program: str) -> list[str]:
 def test_attribute_is_kept_when_the_file_is_replaced(root: Path, file: Path, name: str) -> None:
     set_attribute(file, name)
 
-    replaced(root)
+    assert_replaced(root)
 
     assert (file.read_bytes(), os.getxattr(file, name)) == (b"new", ATTRIBUTES[name])
 
@@ -142,7 +142,7 @@ def test_default_acl_of_the_folder_is_not_added_to_a_replaced_file(root: Path, f
     except OSError as error:
         pytest.skip(f"no ACL here: {error.strerror}")
 
-    replaced(root)
+    assert_replaced(root)
 
     assert ACCESS not in os.listxattr(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o664
@@ -209,7 +209,7 @@ def test_harmless_file_flags_are_kept(root: Path, file: Path, chattr: Callable[[
     chattr(f"+{flag}", file)
     before = lsattr(file)
 
-    replaced(root)
+    assert_replaced(root)
 
     assert file.read_bytes() == b"new"
     assert lsattr(file) == before
@@ -221,7 +221,7 @@ def test_folder_flags_are_not_added_to_a_replaced_file(
     chattr("+dA", file.parent)
     before = lsattr(file)
 
-    replaced(root)
+    assert_replaced(root)
 
     assert lsattr(file) == before
 
@@ -233,7 +233,7 @@ def test_immutable_or_append_only_file_is_refused(
 ) -> None:
     chattr(f"+{flag}", root / sealed)
 
-    error = refused(root)
+    error = assert_refused(root)
 
     assert "immutable" in error.what or "added to" in error.what
     assert f"chattr -{flag} /{sealed}" in error.hint
@@ -253,13 +253,13 @@ def test_nothing_is_created_in_an_immutable_folder(root: Path, chattr: Callable[
 def test_hard_linked_file_is_refused_and_the_hint_works(root: Path, file: Path) -> None:
     os.link(file, root / "etc/other")
 
-    error = refused(root)
+    error = assert_refused(root)
 
     assert "2 names" in error.what
-    command = shown(error.hint, "cp ")
+    command = hinted_command(error.hint, "cp ")
     command[-1] = command[-1].replace("/etc/", f"{root}/etc/")
     subprocess.run(command, check=True)
-    replaced(root)
+    assert_replaced(root)
     assert (file.read_bytes(), (root / "etc/other").read_bytes()) == (b"new", b"old")
 
 
@@ -272,14 +272,14 @@ def test_link_target_is_what_counts(root: Path, file: Path) -> None:
 
     (root / "etc/folder").unlink()
     (root / "etc/folder").mkdir()
-    replaced(root, "/etc/link")
+    assert_replaced(root, "/etc/link")
     files.replace_file("/etc/link-to-folder/new", FileState(b"1", 0o644, 0, 0), root=str(root))
 
     assert os.readlink(root / "etc/link") == "folder/../file"
     assert (file.read_bytes(), os.getxattr(file, "trusted.note")) == (b"new", b"x")
     assert (root / "etc/folder/new").read_bytes() == b"1"
     os.link(file, root / "etc/other")
-    refused(root, "/etc/link")
+    assert_refused(root, "/etc/link")
 
 
 @pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
@@ -295,7 +295,7 @@ def test_mount_point_is_refused(root: Path, file: Path, how: str) -> None:
         if how == "read-only":
             mount("-o", "remount,bind,ro", file)
 
-        error = refused(root)
+        error = assert_refused(root)
 
         assert "mount point" in error.what
         assert "findmnt /etc/file" in error.hint

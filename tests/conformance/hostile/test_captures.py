@@ -30,7 +30,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def understood(path: Path) -> bool:
+def is_capture(path: Path) -> bool:
     """True if there is a capture at ``path``; anything but a clear answer is raised."""
     try:
         derive(load_capture(path))
@@ -48,7 +48,7 @@ def test_truncated_capture_is_never_accepted(real: bytes, tmp_path: Path) -> Non
     edges = {*range(64), *range(len(real) - 64, len(real))}
     for length in sorted(edges | {choose.randrange(len(real)) for _ in range(400)}):
         path.write_bytes(real[:length])
-        assert not understood(path), length
+        assert not is_capture(path), length
 
 
 @pytest.mark.parametrize("layer", ["packed", "unpacked", "index"])
@@ -61,12 +61,12 @@ def test_damaged_capture_is_accepted_or_refused(real: bytes, tmp_path: Path, lay
             spoilt[choose.randrange(len(spoilt))] = choose.choice(b'"{}[]:,-09en\\ \0\xff')
         data = bytes(spoilt)
         if layer == "index":
-            data = packed({"capture.json": data})
+            data = tar_of({"capture.json": data})
         path.write_bytes(gzip.compress(data, 1) if layer == "unpacked" else data)
-        understood(path)
+        is_capture(path)
 
 
-def packed(members: dict[str, bytes]) -> bytes:
+def tar_of(members: dict[str, bytes]) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
         for name, content in members.items():

@@ -24,25 +24,25 @@ def twice_set_up(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return image
 
 
-def replaced(old: bytes, new: bytes, line: int) -> Edit:
+def replace_in_line(old: bytes, new: bytes, line: int) -> Edit:
     return lambda lines, _: [text.replace(old, new) if at == line else text for at, text in enumerate(lines, 1)]
 
 
 # What is done to the lines of the first run, and the line that is named for it.
 EDITS: dict[str, tuple[Edit, int]] = {
-    "a bit flipped": (replaced(b'"seq":1', b'"seq":3', 2), 2),
-    "another path": (replaced(b"/etc/docker/daemon.json", b"/etc/passwd", 2), 2),
-    "another object": (replaced(b'"content":"', b'"content":"../../', 2), 2),
+    "a bit flipped": (replace_in_line(b'"seq":1', b'"seq":3', 2), 2),
+    "another path": (replace_in_line(b"/etc/docker/daemon.json", b"/etc/passwd", 2), 2),
+    "another object": (replace_in_line(b'"content":"', b'"content":"../../', 2), 2),
     "two lines swapped": (lambda lines, _: [lines[0], lines[2], lines[1], *lines[3:]], 2),
     "a line gone": (lambda lines, _: [*lines[:2], *lines[3:]], 3),
     "the first line gone": (lambda lines, _: lines[1:], 1),
     "a line twice": (lambda lines, _: [*lines[:3], lines[2], *lines[3:]], 4),
     "a line of another run": (lambda lines, runs: [*lines[:2], runs[1].read_bytes().split(b"\n")[2], *lines[3:]], 3),
     "another run whole": (lambda _, runs: runs[1].read_bytes().split(b"\n")[:-1], 1),
-    "a format to come": (replaced(b'"v":3', b'"v":99', 3), 3),
-    "no such format": (replaced(b'"v":3', b'"v":0', 3), 3),
-    "the former format": (replaced(b'"v":3', b'"v":1', 3), 3),
-    "an endless format": (replaced(b'"v":3', b'"v":' + b"9" * 5000, 3), 3),
+    "a format to come": (replace_in_line(b'"v":3', b'"v":99', 3), 3),
+    "no such format": (replace_in_line(b'"v":3', b'"v":0', 3), 3),
+    "the former format": (replace_in_line(b'"v":3', b'"v":1', 3), 3),
+    "an endless format": (replace_in_line(b'"v":3', b'"v":' + b"9" * 5000, 3), 3),
     "no line at all": (lambda lines, _: [*lines, b"#" * 1000], 6),
     "60 MiB": (lambda lines, _: [*lines, b"x" * (60 << 20)], 1),
 }

@@ -43,7 +43,7 @@ def host(state: Path, gpus: int = 1, **environment: str) -> LocalHost:
     return made
 
 
-def seen(node: LocalHost) -> tuple[MigGpu, ...]:
+def read_gpus(node: LocalHost) -> tuple[MigGpu, ...]:
     return list_mig_gpus(read_nvml_answer(node.look(make_probe(60))))
 
 
@@ -54,19 +54,19 @@ def state(tmp_path: Path) -> Path:
 
 def test_mig_change_and_its_inverse_touch_only_their_gpu(state: Path) -> None:
     node = host(state, 2)
-    assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]
+    assert [gpu.layout for gpu in read_gpus(node)] == [OFF, OFF]
     change = MigChange(UUID, OFF, BALANCED)
     node.apply([change])
-    assert [(gpu.layout, gpu.pending) for gpu in seen(node)] == [(BALANCED, True), (OFF, False)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(node)] == [(BALANCED, True), (OFF, False)]
     node.apply([change])  # it is so already: a run that was cut short goes on
     again = MigChange(UUID, BALANCED, SEVEN)
     node.apply([again])
-    assert seen(node)[0].layout == SEVEN
+    assert read_gpus(node)[0].layout == SEVEN
     for one in (again, change):
         back = one.inverse()
         assert back is not None
         node.apply([back])
-    assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]
+    assert [gpu.layout for gpu in read_gpus(node)] == [OFF, OFF]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_mig_change_and_its_inverse_touch_only_their_gpu(state: Path) -> None:
 def test_mig_layout_is_created_with_its_placement(state: Path, wanted: MigLayout) -> None:
     node = host(state)
     node.apply([MigChange(UUID, OFF, wanted)])
-    found = seen(node)[0].layout
+    found = read_gpus(node)[0].layout
     assert found is not None
     assert sorted(found.instances, key=str) == sorted(wanted.instances, key=str)
 
@@ -96,29 +96,29 @@ def test_mig_layout_is_created_with_its_placement(state: Path, wanted: MigLayout
 def test_pending_mig_mode_is_completed_after_the_reset(state: Path) -> None:
     late = host(state, FAKE_NVML_MIG_LATE="1")
     late.apply([MigChange(UUID, OFF, SEVEN)])
-    assert [(gpu.layout, gpu.pending) for gpu in seen(late)] == [(OFF, True)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(late)] == [(OFF, True)]
     reboot(state)
     node = host(state)
-    assert [(gpu.layout, gpu.pending) for gpu in seen(node)] == [(EMPTY, True)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(node)] == [(EMPTY, True)]
     node.apply([MigChange(UUID, EMPTY, SEVEN)])
-    assert seen(node)[0].layout == SEVEN
+    assert read_gpus(node)[0].layout == SEVEN
 
 
 def test_pending_mig_mode_is_withdrawn(state: Path) -> None:
     late = host(state, FAKE_NVML_MIG_LATE="1")
     late.apply([MigChange(UUID, OFF, SEVEN)])
     late.apply([MigChange(UUID, OFF, OFF)])
-    assert [(gpu.layout, gpu.pending) for gpu in seen(late)] == [(OFF, False)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(late)] == [(OFF, False)]
 
 
 def test_gpu_in_use_keeps_its_layout_and_lists_clients(state: Path) -> None:
     host(state, 2).apply([MigChange(UUID, OFF, SEVEN)])
     used = host(state, 2, FAKE_NVML_CLIENTS="0:4711,0:4712,1:5")
-    assert [gpu.clients for gpu in seen(used)] == [(4711, 4712), (5,)]
+    assert [gpu.clients for gpu in read_gpus(used)] == [(4711, 4712), (5,)]
     with pytest.raises(ChangeFailed) as raised:
         used.apply([MigChange(UUID, SEVEN, BALANCED)])
     assert "the GPU is in use (to remove its MIG instances)" in raised.value.why
-    assert seen(used)[0].layout == SEVEN
+    assert read_gpus(used)[0].layout == SEVEN
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_mig_layout_changed_meanwhile_is_a_conflict(state: Path) -> None:
     node.apply([MigChange(UUID, OFF, SEVEN)])
     with pytest.raises(Conflict):
         node.apply([MigChange(UUID, OFF, BALANCED)])
-    assert seen(node)[0].layout == SEVEN
+    assert read_gpus(node)[0].layout == SEVEN
 
 
 def test_hanging_mig_call_is_stopped_and_reported(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,4 +158,4 @@ def test_order_of_mig_instances_does_not_matter(state: Path) -> None:
     node = host(state)
     turned = replace(BALANCED, instances=tuple(reversed(BALANCED.instances)))
     node.apply([MigChange(UUID, OFF, turned)])
-    assert seen(node)[0].layout == BALANCED
+    assert read_gpus(node)[0].layout == BALANCED

@@ -55,7 +55,7 @@ def proxy() -> Iterator[tuple[int, list[str]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def shown(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
+def open_page(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
     """The page as the browser has it, what the browser said, and which hosts were asked for."""
     file = tmp_path / "page.html"
     file.write_text(text)
@@ -77,7 +77,7 @@ def shown(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_logs_no_error_and_requests_nothing(name: str, tmp_path: Path) -> None:
-    dom, said, asked = shown(PAGES[name](), tmp_path, "--dump-dom")
+    dom, said, asked = open_page(PAGES[name](), tmp_path, "--dump-dom")
     assert "CONSOLE" not in said, said
     assert not [host for host in asked if not OWN.search(host)]
     assert "<script" not in dom
@@ -89,7 +89,7 @@ def test_browser_check_detects_scripts_and_requests(tmp_path: Path) -> None:
     opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace(
         "</main>", '<img src="http://evil.example/x.png"><script>console.error("ran")</script></main>'
     )
-    _, said, asked = shown(opened, tmp_path, "--dump-dom")
+    _, said, asked = open_page(opened, tmp_path, "--dump-dom")
     assert "CONSOLE" in said
     assert any("evil.example" in host for host in asked)
 
@@ -98,6 +98,6 @@ def test_content_security_policy_blocks_injected_markup(tmp_path: Path) -> None:
     text = render_node(nodes.hostile()).replace(
         "</main>", '<img src="http://evil.example/x.png"><script>document.title="ran"</script></main>'
     )
-    dom, _, asked = shown(text, tmp_path, "--dump-dom")
+    dom, _, asked = open_page(text, tmp_path, "--dump-dom")
     assert not any("evil.example" in host for host in asked)
     assert "<title>ran" not in dom

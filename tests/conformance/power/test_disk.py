@@ -15,7 +15,7 @@ START: Tree = {"/": Node(0o755, 0, 0, None), "/f": Node(0o644, 0, 0, b"old")}
 WRITTEN = (Made("/t", 0o644), Written("/t", 0, b"new!"))
 
 
-def found(*events: Event, path: str = "/f") -> set[bytes | None]:
+def possible_contents(*events: Event, path: str = "/f") -> set[bytes | None]:
     """Return the contents possible at ``path`` after the last of ``events``; None for no file."""
     trees = [cut.tree for cut in cuts(START, events, at=[len(events)])]
     return {tree[path].data if path in tree else None for tree in trees}
@@ -23,26 +23,26 @@ def found(*events: Event, path: str = "/f") -> set[bytes | None]:
 
 def test_new_file_may_be_missing_empty_torn_or_zeroed() -> None:
     torn = {b"n", b"ne", b"new", b"n\0\0\0", b"ne\0\0", b"new\0"}
-    assert found(*WRITTEN, path="/t") == {None, b"", *torn, bytes(4), b"new!"}
+    assert possible_contents(*WRITTEN, path="/t") == {None, b"", *torn, bytes(4), b"new!"}
 
 
 def test_synced_file_is_complete_but_its_name_may_be_missing() -> None:
-    assert found(*WRITTEN, Synced("/t"), path="/t") == {None, b"new!"}
-    assert found(*WRITTEN, Synced("/t"), Synced("/"), path="/t") == {b"new!"}
+    assert possible_contents(*WRITTEN, Synced("/t"), path="/t") == {None, b"new!"}
+    assert possible_contents(*WRITTEN, Synced("/t"), Synced("/"), path="/t") == {b"new!"}
 
 
 def test_rename_before_the_sync_may_leave_an_empty_file() -> None:
-    assert {b"old", b"", bytes(4), b"new!"} < found(*WRITTEN, Renamed("/t", "/f"))
+    assert {b"old", b"", bytes(4), b"new!"} < possible_contents(*WRITTEN, Renamed("/t", "/f"))
 
 
 def test_rename_after_the_sync_leaves_the_old_or_the_new_file() -> None:
-    assert found(*WRITTEN, Synced("/t"), Renamed("/t", "/f")) == {b"old", b"new!"}
-    assert found(*WRITTEN, Synced("/t"), Renamed("/t", "/f"), Synced("/")) == {b"new!"}
+    assert possible_contents(*WRITTEN, Synced("/t"), Renamed("/t", "/f")) == {b"old", b"new!"}
+    assert possible_contents(*WRITTEN, Synced("/t"), Renamed("/t", "/f"), Synced("/")) == {b"new!"}
 
 
 def test_write_over_a_sector_may_lack_its_beginning() -> None:
     long = b"x" * 700
-    assert bytes(512) + b"x" * 188 in found(Made("/t", 0o644), Written("/t", 0, long), path="/t")
+    assert bytes(512) + b"x" * 188 in possible_contents(Made("/t", 0o644), Written("/t", 0, long), path="/t")
 
 
 def test_folder_entries_reach_the_disk_in_any_order() -> None:

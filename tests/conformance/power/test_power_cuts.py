@@ -103,7 +103,7 @@ def test_every_crash_state_is_recoverable(story: Story, scratch: Path, seed: int
     _assert_lawful(story, list(cuts(story.start, story.events, seed=seed)), scratch / f"long-{seed}", recover=True)
 
 
-def _killed(story: Story, number: int, at: int, work: Path) -> Story:
+def _story_killed_at(story: Story, number: int, at: int, work: Path) -> Story:
     """The story in which the command ``number`` was killed before its event ``at`` and run again."""
     machine = Machine(story.start)
     for event in story.events[:at]:
@@ -127,7 +127,7 @@ def _syncs(story: Story, number: int) -> list[int]:
 def test_unsynced_state_of_a_killed_run_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
     def check(process: int, folder: Path) -> Iterator[str]:
         for at in sample(_syncs(story, number), "syncs", str, 6)[process::_PROCESSES]:
-            again = _killed(story, number, at, folder / str(at))
+            again = _story_killed_at(story, number, at, folder / str(at))
             end, chance = len(again.events), random.Random(at)
             moments = [end, *chance.sample(range(at + 1, end), min(_MOMENTS, end - at - 1))]
             found = cuts(again.start, again.events, at=moments)

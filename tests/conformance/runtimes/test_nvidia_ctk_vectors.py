@@ -47,7 +47,7 @@ def name(vector: Vector) -> str:
     return vector.folder.name
 
 
-def _desired(vector: Vector) -> DesiredConfig:
+def _desired_config(vector: Vector) -> DesiredConfig:
     """The desired that the vector's command line expresses."""
     flags: Mapping[str, str] = dict(word.partition("=")[::2] for word in vector.told["argv"])
     drop_in = flags.get("--drop-in-config")
@@ -63,7 +63,7 @@ def _desired(vector: Vector) -> DesiredConfig:
     )
 
 
-def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
+def _read_by_runtime(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     """Return the files among ``files`` that the runtime reads."""
     return gather_files(
         runtime(vector.runtime),
@@ -72,8 +72,8 @@ def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     )
 
 
-def _configured(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
-    edited = runtime(vector.runtime).configure(_gathered(files, vector, desired), desired)
+def _configure(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
+    edited = runtime(vector.runtime).configure(_read_by_runtime(files, vector, desired), desired)
     return {**{path: data for path, data in files.items() if path not in {one.path for one in edited.edits}},
             **after_edits({}, edited)}  # fmt: skip
 
@@ -81,18 +81,18 @@ def _configured(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.is_refused], ids=name)
 def test_vector_is_refused(vector: Vector) -> None:
     with pytest.raises(Refused) as refused:
-        _configured(vector.files, vector, _desired(vector))
+        _configure(vector.files, vector, _desired_config(vector))
     assert refused.value.hint
     assert all(words in refused.value.hint for words in vector.ours[1:])
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if not vector.is_refused], ids=name)
 def test_vector_is_answered(vector: Vector) -> None:
-    desired, row = _desired(vector), runtime(vector.runtime)
-    after = _configured(vector.files, vector, desired)
+    desired, row = _desired_config(vector), runtime(vector.runtime)
+    after = _configure(vector.files, vector, desired)
     judge(vector, after)
-    assert _configured(after, vector, desired) == after
-    found = row.inspect(_gathered(after, vector, desired), desired)
+    assert _configure(after, vector, desired) == after
+    found = row.inspect(_read_by_runtime(after, vector, desired), desired)
     # In schema 1 nvidia-ctk's own answer is none: CDI at a place that containerd does not read, beside a nameless
     # default runtime that outdoes the named one.
     assert found.schema == 1 or satisfies(found, replace(desired, binary=found.handlers[desired.handler]))
@@ -111,19 +111,19 @@ HAD_OURS = frozenset({119, 132})
     "vector", [one for one in VECTORS if not one.is_refused and one.number not in HAD_OURS | KEEPS_VERSION], ids=name
 )
 def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
-    desired, row, path = _desired(vector), runtime(vector.runtime), vector.paths[0]
-    after = _configured(vector.files, vector, desired)
+    desired, row, path = _desired_config(vector), runtime(vector.runtime), vector.paths[0]
+    after = _configure(vector.files, vector, desired)
     former = {
         one: RecordedEdit(vector.files.get(one), after.get(one))
         for one in {*vector.files, *after}
         if vector.files.get(one) != after.get(one)
     }
-    theirs = {**after, path: _edited(path, after[path])} if path in after else after
-    back = row.unconfigure(_gathered(theirs, vector, desired), desired, former)
+    theirs = {**after, path: _edit_by_hand(path, after[path])} if path in after else after
+    back = row.unconfigure(_read_by_runtime(theirs, vector, desired), desired, former)
     left = {**theirs, **{edit.path: edit.after for edit in back.edits}}
     meant: dict[str, bytes | None] = {**vector.files}
     if path in after:
-        meant[path] = _edited(path, vector.files.get(path, b""))
+        meant[path] = _edit_by_hand(path, vector.files.get(path, b""))
     for one in {*left, *meant}:
         if one.endswith(".json"):
             assert parsed(one, left[one] or b"") == parsed(one, meant[one] or b"")
@@ -131,7 +131,7 @@ def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
             assert left.get(one) == meant.get(one), one
 
 
-def _edited(path: str, data: bytes) -> bytes:
+def _edit_by_hand(path: str, data: bytes) -> bytes:
     """Return the file with a later edit by somebody else."""
     if path.endswith(".json"):
         return json.dumps({**(json.loads(data) if data.strip() else {}), "x-theirs": [1, 2.5]}, indent=2).encode()

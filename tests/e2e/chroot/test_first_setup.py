@@ -76,10 +76,10 @@ def course(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab
         wanted = [f"{name}={OLD_TOOLKIT}" for name in TOOLKIT]
         node.run("apt-get", "-y", "install", *wanted, env=NONINTERACTIVE)
         chroots.recipe(node, DIRECTORIES[codename])
-        yield _taken(node)
+        yield _take_course(node)
 
 
-def _taken(node: Chroot) -> Course:
+def _take_course(node: Chroot) -> Course:
     old = frozenset(node.installed())
     before_plan = node.fingerprint(*WATCHED[:3])
     planned = ask(node, "plan", RECIPE)

@@ -33,7 +33,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
         yield made
 
 
-def logged(node: Chroot) -> dict[str, Any]:
+def read_log(node: Chroot) -> dict[str, Any]:
     """All that is recorded of the first run."""
     run: dict[str, Any] = ask(node, "log", "1").result["run"]
     return run
@@ -42,7 +42,7 @@ def logged(node: Chroot) -> dict[str, Any]:
 def test_every_package_is_recorded_with_its_archive_and_key(node: Chroot, chroots: Lab) -> None:
     (cuda,) = fingerprints(node.path(CUDA_KEYRING).read_bytes())
     installed = node.installed()
-    packages = {row["subject"]: row for row in logged(node)["changes"] if row["kind"] == "package"}
+    packages = {row["subject"]: row for row in read_log(node)["changes"] if row["kind"] == "package"}
 
     assert {name: row["after"]["version"] for name, row in packages.items()} == {
         name: installed[name] for name in packages
@@ -58,7 +58,7 @@ def test_every_package_is_recorded_with_its_archive_and_key(node: Chroot, chroot
 
 
 def test_every_file_is_recorded_with_its_hash_and_the_recipe(node: Chroot) -> None:
-    run = logged(node)
+    run = read_log(node)
     files = {row["subject"]: row for row in run["changes"] if row["kind"] == "file"}
 
     assert files[CONFIG]["after"]["sha256"] == hashlib.sha256(node.path(CONFIG).read_bytes()).hexdigest()

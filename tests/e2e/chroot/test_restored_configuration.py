@@ -45,7 +45,7 @@ def state(node: Chroot) -> tuple[str, int, int, int]:
     return path.read_text(), status.st_mode & 0o7777, status.st_uid, status.st_gid
 
 
-def dumped(node: Chroot) -> str:
+def dump_config(node: Chroot) -> str:
     return node.run("containerd", "config", "dump").stdout
 
 
@@ -57,19 +57,19 @@ def test_rollback_restores_the_file_and_can_be_rolled_back(node: Chroot) -> None
     configured = state(node)
     # What root runs, no other user may own: setup takes the file from daemon, and a rollback gives it back.
     assert configured[1:] == (0o640, 0, 4)
-    assert "nvidia-container-runtime" in dumped(node)
+    assert "nvidia-container-runtime" in dump_config(node)
 
     back = roll_back(node)
 
     assert back.exit_code == 0, back.error
     assert state(node) == (COMMENTED, 0o640, 1, 4)
-    assert "nvidia-container-runtime" not in dumped(node)
+    assert "nvidia-container-runtime" not in dump_config(node)
 
     again = roll_back(node, str(back.result["run"]))
 
     assert again.exit_code == 0, again.error
     assert state(node) == configured
-    assert "nvidia-container-runtime" in dumped(node)
+    assert "nvidia-container-runtime" in dump_config(node)
 
 
 def test_runs_are_listed_with_what_undid_them(node: Chroot) -> None:

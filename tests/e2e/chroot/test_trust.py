@@ -36,7 +36,7 @@ def own_key(node: Chroot, lab: Lab) -> Key:
     return lab.repositories.keys.of(DIRECTORIES[node.base.codename])
 
 
-def untouched(node: Chroot, packages: dict[str, str]) -> None:
+def assert_untouched(node: Chroot, packages: dict[str, str]) -> None:
     """No NVIDIA package, key or source has come; apt trusts whom it trusted before."""
     assert node.installed() == packages
     assert not node.path(KEYRING).exists()
@@ -55,7 +55,7 @@ def test_wrong_key_is_refused_before_it_is_written(node: Chroot, chroots: Lab) -
     assert refused.exit_code == 3
     assert stranger.fingerprint in refused.error, "the one that was found"
     assert own_key(node, chroots).fingerprint in refused.error, "the one that was meant"
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
 
 @pytest.mark.parametrize("shape", ["one block", "two blocks", "binary"])
@@ -75,7 +75,7 @@ def test_key_file_with_an_additional_key_is_refused(shape: str, node: Chroot, ch
     refused = setup(node)
 
     assert refused.exit_code == 3
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
 
 def test_download_that_is_no_key_is_refused(node: Chroot, chroots: Lab) -> None:
@@ -86,7 +86,7 @@ def test_download_that_is_no_key_is_refused(node: Chroot, chroots: Lab) -> None:
 
     assert refused.exit_code == 3
     assert "<html>" in refused.error
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
 
 def test_missing_key_stops_the_run_with_the_reason(node: Chroot, chroots: Lab) -> None:
@@ -98,7 +98,7 @@ def test_missing_key_stops_the_run_with_the_reason(node: Chroot, chroots: Lab) -
     assert failed.exit_code == 6
     assert "404" in failed.error
     assert key_path(node, chroots) in failed.error
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
     node.server.restore()
     setup_ok(node)

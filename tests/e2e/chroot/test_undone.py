@@ -32,7 +32,7 @@ Make = Callable[[Bases, Lab], AbstractContextManager[Chroot]]
 
 
 @contextmanager
-def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
+def bare_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
     """Yield a node without anything that setup needs: no headers, no runtime, no repository."""
     with lab.node(bases.plain, [T4]) as node:
         as_machine(node)
@@ -41,7 +41,7 @@ def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 @contextmanager
-def lived_in(bases: Bases, lab: Lab) -> Iterator[Chroot]:
+def used_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
     """Another driver, an older toolkit from NVIDIA's own list, and a configuration written by hand."""
     with lab.node(bases.runtime, [GTX_1080]) as node:
         as_machine(node)
@@ -54,7 +54,7 @@ def lived_in(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 @contextmanager
-def dockered(bases: Bases, lab: Lab) -> Iterator[Chroot]:
+def node_with_docker(bases: Bases, lab: Lab) -> Iterator[Chroot]:
     """docker is there, its daemon.json is not, and neither is its folder."""
     with lab.node(bases.runtime, [T4]) as node:
         as_machine(node)
@@ -71,12 +71,12 @@ def set_up(node: Chroot) -> None:
 @pytest.mark.parametrize(
     ("make", "codename"),
     [
-        pytest.param(bare, "bookworm", marks=pytest.mark.long),
-        (lived_in, "trixie"),
-        pytest.param(bare, "trixie", marks=pytest.mark.long),
-        pytest.param(lived_in, "bookworm", marks=pytest.mark.long),
-        pytest.param(dockered, "bookworm", marks=pytest.mark.long),
-        pytest.param(dockered, "trixie", marks=pytest.mark.long),
+        pytest.param(bare_node, "bookworm", marks=pytest.mark.long),
+        (used_node, "trixie"),
+        pytest.param(bare_node, "trixie", marks=pytest.mark.long),
+        pytest.param(used_node, "bookworm", marks=pytest.mark.long),
+        pytest.param(node_with_docker, "bookworm", marks=pytest.mark.long),
+        pytest.param(node_with_docker, "trixie", marks=pytest.mark.long),
     ],
 )
 def test_whole_rollback_restores_the_node(make: Make, codename: str, bases: dict[str, Bases], chroots: Lab) -> None:
@@ -159,7 +159,7 @@ def test_whole_rollback_works_for_ubuntu_package_names(ubuntu: Ubuntu, bases: di
 def test_remove_restores_the_node_without_gpunode(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:
-    with bare(bases[codename], chroots) as node:
+    with bare_node(bases[codename], chroots) as node:
         before = snapshot(node)
         set_up(node)
         # Years go by: somebody edits the file, and comes to need what was brought.
@@ -189,7 +189,7 @@ def test_remove_restores_the_node_without_gpunode(
 def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, Bases], chroots: Lab) -> None:
     """The administrator's list of the same archive names another keyring; apt refuses both at once."""
     own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
-    with lived_in(bases["bookworm"], chroots) as node:
+    with used_node(bases["bookworm"], chroots) as node:
         keyring = "/etc/apt/keyrings/nvidia-cuda.gpg"
         node.run("mkdir", "-p", "/etc/apt/keyrings")
         chroots.repositories.keys.cuda.write_keyring(node.path(keyring))

@@ -57,7 +57,7 @@ def works(system: System, user: str = "root") -> None:
     assert status["command"] == "status"
 
 
-def unverified(system: System, *argv: str) -> list[str]:
+def list_unverified(system: System, *argv: str) -> list[str]:
     """Return what a package manager says of files that differ; the lab's systems unpack no documentation."""
     lines = system.finish(*argv).stdout.splitlines()
     return [line for line in lines if not ("missing" in line and ("/share/doc/" in line or "/share/man/" in line))]
@@ -135,7 +135,7 @@ def test_deb_installs_everything_and_its_purge_keeps_the_journal(
         assert "installed by the Debian package: " in system.run("gpunode", "--version")
         works(system)
         works(system, "nobody")
-        assert unverified(system, "dpkg", "--verify", "gpunode") == []
+        assert list_unverified(system, "dpkg", "--verify", "gpunode") == []
         assert "rollback" in system.run("bash", "-c", _BASH).split()
         assert "rollback" in system.run("fish", "-c", "complete -C 'gpunode roll'")
         assert "gpunode rollback" in system.run("zsh", "-f", "-c", _ZSH, env={"TERM": "dumb"})
@@ -182,7 +182,7 @@ def test_rpm_installs_verifies_and_is_removed(release: Path, make_system: MakeSy
         system.run("rpm", "--install", "--nodeps", "/tmp/gpunode.rpm")
         assert "installed by the RPM package: " in system.run("gpunode", "--version")
         works(system)
-        assert unverified(system, "rpm", "--verify", "--nodeps", "gpunode") == []
+        assert list_unverified(system, "rpm", "--verify", "--nodeps", "gpunode") == []
         system.run("rpm", "--erase", "--nodeps", "gpunode")
         left = {path for path in system.files() - before if "gpunode" in path}
         assert left == {"/tmp/gpunode.rpm"}

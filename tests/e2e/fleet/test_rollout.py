@@ -50,10 +50,10 @@ def course(request: pytest.FixtureRequest, fleets: Fleets) -> Iterator[Course]:
     """Under the newest Ansible, and in the long runs under the oldest that the collection supports."""
     chroots = [f"node{number}" for number in range(1, 8)]
     with fleets.make(chroots, booted=[REBOOTED], controller=request.param) as fleet:
-        yield _taken(fleet)
+        yield _take_course(fleet)
 
 
-def _taken(fleet: Fleet) -> Course:
+def _take_course(fleet: Fleet) -> Course:
     rebooted = fleet.hosts[REBOOTED]
     assert isinstance(rebooted, Machine)
     run_old_driver(rebooted)

@@ -35,7 +35,7 @@ LABELS: Final = {"nvidia.com/gpu.present": "true"}
 AS_JSON: Final = ("--show-managed-fields", "-o", "json")
 
 
-def listed(*bodies: Body) -> Body:
+def list_of(*bodies: Body) -> Body:
     return {"apiVersion": "v1", "kind": "List", "items": list(bodies)}
 
 
@@ -46,19 +46,19 @@ def bare(body: Body, **metadata: str) -> Body:
 
 def apply(*bodies: Body, manager: str = "gpunode", more: tuple[str, ...] = (), who: str = ADMIN) -> Step:
     words = ("apply", "--server-side", "-f", "-", "--field-manager", manager, *more, *AS_JSON)
-    return who, words, bodies[0] if len(bodies) == 1 else listed(*bodies)
+    return who, words, bodies[0] if len(bodies) == 1 else list_of(*bodies)
 
 
 def get(*bodies: Body, who: str = ADMIN) -> Step:
-    return who, ("get", "-f", "-", "--ignore-not-found", *AS_JSON), listed(*bodies)
+    return who, ("get", "-f", "-", "--ignore-not-found", *AS_JSON), list_of(*bodies)
 
 
 def create(*bodies: Body, who: str = ADMIN) -> Step:
-    return who, ("create", "-f", "-", *AS_JSON), listed(*bodies)
+    return who, ("create", "-f", "-", *AS_JSON), list_of(*bodies)
 
 
 def delete(*bodies: Body, who: str = ADMIN) -> Step:
-    return who, ("delete", "--ignore-not-found", "-f", "-"), listed(*map(bare, bodies))
+    return who, ("delete", "--ignore-not-found", "-f", "-"), list_of(*map(bare, bodies))
 
 
 def merge(body: Body, patch: Body, manager: str) -> Step:

@@ -52,14 +52,14 @@ def pods(plane: ControlPlane) -> list[str]:
     return [one["metadata"]["name"] for one in found]
 
 
-def verified(user: User, *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
+def verify(user: User, *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
     """Status and detail of each check, by the first two parts of its id."""
     found = user("k8s", "verify", *(words or ("k8s-containerd",)), *NODE, check=code).envelope["result"]["checks"]
     return {"/".join(one["id"].split("/")[:2]): (one["status"], one["detail"]) for one in found}
 
 
 def test_passing_test_pod_verifies_the_node(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
-    found = verified(user)
+    found = verify(user)
 
     assert found["runtime-class"][0] == found["workload/gpu-system"][0] == found["resource/gpu-1"][0] == "passed"
     assert found["pod/gpu-1"][0] == "passed"
@@ -70,7 +70,7 @@ def test_passing_test_pod_verifies_the_node(control_plane: ControlPlane, user: U
 
 
 def test_too_few_gpus_fail(user: User, node: FakeNode) -> None:
-    found = verified(user, "k8s-time-slicing", code=7)
+    found = verify(user, "k8s-time-slicing", code=7)
 
     assert found["resource/gpu-1"] == ("failed", "1 offered, 4 expected of 1 GPU")
     assert found["sharing/gpu-1"][0] == "not run"
@@ -82,7 +82,7 @@ def test_two_pods_share_a_gpu(control_plane: ControlPlane, user: User, node: Fak
     node.status_of = lambda spec: status(spec, "Succeeded", {"terminated": ended})
     control_plane.api.patch("/api/v1/nodes/gpu-1/status", offers(4))
     try:
-        found = verified(user, "k8s-time-slicing")
+        found = verify(user, "k8s-time-slicing")
     finally:
         control_plane.api.patch("/api/v1/nodes/gpu-1/status", offers(1))
 
@@ -97,7 +97,7 @@ def offers(gpus: int) -> Mapping[str, Any]:
 def test_pod_log_without_the_success_line_fails(user: User, node: FakeNode) -> None:
     node.says("no CUDA-capable device is detected\n")
 
-    found = verified(user, code=7)
+    found = verify(user, code=7)
 
     assert found["pod/gpu-1"][0] == "failed"
     assert "no CUDA-capable device" in found["pod/gpu-1"][1]
@@ -108,7 +108,7 @@ def test_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> Non
     waiting = {"reason": "ErrImagePull", "message": "pull access denied"}
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": waiting})
 
-    found = verified(user, "--image", "mirror.example.org/vectoradd:1", "--timeout", "2", code=7)
+    found = verify(user, "--image", "mirror.example.org/vectoradd:1", "--timeout", "2", code=7)
 
     assert "mirror.example.org/vectoradd:1 cannot be pulled: pull access denied" in found["pod/gpu-1"][1]
 
@@ -116,7 +116,7 @@ def test_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> Non
 def test_untolerated_taint_is_named(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     control_plane.kubectl("taint", "node", "gpu-1", "team=blue:NoSchedule")
     try:
-        found = verified(user, "--timeout", "2", code=7)
+        found = verify(user, "--timeout", "2", code=7)
     finally:
         control_plane.kubectl("taint", "node", "gpu-1", "team-")
 
@@ -130,7 +130,7 @@ def test_gpu_in_use_is_reported_as_not_run(control_plane: ControlPlane, user: Us
     control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     control_plane.kubectl("wait", "pod/training", "--for=condition=Ready", "--timeout=30s")
     try:
-        found = verified(user, "--timeout", "2")
+        found = verify(user, "--timeout", "2")
     finally:
         control_plane.kubectl("delete", "pod", "training", "--timeout=30s")
 
@@ -146,7 +146,7 @@ def test_crashing_plugin_is_explained_by_its_log(control_plane: ControlPlane, us
     control_plane.kubectl("delete", *plugin, "--timeout=30s")
     try:
         control_plane.wait_for("it crashes", lambda: "CrashLoopBackOff" in json.dumps(control_plane.get(*plugin)))
-        found = verified(user, "--timeout", "2", code=7)
+        found = verify(user, "--timeout", "2", code=7)
     finally:
         node.status_of = as_run
         control_plane.kubectl("delete", *plugin, "--timeout=30s")

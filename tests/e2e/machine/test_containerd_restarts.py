@@ -174,7 +174,7 @@ def test_daemon_that_fails_to_start_gets_its_old_configuration_back(
     assert CONTAINERD in done.error
     assert f"lab daemon: {how} because of nvidia" in done.error
     assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} is running with it again" in done.error
-    assert "nvidia-container-runtime" in node.read(_kept(done))
+    assert "nvidia-container-runtime" in node.read(_kept_file(done))
     # The daemon takes it after all, once what troubled it is gone.
     make_tame(node, CONTAINERD)
     assert CONTAINERD_CONFIG in by_kind(setup_ok(node, "containerd").changes, "file")
@@ -192,7 +192,7 @@ def test_daemon_that_never_starts_is_named_and_its_file_restored(node: Machine) 
     assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} does not start with that either" in done.error
 
 
-def _kept(done: Answer) -> str:
+def _kept_file(done: Answer) -> str:
     (line,) = [line for line in done.error.splitlines() if " is kept as " in line]
     return line.rpartition(" ")[2]
 

@@ -54,7 +54,7 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
     assert leftovers(left) == []
 
 
-def finished(node: Machine) -> str:
+def finished_output(node: Machine) -> str:
     """Return the unit's output in this boot, once it is done; the unit itself is gone."""
     node.wait_running()
     node.run("journalctl", "--sync")
@@ -67,7 +67,7 @@ def boots(node: Machine) -> int:
     return len(node.run("journalctl", "--list-boots", "--no-pager", "-q").stdout.splitlines())
 
 
-def loaded(node: Machine) -> str:
+def loaded_driver(node: Machine) -> str:
     """The version of the loaded driver."""
     return node.read("/proc/driver/nvidia/version").split("Module")[1].split()[0]
 
@@ -86,10 +86,10 @@ def test_setup_announces_a_reboot_and_continues_after_it_on_request(node: Machin
     assert node.finish("sh", "-c", typed).returncode == 10
     node.wait_reboot(first)
 
-    said = finished(node)
+    said = finished_output(node)
     assert "nothing to do: this node matches recipe containerd" in said
     assert "Finished gpunode-resume.service" in said
-    assert loaded(node) == "580.178.04"
+    assert loaded_driver(node) == "580.178.04"
     assert boots(node) == 2
     second = node.boot_id()
     assert setup(node, "containerd").exit_code == 0
@@ -106,8 +106,8 @@ def test_setup_announces_a_reboot_and_continues_after_it_on_request(node: Machin
     assert "the kernel still runs driver 580.65.06" in stale.error
     assert setup(node, "containerd", "--reboot").exit_code == 10
     node.wait_reboot(second)
-    assert "nothing to do: this node matches recipe containerd" in finished(node)
-    assert loaded(node) == "580.178.04"
+    assert "nothing to do: this node matches recipe containerd" in finished_output(node)
+    assert loaded_driver(node) == "580.178.04"
 
 
 @pytest.mark.long
@@ -119,16 +119,16 @@ def test_reason_that_survives_the_reboot_causes_no_second_one(node: Machine) -> 
     assert setup(node, "containerd", "--reboot").exit_code == 10
     node.wait_reboot(first)
 
-    said = finished(node)
+    said = finished_output(node)
     second = node.boot_id()
     assert f"the kernel still runs driver {OLD}" in said
     assert "status=10" in said
-    assert loaded(node) == OLD
+    assert loaded_driver(node) == OLD
     assert boots(node) == 2
     # Nor does the next boot go on with anything.
     node.reboot()
     assert node.boot_id() != second
-    assert finished(node) == ""
+    assert finished_output(node) == ""
     assert boots(node) == 3
     assert is_up(node, CONTAINERD)
     assert "nvidia" in node.read(CONTAINERD_CONFIG)
@@ -150,8 +150,8 @@ def test_reboot_continues_with_the_started_release(node: Machine, release: Path,
     assert node.finish("sh", "-c", typed).returncode == 10
     node.wait_reboot(first)
 
-    assert "nothing to do: this node matches recipe containerd" in finished(node)
-    assert loaded(node) == "580.178.04"
+    assert "nothing to do: this node matches recipe containerd" in finished_output(node)
+    assert loaded_driver(node) == "580.178.04"
     said = node.run("journalctl", "--boot", "-q", "-o", "json", f"_SYSTEMD_UNIT={UNIT}").stdout
     commands = {json.loads(line).get("_CMDLINE", "") for line in said.splitlines()}
     assert any(line.startswith(f"/usr/bin/python3 -I {program} setup --resume ") for line in commands), commands

@@ -99,7 +99,7 @@ def tell(make_node: Callable[[str], Chroot], runtime: str, suite: str, extent: s
 
 
 def test_containerd_loads_what_it_loaded_before(containerd: Told) -> None:
-    assert unanswered(containerd) == []
+    assert list_unanswered(containerd) == []
 
 
 def test_containerd_has_the_requested_runtime_and_default(containerd: Told) -> None:
@@ -141,7 +141,7 @@ def test_containerd_accepts_the_files_it_accepted_when_recorded(containerd: Told
 
 
 def test_dockerd_loads_what_it_did_and_has_the_runtime(docker: Told) -> None:
-    assert unanswered(docker) == []
+    assert list_unanswered(docker) == []
     cells = list(docker.answered())
     assert len(cells) > 15
     dead = [f"{name(cell)}: {cell.after.started.said}" for _, cell in cells if not cell.after.started.ok]
@@ -167,7 +167,7 @@ def loads(cell: Cell, when: str) -> bool:
     return state.started.ok if state.read.ok is None else state.read.ok
 
 
-def unanswered(told: Told) -> list[str]:
+def list_unanswered(told: Told) -> list[str]:
     cells = list(told.in_scope())
     assert len(cells) > 15
     refused = [f"{name(cell)}: {cell.code} {cell.said[-600:]}" for _, cell in cells if cell.code]

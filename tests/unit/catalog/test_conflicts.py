@@ -10,14 +10,14 @@ from gpunode.catalog.conflicts import driver_packages, is_drivers, pinned_names,
 from tests.ids import ids, names
 
 
-def judged() -> Iterator[tuple[str, str]]:
+def list_judged() -> Iterator[tuple[str, str]]:
     for line in (Path(__file__).parent / "package_names.txt").read_text().splitlines():
         if not line.startswith("#"):
             verdict, name = line.split()
             yield verdict, name
 
 
-NAMES = {name: verdict for verdict, name in judged()}
+NAMES = {name: verdict for verdict, name in list_judged()}
 
 
 def test_package_names_are_classified_as_reviewed() -> None:

@@ -18,13 +18,13 @@ def ask(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> C
     return choose([gpus.lookup(device_id) for device_id in device_ids], Driver(version=version, flavour=flavour))
 
 
-def chosen(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Choice:
+def choose_driver(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Choice:
     answer = ask(*device_ids, version=version, flavour=flavour)
     assert isinstance(answer, Choice), answer
     return answer
 
 
-def refused(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Impossible:
+def refusal_of(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") -> Impossible:
     answer = ask(*device_ids, version=version, flavour=flavour)
     assert isinstance(answer, Impossible), answer
     return answer
@@ -48,35 +48,35 @@ def refused(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") 
     ],
 )
 def test_host_gets_branch_and_flavour(host: list[str], branch: int, flavour: str) -> None:
-    choice = chosen(*host)
+    choice = choose_driver(*host)
 
     assert (choice.branch, choice.flavour, choice.exact) == (branch, flavour, "")
 
 
 def test_reason_is_readable() -> None:
-    assert chosen(GTX_1080).reason == (
+    assert choose_driver(GTX_1080).reason == (
         "GeForce GTX 1080 (Pascal): 580 is the last branch that supports it; open modules need Turing or newer"
     )
-    assert chosen(T4).reason == (
+    assert choose_driver(T4).reason == (
         "Tesla T4 (Turing): 595 is the production branch; open modules, NVIDIA's default from 560 on"
     )
-    assert chosen(*[B200] * 8).reason == (
+    assert choose_driver(*[B200] * 8).reason == (
         "B200 (Blackwell): 595 is the production branch; open modules, the only ones for it"
     )
 
 
 def test_mixed_host_names_the_deciding_gpu() -> None:
-    reason = chosen(T4, GTX_1080).reason
+    reason = choose_driver(T4, GTX_1080).reason
 
     assert "580 is the last branch that supports GeForce GTX 1080 (Pascal)" in reason
 
 
 def test_ordinary_gpus_have_no_warnings() -> None:
-    assert chosen(GTX_1080).warnings == chosen(T4).warnings == chosen(B200).warnings == ()
+    assert choose_driver(GTX_1080).warnings == choose_driver(T4).warnings == choose_driver(B200).warnings == ()
 
 
 def test_unknown_gpu_has_a_warning() -> None:
-    choice = chosen(UNKNOWN)
+    choice = choose_driver(UNKNOWN)
 
     assert any("10de:3ffe" in warning and "none of NVIDIA's lists" in warning for warning in choice.warnings)
     assert "620 is the newest branch" in choice.reason
@@ -84,7 +84,7 @@ def test_unknown_gpu_has_a_warning() -> None:
 
 @pytest.mark.parametrize("host", [[K80], [K80, T4], [K80, B200], ["0fff"]])
 def test_kepler_and_older_are_refused_with_a_hint(host: list[str]) -> None:
-    answer = refused(*host)
+    answer = refusal_of(*host)
 
     assert "current repositories" in answer.what
     assert "470 is the last branch" in answer.why
@@ -92,16 +92,16 @@ def test_kepler_and_older_are_refused_with_a_hint(host: list[str]) -> None:
 
 
 def test_pascal_beside_blackwell_is_refused() -> None:
-    answer = refused(GTX_1080, B200)
+    answer = refusal_of(GTX_1080, B200)
 
     assert "no kernel modules drive all GPUs" in answer.what
     assert "GTX 1080" in answer.why
     assert "B200" in answer.why
-    assert refused(GTX_1080, B200, version="580") == answer
+    assert refusal_of(GTX_1080, B200, version="580") == answer
 
 
 def test_pascal_beside_rubin_has_no_common_branch() -> None:
-    answer = refused(GTX_1080, RUBIN)
+    answer = refusal_of(GTX_1080, RUBIN)
 
     assert "no driver branch drives all GPUs" in answer.what
     assert "580 or older" in answer.why
@@ -109,12 +109,12 @@ def test_pascal_beside_rubin_has_no_common_branch() -> None:
 
 
 def test_missing_gpu_is_refused() -> None:
-    assert "no GPU" in refused().what
+    assert "no GPU" in refusal_of().what
 
 
 @pytest.mark.parametrize("version", ["production", "595", "595.91.07", "615", "640"])
 def test_branch_too_new_for_a_gpu_is_refused(version: str) -> None:
-    answer = refused(GTX_1080, version=version)
+    answer = refusal_of(GTX_1080, version=version)
 
     assert "does not drive GeForce GTX 1080 (Pascal)" in answer.what
     assert "580 is the last branch" in answer.why
@@ -122,7 +122,7 @@ def test_branch_too_new_for_a_gpu_is_refused(version: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "version"), [(B200, "535"), (RUBIN, "595"), (UNKNOWN, "580"), (GH200, "515")])
 def test_branch_too_old_for_a_gpu_is_refused(gpu: str, version: str) -> None:
-    assert f"does not drive {gpus.lookup(gpu).label}" in refused(T4, gpu, version=version).what
+    assert f"does not drive {gpus.lookup(gpu).label}" in refusal_of(T4, gpu, version=version).what
 
 
 @pytest.mark.parametrize(
@@ -136,50 +136,50 @@ def test_branch_too_old_for_a_gpu_is_refused(gpu: str, version: str) -> None:
     ],
 )
 def test_lts_is_the_newest_that_drives_every_gpu(host: list[str], flavour: Flavour, branch: int, words: str) -> None:
-    choice = chosen(*host, version="lts", flavour=flavour)
+    choice = choose_driver(*host, version="lts", flavour=flavour)
 
     assert choice.branch == branch
     assert words in choice.reason
 
 
 def test_requested_version_is_used() -> None:
-    assert chosen(T4, version="production").branch == 595
-    assert (chosen(T4, version="580").branch, chosen(T4, version="580").exact) == (580, "")
-    exact = chosen(GTX_1080, version="580.178.04")
+    assert choose_driver(T4, version="production").branch == 595
+    assert (choose_driver(T4, version="580").branch, choose_driver(T4, version="580").exact) == (580, "")
+    exact = choose_driver(GTX_1080, version="580.178.04")
     assert (exact.branch, exact.exact) == (580, "580.178.04")
 
 
 @pytest.mark.parametrize("version", ["", "58", "latest", "580.", "580.x", "580.1.2.3", "-580", "58000", "580 ", "٥٨٠"])
 def test_invalid_version_is_refused(version: str) -> None:
-    assert "branch" in refused(T4, version=version).hint
+    assert "branch" in refusal_of(T4, version=version).hint
 
 
 @pytest.mark.parametrize("version", ["470", "470.256.02", "390", "599", "581"])
 def test_branch_in_no_repository_is_refused(version: str) -> None:
-    assert "not in NVIDIA's current repositories" in refused(T4, version=version).what
+    assert "not in NVIDIA's current repositories" in refusal_of(T4, version=version).what
 
 
 def test_ended_unknown_or_short_lived_branch_has_a_warning() -> None:
-    assert "no more fixes" in chosen(T4, version="570").warnings[0]
-    assert "2026-02" in chosen(T4, version="570").warnings[0]
-    assert "newer than what gpunode knows" in chosen(T4, version="640").warnings[0]
-    assert "new-feature" in chosen(T4, version="615").warnings[0]
+    assert "no more fixes" in choose_driver(T4, version="570").warnings[0]
+    assert "2026-02" in choose_driver(T4, version="570").warnings[0]
+    assert "newer than what gpunode knows" in choose_driver(T4, version="640").warnings[0]
+    assert "new-feature" in choose_driver(T4, version="615").warnings[0]
 
 
 def test_requested_flavour_is_used_or_refused() -> None:
-    assert chosen(T4, flavour="proprietary").flavour == "proprietary"
-    assert "as asked for" in chosen(T4, flavour="proprietary").reason
-    assert "do not drive GeForce GTX 1080" in refused(GTX_1080, flavour="open").what
-    assert "do not drive Tesla V100" in refused(T4, V100, flavour="open").what
-    assert "do not drive B200" in refused(T4, B200, flavour="proprietary").what
-    assert "615 has no proprietary" in refused(T4, version="615", flavour="proprietary").what
-    assert "640 has no proprietary" in refused(T4, version="640", flavour="proprietary").what
+    assert choose_driver(T4, flavour="proprietary").flavour == "proprietary"
+    assert "as asked for" in choose_driver(T4, flavour="proprietary").reason
+    assert "do not drive GeForce GTX 1080" in refusal_of(GTX_1080, flavour="open").what
+    assert "do not drive Tesla V100" in refusal_of(T4, V100, flavour="open").what
+    assert "do not drive B200" in refusal_of(T4, B200, flavour="proprietary").what
+    assert "615 has no proprietary" in refusal_of(T4, version="615", flavour="proprietary").what
+    assert "640 has no proprietary" in refusal_of(T4, version="640", flavour="proprietary").what
 
 
 def test_default_flavour_below_560_is_proprietary_where_allowed() -> None:
-    assert chosen(T4, version="550").flavour == "proprietary"
-    assert chosen(T4, GH200, version="550").flavour == "open"
-    assert chosen(T4, version="550", flavour="open").flavour == "open"
+    assert choose_driver(T4, version="550").flavour == "proprietary"
+    assert choose_driver(T4, GH200, version="550").flavour == "open"
+    assert choose_driver(T4, version="550", flavour="open").flavour == "open"
 
 
 def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:

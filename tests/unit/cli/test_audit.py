@@ -42,7 +42,7 @@ STATES = {
 TRIGGER = {"kind", "target", "owed_by", "settled", "note"}
 
 
-def told(*, ended: bool = True) -> RunRecord:
+def run_record(*, ended: bool = True) -> RunRecord:
     """Return the file as the journal is read without backups: its content is its name."""
     data = b"".join(record.encode_lines(entries(ended=ended)))
     found = record_of_run(record.decode_without_contents(data))
@@ -52,8 +52,8 @@ def told(*, ended: bool = True) -> RunRecord:
 
 def test_audit_records_have_exactly_the_documented_keys() -> None:
     assert SCHEMA == 1
-    assert set(summarize_run(told(), {})) == SUMMARY
-    found = full_run_record(told(), {})
+    assert set(summarize_run(run_record(), {})) == SUMMARY
+    found = full_run_record(run_record(), {})
     assert set(found) == WHOLE
     assert {row["kind"] for row in found["changes"]} == set(KINDS)
     for row in found["changes"]:
@@ -70,7 +70,7 @@ def test_every_audit_key_is_described_in_the_docs() -> None:
 
 
 def test_audit_record_says_who_when_and_what_changed() -> None:
-    found = full_run_record(told(), {1000: "alice"})
+    found = full_run_record(run_record(), {1000: "alice"})
     assert (found["user"], found["uid"], found["loginuid"], found["login"]) == ("alice", 0, 1000, "alice")
     assert (found["begun"], found["ended"]) == ("2026-11-21T08:19:32Z", "2026-11-21T08:19:41Z")
     assert found["counts"] == {"file": 1, "module": 1, "package": 2, "service": 1}
@@ -84,14 +84,14 @@ def test_audit_record_says_who_when_and_what_changed() -> None:
 
 
 def test_interrupted_run_has_no_end_in_the_record() -> None:
-    found = full_run_record(told(ended=False), {})
+    found = full_run_record(run_record(ended=False), {})
     assert (found["result"], found["ended"]) == ("cut short", None)
     assert [row["result"] for row in found["changes"]][-2:] == ["failed", "intended"]
     assert found["triggers"][0]["settled"] is None
 
 
 def test_audit_record_contains_no_secret() -> None:
-    assert SECRET not in json.dumps(to_json_types(full_run_record(told(), {})))
+    assert SECRET not in json.dumps(to_json_types(full_run_record(run_record(), {})))
 
 
 def log_answer(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> dict[str, Any]:

@@ -33,7 +33,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def written(image: Path) -> list[Path]:
+def written_files(image: Path) -> list[Path]:
     return [path for path in image.rglob("*") if path.is_file() and path.name != "nvidia-container-runtime"]
 
 
@@ -148,7 +148,7 @@ def test_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytest.
     told = capsys.readouterr()
     assert list(json.loads(told.out)["runtimes"]) == ["nvidia"]
     assert "+++ /etc/docker/daemon.json" in told.err
-    assert written(image) == []
+    assert written_files(image) == []
 
 
 def test_quiet_dry_run_prints_only_the_file(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_check_reports_pending_changes_and_writes_nothing(
     assert run_cli(check) == 4
     command = f"next: sudo gpunode ctk runtime configure --root {image} --set-as-default\n"
     assert command in capsys.readouterr().out
-    assert written(image) == []
+    assert written_files(image) == []
     done = '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
     (image / "etc/docker/daemon.json").write_text(done)
     assert run_cli(check) == 0
@@ -189,7 +189,7 @@ def test_hook_mode_is_refused(image: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["--config-mode=hook", "--oci-hook-path=/h.json", "--nvidia-runtime-hook-path=/opt/hook"]
     assert run_cli([*CONFIGURE, "--root", str(image), *words]) == 2
     assert "OCI hooks" in capsys.readouterr().err
-    assert written(image) == []
+    assert written_files(image) == []
 
 
 def test_configure_needs_root_and_mentions_dry_run(

@@ -85,7 +85,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def named(text: str) -> Iterator[list[str]]:
+def named_commands(text: str) -> Iterator[list[str]]:
     """The commands in a text: what follows ``gpunode`` where it is typed, or begins with the name of a command."""
     for found in _TYPED.finditer(text):
         is_typed = text[: found.start()].endswith(("`", "sudo "))
@@ -109,7 +109,7 @@ every_module = pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=l
 @every_module
 def test_every_command_in_a_message_parses_without_raw_values(path: Path) -> None:
     for line, text in texts(ast.parse(path.read_text("utf-8"))):
-        for words in named(text):
+        for words in named_commands(text):
             read, place = read_of(words), f"{path}:{line}: gpunode {' '.join(words)}"
             assert read, place
             assert not [word for word in words[len(read) :] if word.startswith("--")], place
@@ -148,7 +148,7 @@ OPTIONS = st.lists(
 def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
     words = [*recipe, *(word for option in options for word in option)]
     proposed = setup_command(("plan", *words))
-    assert accepted(proposed)
+    assert is_accepted(proposed)
     typed = shlex.split(proposed)
     assert "--root" in typed or not {"--gpu", "--node"}.intersection(typed)
     done = (
@@ -157,13 +157,13 @@ def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recip
         "--lock-timeout",
         "9",
     )
-    assert accepted(verify_command(done))
-    assert accepted(cluster_apply_command(done))
-    assert accepted(rollback_command(done, "000001-x"))
-    assert accepted(agreed_command(done))
+    assert is_accepted(verify_command(done))
+    assert is_accepted(cluster_apply_command(done))
+    assert is_accepted(rollback_command(done, "000001-x"))
+    assert is_accepted(agreed_command(done))
 
 
-def accepted(command: Command) -> bool:
+def is_accepted(command: Command) -> bool:
     """True if the program accepts the line as a shell would pass it on."""
     typed = shlex.split(command)
     return parses(typed[typed.index("gpunode") + 1 :])

@@ -25,12 +25,12 @@ def samples(examined: Examination) -> list[tuple[str, dict[str, str], float]]:
     return [(one.name, one.labels, one.value) for family in families for one in family.samples]
 
 
-def told(examined: Examination) -> dict[str, float]:
+def metric_values(examined: Examination) -> dict[str, float]:
     return {name: value for name, labels, value in samples(examined) if not labels}
 
 
 def test_metrics_show_findings_and_version() -> None:
-    assert told(SICK) == {
+    assert metric_values(SICK) == {
         "gpunode_doctor_healthy": 0,
         "gpunode_doctor_unknown": len(SICK.diagnosis.open_questions),
         "gpunode_doctor_run_timestamp_seconds": 1795292596.131,
@@ -44,13 +44,13 @@ def test_metrics_show_findings_and_version() -> None:
 def test_healthy_metric_is_1_only_for_a_healthy_node() -> None:
     nothing = Diagnosis((), ())
     healthy = replace(SICK, diagnosis=nothing, works=True)
-    assert told(healthy)["gpunode_doctor_healthy"] == 1
+    assert metric_values(healthy)["gpunode_doctor_healthy"] == 1
     assert not [name for name, _, _ in samples(healthy) if name == "gpunode_doctor_finding"]
     for examined in (
         replace(SICK, diagnosis=nothing, works=False),
         replace(SICK, diagnosis=Diagnosis((), (OpenQuestion("q", ()),)), works=True),
     ):
-        assert told(examined)["gpunode_doctor_healthy"] == 0
+        assert metric_values(examined)["gpunode_doctor_healthy"] == 0
 
 
 def test_consequence_is_not_labelled_as_root() -> None:
@@ -75,5 +75,5 @@ def test_metrics_end_with_a_newline_and_declare_each_family_once() -> None:
     assert text.endswith("\n")
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
-    assert not math.isnan(told(SICK)["gpunode_doctor_unknown"])
-    assert pytest.approx(0.0) == told(SICK)["gpunode_doctor_healthy"]
+    assert not math.isnan(metric_values(SICK)["gpunode_doctor_unknown"])
+    assert pytest.approx(0.0) == metric_values(SICK)["gpunode_doctor_healthy"]

@@ -21,7 +21,7 @@ SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for
 HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), works=True)
 
 
-def checked(examined: Examination | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def run_check(examined: Examination | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     def examine() -> Examination:
         if isinstance(examined, Exception):
             raise examined
@@ -35,16 +35,16 @@ def checked(examined: Examination | Exception, capsys: pytest.CaptureFixture[str
 
 
 def test_npd_status_is_0_healthy_1_problem_2_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    status, message = checked(SICK, capsys)
+    status, message = run_check(SICK, capsys)
     assert (status, message) == (1, "nouveau-bound: nouveau owns the GPU\n")
-    assert checked(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
-    status, message = checked(replace(HEALTHY, diagnosis=Diagnosis((), (OpenQuestion("why?", ()),))), capsys)
+    assert run_check(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
+    status, message = run_check(replace(HEALTHY, diagnosis=Diagnosis((), (OpenQuestion("why?", ()),))), capsys)
     assert (status, message) == (2, "undetermined: why?\n")
 
 
 @pytest.mark.parametrize("error", [Refused("it cannot be had", why="x", hint="y"), ValueError("a bug")])
 def test_internal_error_does_not_blame_the_node(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    status, message = checked(error, capsys)
+    status, message = run_check(error, capsys)
     assert status == 2
     assert message.startswith("not examined: ")
 

@@ -13,7 +13,7 @@ from gpunode.runtimes import DesiredConfig
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 
 
-def desired(typed: RuntimeOptions) -> DesiredConfig:
+def desired_config(typed: RuntimeOptions) -> DesiredConfig:
     return parse_options(typed, "/").desired
 
 
@@ -25,11 +25,11 @@ def test_defaults_are_those_of_nvidia_ctk() -> None:
 
 
 def test_named_drop_in_selects_drop_in_mode_and_empty_in_place() -> None:
-    named = desired(RuntimeOptions("containerd", drop_in=DROP_IN))
+    named = desired_config(RuntimeOptions("containerd", drop_in=DROP_IN))
     assert (named.mode, named.drop_in) == ("drop-in", DROP_IN)
-    assert desired(RuntimeOptions("containerd", drop_in="")).mode == "in-place"
-    assert desired(RuntimeOptions("containerd")).mode == "auto"
-    assert desired(RuntimeOptions("containerd", mode="drop-in")).mode == "drop-in"
+    assert desired_config(RuntimeOptions("containerd", drop_in="")).mode == "in-place"
+    assert desired_config(RuntimeOptions("containerd")).mode == "auto"
+    assert desired_config(RuntimeOptions("containerd", mode="drop-in")).mode == "drop-in"
 
 
 def test_empty_drop_in_contradicting_the_mode_is_noted() -> None:

@@ -42,7 +42,7 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 """
 
 
-def loaded(*arguments: str) -> frozenset[str]:
+def loaded_modules(*arguments: str) -> frozenset[str]:
     """Every module that the command line loads for ``arguments``, those of a bare Python left out."""
     return loaded_by(LOADED.format(arguments=", ".join(map(repr, arguments))))
 
@@ -66,7 +66,7 @@ def foreign(found: frozenset[str]) -> set[str]:
 
 
 def test_help_imports_no_workflow_and_only_typer() -> None:
-    found = loaded("plan", "--help")
+    found = loaded_modules("plan", "--help")
     # typer's own: annotated_doc, shellingham and, before 0.26, click.
     assert foreign(found) <= {"typer", "annotated_doc", "shellingham", "click", "typing_extensions"}
     assert ours(found) == {
@@ -80,13 +80,13 @@ def test_help_imports_no_workflow_and_only_typer() -> None:
 
 
 def test_version_imports_nothing() -> None:
-    found = loaded("--version")
+    found = loaded_modules("--version")
     assert foreign(found) == set()
     assert ours(found) == {"gpunode", "gpunode.installed"}
 
 
 def test_usage_error_imports_no_workflow_and_no_rich() -> None:
-    found = loaded("plan", "--no-such-option")
+    found = loaded_modules("plan", "--no-such-option")
     assert not any(name.startswith(("gpunode.workflow", "gpunode.steps")) for name in found)
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
 
@@ -101,14 +101,14 @@ def test_setup_imports_only_what_an_unchanged_run_needs() -> None:
 def test_log_and_similar_commands_import_no_runtime_editor(command: str, tmp_path: Path) -> None:
     tmp_path.joinpath("etc").mkdir()
     root = ("--root", str(tmp_path)) if command == "log" else ()
-    found = loaded(*command.split(), *root)
+    found = loaded_modules(*command.split(), *root)
     assert "gpunode.runtimes" in found
     assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "keys", "podman")} & found
     assert "gpunode.facts.cdi" not in found
 
 
 def test_plan_imports_only_the_rules_of_its_runtime() -> None:
-    found = loaded("plan", "containerd", "--node", SAMPLE)
+    found = loaded_modules("plan", "containerd", "--node", SAMPLE)
     assert "gpunode.runtimes.containerd" in found
     others = ("crio", "docker", "docker_undoing", "jsontext", "keys", "podman")
     assert not {f"gpunode.runtimes.{name}" for name in others} & found
@@ -129,13 +129,13 @@ def test_import_cost_of_a_plan_does_not_grow() -> None:
 
 
 def test_plan_of_a_capture_starts_no_process_and_reads_no_journal() -> None:
-    found = loaded("plan", "docker", "--node", SAMPLE)
+    found = loaded_modules("plan", "docker", "--node", SAMPLE)
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
     assert not {"gpunode.host.local", "gpunode.journal.store", "gpunode.workflow.verify"} & found
 
 
 def test_diagnosis_of_a_capture_imports_no_plan_and_no_local_host() -> None:
-    found = ours(loaded("doctor", SAMPLE))
+    found = ours(loaded_modules("doctor", SAMPLE))
     parts = ("cli.session", "cli.inputs", "cli.human", "host.local", "journal", "page.report", "steps")
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
     assert not {"gpunode.workflow.converge", "gpunode.workflow.fleet"} & found
@@ -151,7 +151,7 @@ def test_nvml_child_imports_little() -> None:
 
 
 def test_render_imports_no_steps_and_only_one_runtime() -> None:
-    found = ours(loaded("k8s", "render", "--node", SAMPLE))
+    found = ours(loaded_modules("k8s", "render", "--node", SAMPLE))
     runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "keys", "podman", "tomltext"))
     parts = ("steps.table", "steps.selection", "steps.driver", "distros", "host.apt", "kubernetes.kind", *runtimes)
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]

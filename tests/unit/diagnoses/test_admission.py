@@ -14,13 +14,13 @@ from gpunode.facts import pasted
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 EMPTY = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
@@ -54,7 +54,7 @@ def test_pod_refusal_is_attributed_to_its_cause(message: str, more: tuple[tuple[
 
 
 def test_refusal_without_a_reason_has_suspects() -> None:
-    diagnosis = found(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
+    diagnosis = diagnose_pieces(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
     assert not diagnosis.findings
     assert {REBOOTED, RESTARTED, STALE} <= {one.cause for one in diagnosis.suspects}
 
@@ -86,13 +86,13 @@ RECORDED = ("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", R
 
 
 def test_kubelet_checkpoint_makes_the_cause_certain() -> None:
-    (finding,) = found(("kubectl describe pod", f"UnexpectedAdmissionError {LESS}"), RECORDED).roots
+    (finding,) = diagnose_pieces(("kubectl describe pod", f"UnexpectedAdmissionError {LESS}"), RECORDED).roots
     assert (finding.cause, finding.confidence) == (STALE, "certain")
 
 
 def test_checkpoint_entry_of_a_deleted_pod_is_no_fault() -> None:
     """The kubelet takes such entries out when it next gives devices to a pod."""
-    assert not found(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
+    assert not diagnose_pieces(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
 
 
 def test_refusal_only_in_the_log_is_past() -> None:

@@ -62,13 +62,13 @@ def node(number: int = 0, **changed: Capture | None) -> Evidence:
     return {key.replace("__", "/"): capture for key, capture in evidence.items() if capture is not None}
 
 
-def compared(good: Evidence, bad: Evidence) -> Comparison:
+def compare_evidence(good: Evidence, bad: Evidence) -> Comparison:
     after = take_snapshot(bad)
     return compare(take_snapshot(good), after, diagnose(after))
 
 
 def test_equal_machines_have_no_differences() -> None:
-    found = compared(node(0), node(1))
+    found = compare_evidence(node(0), node(1))
     assert found.differences == ()
     assert found.unseen == ()
     assert not found.has_explanation
@@ -103,7 +103,7 @@ def test_equal_machines_have_no_differences() -> None:
 def test_explaining_difference_is_likely_and_shows_both_values(
     changed: dict[str, Capture | None], trait: str, name: str, good: str | None, bad: str | None
 ) -> None:
-    found = compared(node(0), node(1, **changed))
+    found = compare_evidence(node(0), node(1, **changed))
     (one,) = [one for one in found.differences if (one.trait, one.name) == (trait, name)]
     assert (one.good, one.bad, one.weight) == (good, bad, "likely")
     assert one.why
@@ -119,21 +119,21 @@ def test_differences_near_the_cited_evidence_come_first() -> None:
     narrow = files("/sys/bus/pci/devices/*/current_link_width", **{"0000:18:00__0": "8\n"})
     words = CMDLINE.format(uuid=UUIDS[1], more=" pcie_aspm=off iommu=pt")
     bad = node(1, **{**wide, "link-widths": narrow, "file:/proc/cmdline": seen("/proc/cmdline", words)})
-    found = compared(node(0), bad).differences
+    found = compare_evidence(node(0), bad).differences
     assert [(one.name, one.near) for one in found] == [("link width", True), ("iommu", True), ("pcie_aspm", True)]
 
 
 def test_secret_lost_in_redaction_is_no_difference() -> None:
     docker = '{"proxies": {"http-proxy": "http://me:hunter2@proxy:3128"}}'
     live = node(0, **{"file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", docker)})
-    assert compared(redact(redact(live)), redact(live)).differences == ()
+    assert compare_evidence(redact(redact(live)), redact(live)).differences == ()
 
 
 @given(damaged_reports, damaged_reports)
 @settings(max_examples=examples(25), deadline=None)
 def test_comparison_is_symmetric(one: Evidence, other: Evidence) -> None:
-    assert compared(one, one).differences == ()
-    there, back = compared(one, other), compared(other, one)
+    assert compare_evidence(one, one).differences == ()
+    there, back = compare_evidence(one, other), compare_evidence(other, one)
     assert {(each.trait, each.name, each.good, each.bad) for each in there.differences} == {
         (each.trait, each.name, each.bad, each.good) for each in back.differences
     }
@@ -142,10 +142,10 @@ def test_comparison_is_symmetric(one: Evidence, other: Evidence) -> None:
 def test_comparison_of_little_evidence_is_inconclusive() -> None:
     """A log beside a capture differs in nothing, since nothing is compared."""
     log = {"dmesg": seen("dmesg", "[ 1.0] usb 1-1: new device\n")}
-    found = compared(log, node(1))
+    found = compare_evidence(log, node(1))
     assert (found.has_explanation, found.is_conclusive) == (False, False)
     assert found.missing == ("PCI devices", "driver versions", "kernel", "loaded modules", "packages")
-    assert compared(node(0), node(1, modules=None)).is_conclusive
+    assert compare_evidence(node(0), node(1, modules=None)).is_conclusive
 
 
 CONFIGURED = {
@@ -165,7 +165,7 @@ CONFIGURED = {
 @pytest.mark.parametrize("key", sorted(CONFIGURED))
 def test_denied_or_failed_evidence_is_not_compared(key: str, reason: Literal["denied", "failed", "timeout"]) -> None:
     good, source = node(0, **CONFIGURED), CONFIGURED[key].source
-    found = compared(good, node(0, **{**CONFIGURED, key: Capture(source, reason, error="in the way")}))
+    found = compare_evidence(good, node(0, **{**CONFIGURED, key: Capture(source, reason, error="in the way")}))
     assert not found.has_explanation
     assert [(one.side, one.reason) for one in found.unseen if one.trait != "links"] == [("bad", reason)]
 
@@ -238,7 +238,7 @@ def test_pasted_nodes_are_compared_by_what_both_show(
     differences: list[tuple[str, str | None, str | None]],
     unseen: list[tuple[str, str, tuple[str, ...]]],
 ) -> None:
-    found = compared(pasted_node(*good), pasted_node(*bad))
+    found = compare_evidence(pasted_node(*good), pasted_node(*bad))
     assert names(found) == differences
     assert [(one.trait, one.reason, one.names) for one in found.unseen] == unseen
 
@@ -265,6 +265,6 @@ def test_capture_and_paste_of_equal_nodes_have_no_differences() -> None:
     )
     plain = pasted_node(("lspci | grep -i nvidia", f"18:00.0 {A100.replace('80GB', '40GB')}"))
     for one in (paste, plain):
-        for found in (compared(node(0), one), compared(one, node(0))):
+        for found in (compare_evidence(node(0), one), compare_evidence(one, node(0))):
             assert found.differences == ()
             assert found.is_conclusive == (one is paste)

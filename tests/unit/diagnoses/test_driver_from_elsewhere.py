@@ -27,7 +27,7 @@ TOO_OLD: tuple[Row, ...] = (
 NO_SMI: Row = ("nvidia-smi", "bash: nvidia-smi: command not found")
 
 
-def seen(*rows: Row) -> Diagnosis:
+def diagnose_rows(*rows: Row) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(rows)))
 
 
@@ -42,7 +42,7 @@ def seen(*rows: Row) -> Diagnosis:
     ids=["wsl", "jetson", "truenas", "unraid"],
 )
 def test_newer_driver_comes_from_the_source_of_the_driver(system: tuple[Row, ...], way: str) -> None:
-    (root,) = seen(*system, *TOO_OLD).roots
+    (root,) = diagnose_rows(*system, *TOO_OLD).roots
     assert root.cause == "driver-too-old-for-image"
     assert way in root.remedy[0].text
     assert not any("gpunode setup" in command for fix in root.remedy for command in fix.commands)
@@ -58,13 +58,17 @@ def test_newer_driver_comes_from_the_source_of_the_driver(system: tuple[Row, ...
     ],
 )
 def test_jetson_without_nvidia_smi_has_a_driver(board: Row) -> None:
-    assert "driver-not-installed" in {one.cause for one in seen(UBUNTU, ("lsmod | grep nv", ""), NO_SMI).findings}
-    assert seen(UBUNTU, board, NO_SMI).findings == ()
+    assert "driver-not-installed" in {
+        one.cause for one in diagnose_rows(UBUNTU, ("lsmod | grep nv", ""), NO_SMI).findings
+    }
+    assert diagnose_rows(UBUNTU, board, NO_SMI).findings == ()
 
 
 def test_toolkit_is_set_up_beside_a_preinstalled_driver() -> None:
     refused = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
     packages = "ii  nvidia-l4t-core    36.4.3-20250107174145   arm64   NVIDIA Core Package"
-    (root,) = seen(TEGRA, UBUNTU, ("dpkg -l | grep nvidia", packages), ("docker run --gpus all x", refused)).roots
+    (root,) = diagnose_rows(
+        TEGRA, UBUNTU, ("dpkg -l | grep nvidia", packages), ("docker run --gpus all x", refused)
+    ).roots
     assert root.cause == "toolkit-not-installed"
     assert root.remedy[0].commands[0].startswith("sudo gpunode setup --driver none ")

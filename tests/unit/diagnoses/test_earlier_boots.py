@@ -30,7 +30,7 @@ BANNER = (
 MARK = f"-- Boot {'0123456789abcdef' * 2} --\n"
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
@@ -55,12 +55,12 @@ OVER = {
 
 @pytest.mark.parametrize("log", OVER.values(), ids=OVER)
 def test_earlier_boot_fault_is_over_where_the_gpu_works(log: tuple[str, str]) -> None:
-    assert seen(WORKS, log).is_healthy
+    assert diagnose_pieces(WORKS, log).is_healthy
 
 
 @pytest.mark.parametrize("log", OVER.values(), ids=OVER)
 def test_earlier_boot_fault_is_at_most_likely(log: tuple[str, str]) -> None:
-    (root,) = seen(log).roots
+    (root,) = diagnose_pieces(log).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "likely")
     assert root.summary.startswith("In an earlier boot: ")
     assert any("79" in citation.line for citation in root.citations)
@@ -82,7 +82,7 @@ NOW = {
 
 @pytest.mark.parametrize("log", NOW.values(), ids=NOW)
 def test_fault_of_this_boot_stays_certain(log: tuple[str, str]) -> None:
-    (root,) = seen(log).roots
+    (root,) = diagnose_pieces(log).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
@@ -95,7 +95,7 @@ def test_current_fault_is_the_root_before_an_earlier_boot() -> None:
         "Aug 02 10:00:01 n1 kernel: NVRM: API mismatch: the client has the version 535.161.08, but\n"
         "NVRM: this kernel module has the version 535.154.05.  Please\nNVRM: make sure that this kernel module and\n"
     )
-    causes = [root.cause for root in seen(mismatch, ("journalctl -k", FELL + MARK + told)).roots]
+    causes = [root.cause for root in diagnose_pieces(mismatch, ("journalctl -k", FELL + MARK + told)).roots]
     assert causes == ["driver-library-mismatch-reboot-pending"]
 
 
@@ -108,7 +108,7 @@ FAULTED = (
 @pytest.mark.parametrize("gpu", ["0000:07:00", "0000:0a:00"])
 @pytest.mark.parametrize("log", OVER.values(), ids=OVER)
 def test_faults_of_two_boots_are_separate_incidents(log: tuple[str, str], gpu: str) -> None:
-    now, before = seen(log, ("journalctl -k -b", FAULTED.format(gpu))).roots
+    now, before = diagnose_pieces(log, ("journalctl -k -b", FAULTED.format(gpu))).roots
     assert (now.cause, before.cause) == ("xid-31-mmu-fault", "gpu-fallen-off-bus")
     assert before.summary.startswith("In an earlier boot: ")
     assert "followed" not in before.summary
@@ -125,8 +125,8 @@ def test_line_numbers_stay_when_earlier_boots_are_cut() -> None:
 def test_unreadable_gpu_has_not_recovered() -> None:
     ill = WORKS[0], WORKS[1].replace("34C    P0              62W / 400W", "ERR!  ERR! ERR!             N/A  /  N/A")
     halted = "/var/log/kern.log.1", "Aug 01 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:07:00): 62, 3226a9f1 0000b41c\n"
-    assert seen(WORKS, halted).is_healthy
-    (found,) = seen(ill, halted).roots
+    assert diagnose_pieces(WORKS, halted).is_healthy
+    (found,) = diagnose_pieces(ill, halted).roots
     assert (found.cause, found.confidence) == ("xid-62-pmu-halt", "likely")
     assert found.summary.startswith("In an earlier boot")
 
@@ -186,11 +186,11 @@ def test_grep_through_logs_may_list_the_newest_first(files: str, older: str, is_
         lines = _found_in("kern.log", now), _found_in(older, then)
         return f"grep -i nv {files}", "".join(lines if is_newest_first else reversed(lines))
 
-    assert seen(WORKS, searched(FELL_BY_CLOCK, NOW_AT_WORK)).is_healthy
-    (root,) = seen(searched(NOW_AT_WORK, FELL_NOW)).roots
+    assert diagnose_pieces(WORKS, searched(FELL_BY_CLOCK, NOW_AT_WORK)).is_healthy
+    (root,) = diagnose_pieces(searched(NOW_AT_WORK, FELL_NOW)).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
 @pytest.mark.parametrize("asked", ["journalctl -k -b -1", "journalctl --dmesg --boot=-1"])
 def test_log_requested_for_other_boots_is_not_of_this_boot(asked: str) -> None:
-    assert seen((asked, FELL)).roots[0].confidence == "likely"
+    assert diagnose_pieces((asked, FELL)).roots[0].confidence == "likely"

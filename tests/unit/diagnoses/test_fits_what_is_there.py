@@ -17,7 +17,7 @@ BARE = (
 )
 
 
-def told(*rows: tuple[str, str]) -> Diagnosis:
+def diagnose_rows(*rows: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(rows)))
 
 
@@ -40,22 +40,22 @@ PULL = (
 
 
 def test_host_with_an_operator_driver_gets_no_own_driver() -> None:
-    found = told(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
+    found = diagnose_rows(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
     assert found.findings == ()
 
 
 def test_failing_driver_pod_is_a_suspect() -> None:
-    found = told(UBUNTU, A100, *BARE, pods("CrashLoopBackOff"))
+    found = diagnose_rows(UBUNTU, A100, *BARE, pods("CrashLoopBackOff"))
     assert found.findings == ()
     assert found.suspects
 
 
 def test_host_without_the_operator_gets_a_driver() -> None:
-    assert "sudo gpunode setup" in commands(told(UBUNTU, A100, *BARE))
+    assert "sudo gpunode setup" in commands(diagnose_rows(UBUNTU, A100, *BARE))
 
 
 def test_version_lock_of_the_module_is_removed_first() -> None:
-    found = told(
+    found = diagnose_rows(
         ROCKY,
         ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 560.35"),
         (
@@ -87,7 +87,7 @@ REJECTED = (
 
 
 def test_signed_modules_of_the_installed_branch_are_suggested() -> None:
-    (found,) = told(UBUNTU, *REJECTED).findings
+    (found,) = diagnose_rows(UBUNTU, *REJECTED).findings
     assert any("linux-modules-nvidia-BRANCH-generic" in fix.text for fix in found.remedy)
 
 
@@ -100,8 +100,8 @@ def test_installed_headers_are_not_installed_again() -> None:
         ("modprobe nvidia", f"modprobe: FATAL: Module nvidia not found in directory /lib/modules/{kernel}"),
     )
     there = (f"ls -d /usr/src/linux-headers-{kernel}", f"/usr/src/linux-headers-{kernel}")
-    assert f"sudo apt-get install linux-headers-{kernel}" in commands(told(*rows))
-    assert commands(told(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"
+    assert f"sudo apt-get install linux-headers-{kernel}" in commands(diagnose_rows(*rows))
+    assert commands(diagnose_rows(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"
 
 
 def test_fabric_manager_follows_the_driver_version() -> None:
@@ -118,6 +118,6 @@ def test_fabric_manager_follows_the_driver_version() -> None:
         ),
     )
     manager = ("dpkg -l", "ii  nvidia-fabricmanager-570  570.133.20-1  amd64  Fabric Manager")
-    (with_manager,) = [one for one in commands(told(*rows, manager)) if "fabricmanager" in one]
+    (with_manager,) = [one for one in commands(diagnose_rows(*rows, manager)) if "fabricmanager" in one]
     assert with_manager.startswith("v=$(modinfo -F version nvidia); ")
-    assert not [one for one in commands(told(*rows)) if "fabricmanager" in one]
+    assert not [one for one in commands(diagnose_rows(*rows)) if "fabricmanager" in one]

@@ -10,7 +10,7 @@ from gpunode.diagnoses.node_profile import NodeModel, NodeProfile
 H100 = NodeModel("Dell XE9680", ("GH100",))
 
 
-def seen(*features: tuple[str, str, str], model: NodeModel = H100) -> NodeProfile:
+def node_profile(*features: tuple[str, str, str], model: NodeModel = H100) -> NodeProfile:
     return NodeProfile(model, {}, features)
 
 
@@ -25,7 +25,9 @@ KERNEL, OTHER, MORE = ("kernel", "running", "6.1"), ("kernel", "running", "6.8")
 
 
 def test_changed_missing_and_additional_features_are_outliers() -> None:
-    (group,) = census(*[seen(KERNEL)] * 17, seen(OTHER), seen(), seen(KERNEL, MORE)).group_by_model()
+    (group,) = census(
+        *[node_profile(KERNEL)] * 17, node_profile(OTHER), node_profile(), node_profile(KERNEL, MORE)
+    ).group_by_model()
     assert group.outliers == {
         "n17": frozenset({("kernel", "running")}),
         "n18": frozenset({("kernel", "running")}),
@@ -35,7 +37,9 @@ def test_changed_missing_and_additional_features_are_outliers() -> None:
     assert group.reference == "n0"
 
 
-@pytest.mark.parametrize("portraits", [[seen(KERNEL), seen(OTHER)], [seen(KERNEL)] * 7 + [seen(OTHER)] * 3])
+@pytest.mark.parametrize(
+    "portraits", [[node_profile(KERNEL), node_profile(OTHER)], [node_profile(KERNEL)] * 7 + [node_profile(OTHER)] * 3]
+)
 def test_pair_or_even_spread_has_no_outlier(portraits: list[NodeProfile]) -> None:
     (group,) = census(*portraits).group_by_model()
     assert group.outliers == {}
@@ -43,7 +47,7 @@ def test_pair_or_even_spread_has_no_outlier(portraits: list[NodeProfile]) -> Non
 
 def test_nodes_of_two_models_are_not_compared() -> None:
     other = NodeModel("Dell XE9680", ("GB200",))
-    groups = census(*[seen(KERNEL)] * 4, *[seen(OTHER, model=other)] * 3).group_by_model()
+    groups = census(*[node_profile(KERNEL)] * 4, *[node_profile(OTHER, model=other)] * 3).group_by_model()
     assert [(group.model, len(group.nodes), dict(group.outliers)) for group in groups] == [
         (H100, 4, {}),
         (other, 3, {}),
@@ -51,8 +55,8 @@ def test_nodes_of_two_models_are_not_compared() -> None:
 
 
 def test_node_that_lost_all_gpus_stays_in_the_group_of_its_model() -> None:
-    gone = seen(model=NodeModel("Dell XE9680", ()))
-    (group,) = census(*[seen(KERNEL)] * 4, gone).group_by_model()
+    gone = node_profile(model=NodeModel("Dell XE9680", ()))
+    (group,) = census(*[node_profile(KERNEL)] * 4, gone).group_by_model()
     assert group.outliers == {"n4": frozenset({("kernel", "running")})}
 
 
@@ -62,6 +66,6 @@ def test_single_outlier_is_found_in_any_order(size: int, data: st.DataObject) ->
     changed = data.draw(st.sampled_from(sorted(common)))
     at = data.draw(st.integers(0, size - 1))
     odd = (common - {changed}) | {(*changed[:2], "odd")}
-    (group,) = census(*(seen(*(odd if number == at else common)) for number in range(size))).group_by_model()
+    (group,) = census(*(node_profile(*(odd if number == at else common)) for number in range(size))).group_by_model()
     assert group.outliers == {f"n{at}": frozenset({changed[:2]})}
     assert group.common_counts == {changed[:2]: size - 1}

@@ -16,13 +16,13 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in seen(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 HEALTHY = """==============NVSMI LOG==============
@@ -72,7 +72,7 @@ def test_gpu_with_completed_row_remapping_is_healthy() -> None:
     ],
 )
 def test_quiet_kernel_log_is_healthy(text: str) -> None:
-    found = seen(("dmesg", text))
+    found = diagnose_pieces(("dmesg", text))
     assert found.findings == ()
     assert found.open_questions == ()
 
@@ -97,12 +97,14 @@ def test_memory_errors_over_several_boots_lead_to_an_rma() -> None:
     assert roots(("cat /var/log/kern.log", log)) == ["hbm-failing-rma"]
     booted = "Mar  7 10:00:00 n1 kernel: [    0.000000] Linux version 6.8.0-40-generic (buildd@x) #40\n"
     again = booted + "Mar  7 10:01:00 n1 kernel: [   60.1] nvidia: loading out-of-tree module taints kernel."
-    assert {found.confidence for found in seen(("cat /var/log/kern.log", f"{log}\n{again}")).roots} <= {"likely"}
+    assert {found.confidence for found in diagnose_pieces(("cat /var/log/kern.log", f"{log}\n{again}")).roots} <= {
+        "likely"
+    }
 
 
 def test_lost_device_handle_is_a_lost_gpu_unless_in_a_guest() -> None:
     said = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
-    found = seen(("nvidia-smi", said))
+    found = diagnose_pieces(("nvidia-smi", said))
     assert [(one.cause, one.confidence) for one in found.findings] == [("gpu-fallen-off-bus", "likely")]
     assert "gpu-fallen-off-bus" not in roots(("nvidia-smi", said), ("systemd-detect-virt", "kvm"))
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, GPU has fallen off the bus."
@@ -115,7 +117,7 @@ def test_suspended_gpu_is_not_lost() -> None:
 
 
 def test_gsp_start_failure_code_alone_is_not_explained() -> None:
-    found = seen(("dmesg", "[ 5.0] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2168)"))
+    found = diagnose_pieces(("dmesg", "[ 5.0] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2168)"))
     assert found.findings == ()
     assert {"gsp-bad-state-wpr2", "gpu-firmware-boot-failed"} <= {one.cause for one in found.suspects}
 
@@ -130,14 +132,14 @@ def test_gsp_start_failure_code_alone_is_not_explained() -> None:
 def test_gpu_that_failed_to_start_is_reported_beside_working_ones(log: str) -> None:
     bus = ("lspci", "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GA100\n" for bus in ("07", "0a")))
     others = ("nvidia-smi -L", "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee)\n")
-    assert seen(("dmesg", log)).suspects
-    assert seen(("sudo dmesg | grep NVRM", log), others).suspects
+    assert diagnose_pieces(("dmesg", log)).suspects
+    assert diagnose_pieces(("sudo dmesg | grep NVRM", log), others).suspects
     assert roots(bus, ("sudo dmesg | grep NVRM", log), others) == ["gpu-missing-from-inventory"]
 
 
 @pytest.mark.parametrize("code", [8, 32, 38, 43, 45, 46, 56, 93, 110, 136, 155, 158, 175, 199])
 def test_xid_without_a_cause_is_an_open_question(code: int) -> None:
-    found = seen(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
+    found = diagnose_pieces(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
     assert found.findings == ()
     (doubt,) = found.open_questions
     assert f"Xid {code}," in doubt.question
@@ -177,15 +179,15 @@ def test_page_faults_of_one_program_are_its_own() -> None:
 
 def test_old_fault_of_a_program_is_history() -> None:
     fault = "[ 100.0] NVRM: Xid (PCI:0000:08:00): 13, pid=1, name=a, Graphics SM Warp Exception on (GPC 3, TPC 2, SM 1)"
-    assert seen(("dmesg", fault + "\n[ 200.0] usb 1-2: new device")).findings[0].severity == "warning"
-    assert seen(("dmesg", fault + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+    assert diagnose_pieces(("dmesg", fault + "\n[ 200.0] usb 1-2: new device")).findings[0].severity == "warning"
+    assert diagnose_pieces(("dmesg", fault + "\n[ 700000.0] usb 1-2: new device")).is_healthy
     lost = fault.replace("13, pid=1, name=a, Graphics", "79, GPU has fallen off the bus.")
-    assert not seen(("dmesg", lost + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+    assert not diagnose_pieces(("dmesg", lost + "\n[ 700000.0] usb 1-2: new device")).is_healthy
 
 
 def test_gpu_fault_explains_symptoms_of_programs_and_pods() -> None:
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    found = seen(
+    found = diagnose_pieces(
         (
             "dmesg",
             lost + "\n[ 5.1] NVRM: Xid (PCI:0000:0b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (x)",
@@ -274,5 +276,5 @@ def test_unlisted_pci_bus_has_no_missing_gpu(lspci: Capture) -> None:
 
 @pytest.mark.parametrize("state", ["failed", "masked"])
 def test_stopped_fabric_manager_is_likely_on_unknown_boards(state: str) -> None:
-    found = seen(("systemctl is-active nvidia-fabricmanager", state), ("nvidia-smi", HEALTHY))
+    found = diagnose_pieces(("systemctl is-active nvidia-fabricmanager", state), ("nvidia-smi", HEALTHY))
     assert [(one.cause, one.confidence) for one in found.roots] == [("fabric-manager-not-running", "likely")]

@@ -16,17 +16,17 @@ WORKS = "| NVIDIA-SMI 550.90.07    Driver Version: 550.90.07    CUDA Version: 12
 REJECTED = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service")
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in seen(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 def certain(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in seen(*pieces).roots if finding.confidence == "certain"]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots if finding.confidence == "certain"]
 
 
 BUILDS = {
@@ -155,7 +155,7 @@ def test_build_failure_has_its_cause(name: str) -> None:
 
 
 def test_failed_build_without_its_log_is_a_suspect() -> None:
-    found = seen(
+    found = diagnose_pieces(
         (
             "apt-get install nvidia-driver-510",
             (
@@ -175,7 +175,7 @@ def test_list_of_possible_causes_proves_none() -> None:
         "was built against the wrong or improperly configured kernel sources, with a version of gcc that differs from "
         "the one used to build the target kernel, or if another driver, such as nouveau, is present"
     )
-    assert not seen(("nvidia-installer.log", said)).roots
+    assert not diagnose_pieces(("nvidia-installer.log", said)).roots
 
 
 def test_broken_dkms_tree_of_another_vendor_is_no_fault() -> None:
@@ -185,7 +185,7 @@ def test_broken_dkms_tree_of_another_vendor_is_no_fault() -> None:
         "nvidia/570.172.08, 6.12.10-76061203-generic, x86_64: installed\n"
         "nvidia/570.172.08, 6.16.3-76061603-generic, x86_64: installed"
     )
-    assert not seen(("sudo dkms status", table)).roots
+    assert not diagnose_pieces(("sudo dkms status", table)).roots
 
 
 def test_old_build_log_is_no_fault_while_the_driver_works() -> None:
@@ -193,7 +193,7 @@ def test_old_build_log_is_no_fault_while_the_driver_works() -> None:
         "make.log",
         "DKMS make.log for nvidia-550.90.07 for kernel 6.8.0-45-generic (x86_64)\n/bin/sh: 1: cc: not found",
     )
-    assert not seen(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
 
 
 def test_failed_build_for_the_next_kernel_is_a_warning() -> None:
@@ -201,12 +201,12 @@ def test_failed_build_for_the_next_kernel_is_a_warning() -> None:
         "make.log",
         "DKMS make.log for nvidia-550.90.07 for kernel 6.11.0-9-generic (x86_64)\n/bin/sh: 1: cc: not found",
     )
-    found = seen(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    found = diagnose_pieces(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
     assert [(finding.cause, finding.severity) for finding in found] == [("dkms-build-toolchain-missing", "warning")]
 
 
 def test_kernel_lockdown_suggests_an_unsigned_module() -> None:
-    found = seen(
+    found = diagnose_pieces(
         ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Operation not permitted"),
         ("dmesg", "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7"),
     )
@@ -328,7 +328,7 @@ def test_module_fault_has_its_cause(pieces: list[tuple[str, str]], cause: str) -
 
 
 def test_failing_nvidia_smi_alone_is_a_suspect() -> None:
-    found = seen(("nvidia-smi", FAILED))
+    found = diagnose_pieces(("nvidia-smi", FAILED))
     assert not found.roots
     assert "driver-module-not-loaded" in [one.cause for one in found.suspects]
 
@@ -337,7 +337,7 @@ def test_module_for_an_older_kernel_beside_the_current_is_no_fault() -> None:
     table = (
         "nvidia/550.90.07, 6.8.0-44-generic, x86_64: installed\nnvidia/550.90.07, 6.8.0-45-generic, x86_64: installed"
     )
-    assert not seen(("dkms status", table), ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(("dkms status", table), ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
 
 
 def test_duplicate_module_is_no_fault_while_the_driver_works() -> None:
@@ -346,7 +346,7 @@ def test_duplicate_module_is_no_fault_while_the_driver_works() -> None:
         "/lib/modules/5.4.0-150-generic/updates/dkms/nvidia.ko"
     )
     found = ("find /lib/modules -name nvidia.ko", listing)
-    assert not seen(found, ("uname -r", "5.4.0-150-generic"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(found, ("uname -r", "5.4.0-150-generic"), ("nvidia-smi", WORKS)).roots
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_device_file_fault_has_its_cause(pieces: list[tuple[str, str]], cause: s
     ],
 )
 def test_acceptable_device_files_are_no_fault(pieces: list[tuple[str, str]]) -> None:
-    assert not seen(*pieces).roots
+    assert not diagnose_pieces(*pieces).roots
 
 
 def test_cuda_802_on_an_nvswitch_board_is_no_kernel_matter() -> None:
@@ -435,14 +435,16 @@ def test_cuda_802_on_an_nvswitch_board_is_no_kernel_matter() -> None:
 )
 def test_unsupported_gpu_is_found_before_the_kernel_reports_it(gpu: str, module: str, cause: str) -> None:
     bus = f"01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [{gpu}] (rev a1)"
-    found = seen(("lspci -nn", bus), ("modinfo nvidia", module)).roots
+    found = diagnose_pieces(("lspci -nn", bus), ("modinfo nvidia", module)).roots
     assert [finding.cause for finding in found] == ([cause] if cause else [])
     assert all(finding.confidence == "likely" for finding in found)
 
 
 def test_working_gpu_overrides_the_support_table() -> None:
     bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2b85] (rev a1)"
-    assert not seen(("lspci -nn", bus), ("modinfo nvidia", "version: 550.90.07"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(
+        ("lspci -nn", bus), ("modinfo nvidia", "version: 550.90.07"), ("nvidia-smi", WORKS)
+    ).roots
 
 
 def test_installer_without_a_supported_gpu_is_explained_by_the_bus() -> None:

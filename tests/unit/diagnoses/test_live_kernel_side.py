@@ -32,7 +32,7 @@ def glob(*paths: str) -> bytes:
     return encode_found(iter([Found(path) for path in paths]))
 
 
-def linked(path: str, target: str) -> bytes:
+def symlink_of(path: str, target: str) -> bytes:
     return encode_found(iter([Found(path, target)]))
 
 
@@ -43,7 +43,7 @@ def node(**changes: bytes | str | None) -> Evidence:
         "kernel-release": f"{RUNNING}\n",
         "boot-id": "5d3c5c1e-8a3c-4a0e-9f6b-0a2d8a6f5b11\n",
         "boot-images": glob(f"/boot/vmlinuz-{RUNNING}"),
-        "kernel-builds": linked(f"/lib/modules/{RUNNING}/build", f"/usr/src/linux-headers-{RUNNING}"),
+        "kernel-builds": symlink_of(f"/lib/modules/{RUNNING}/build", f"/usr/src/linux-headers-{RUNNING}"),
         "kernel-sources": glob(f"/usr/src/linux-headers-{RUNNING}", "/usr/src/nvidia-580.95.05"),
         "modules-dkms": glob(f"/lib/modules/{RUNNING}/updates/dkms/nvidia.ko"),
         "modules-prebuilt": b"",
@@ -52,9 +52,9 @@ def node(**changes: bytes | str | None) -> Evidence:
         "modules-extra": b"",
         "module-trees": glob(f"/lib/modules/{RUNNING}"),
         "module-indexes": glob(f"/lib/modules/{RUNNING}/modules.dep", f"/lib/modules/{RUNNING}/modules.dep.bin"),
-        "dkms-installed": linked(f"/var/lib/dkms/nvidia/kernel-{RUNNING}-x86_64", f"580.95.05/{RUNNING}/x86_64"),
+        "dkms-installed": symlink_of(f"/var/lib/dkms/nvidia/kernel-{RUNNING}-x86_64", f"580.95.05/{RUNNING}/x86_64"),
         "dkms-tree": glob("/var/lib/dkms/nvidia/580.95.05", tree.rpartition("/")[0]),
-        "dkms-sources": linked("/var/lib/dkms/nvidia/580.95.05/source", "/usr/src/nvidia-580.95.05"),
+        "dkms-sources": symlink_of("/var/lib/dkms/nvidia/580.95.05/source", "/usr/src/nvidia-580.95.05"),
         "dkms-status": f"nvidia/580.95.05, {RUNNING}, x86_64: installed\n",
         "dpkg-status": DRIVER,
         "lspci": BUS,
@@ -116,7 +116,7 @@ def test_module_for_the_previous_kernel_is_found() -> None:
     found = roots(
         node(
             modules_dkms=glob(f"/lib/modules/{before}/updates/dkms/nvidia.ko"),
-            dkms_installed=linked(f"/var/lib/dkms/nvidia/kernel-{before}-x86_64", f"580.95.05/{before}/x86_64"),
+            dkms_installed=symlink_of(f"/var/lib/dkms/nvidia/kernel-{before}-x86_64", f"580.95.05/{before}/x86_64"),
             dkms_status=f"nvidia/580.95.05, {before}, x86_64: installed\n",
         )
     )

@@ -185,7 +185,7 @@ def test_initramfs_of_another_kernel_is_no_evidence() -> None:
 # --- containers as docker has them ---------------------------------------------------------------------------------
 
 
-def inspected(error: str, **host: object) -> str:
+def inspect_line(error: str, **host: object) -> str:
     """A line of the answer of docker 26 to what the probe asks of a container with GPUs."""
     container = {
         "Name": "/trainer",
@@ -204,7 +204,7 @@ def test_container_runtime_error_is_read_from_docker_inspect() -> None:
     error = 'could not select device driver "" with capabilities: [[gpu]]'
     node = {
         "docker-containers": "df199bdda2c3 cuda Created\n",
-        "docker-inspect": inspected(error, DeviceRequests=REQUEST),
+        "docker-inspect": inspect_line(error, DeviceRequests=REQUEST),
     }
     found = ask("debian-12-docker", node)
     assert found.verdict != "healthy"
@@ -213,7 +213,7 @@ def test_container_runtime_error_is_read_from_docker_inspect() -> None:
 
 
 def test_running_container_is_no_fault() -> None:
-    fine = inspected("", DeviceRequests=REQUEST).replace("created", "running").replace("128", "0")
+    fine = inspect_line("", DeviceRequests=REQUEST).replace("created", "running").replace("128", "0")
     node = {"docker-containers": "df199bdda2c3 cuda Up 2 hours\n", "docker-inspect": fine}
     assert causes(ask("debian-12-docker", node)) == []
 

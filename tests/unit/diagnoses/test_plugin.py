@@ -15,13 +15,13 @@ LIBRARY = "device-plugin-library-not-found"
 RUNTIME = "nvidia-runtime-not-default-no-runtimeclass"
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
@@ -69,15 +69,15 @@ def test_runtime_and_driver_location_decide_the_cause(pieces: tuple[tuple[str, s
 
 
 def test_complete_evidence_makes_the_cause_certain() -> None:
-    (finding,) = found(MISSING, dump("runc"), pod("null")).roots
+    (finding,) = diagnose_pieces(MISSING, dump("runc"), pod("null")).roots
     assert finding.confidence == "certain"
-    (finding,) = found(MISSING, dump("runc")).roots
+    (finding,) = diagnose_pieces(MISSING, dump("runc")).roots
     assert finding.confidence == "likely"
 
 
 def test_missing_runtime_evidence_gives_suspects() -> None:
-    assert not found(MISSING).findings
-    assert {LIBRARY, RUNTIME} <= {one.cause for one in found(MISSING).suspects}
+    assert not diagnose_pieces(MISSING).findings
+    assert {LIBRARY, RUNTIME} <= {one.cause for one in diagnose_pieces(MISSING).suspects}
 
 
 @pytest.mark.parametrize("state", [("lsmod | grep nvidia", ""), ("nvidia-smi", "bash: nvidia-smi: command not found")])
@@ -108,8 +108,8 @@ def test_plugin_on_a_node_without_a_gpu_is_healthy() -> None:
         ),
     )
     bus = "00:02.0 VGA compatible controller [0300]: Cirrus Logic GD 5446 [1013:00b8]\n"
-    assert found(log, ("lspci -nn", bus)).is_healthy
-    assert not found(log, ("lspci -nn | grep -i nvidia", "")).findings
+    assert diagnose_pieces(log, ("lspci -nn", bus)).is_healthy
+    assert not diagnose_pieces(log, ("lspci -nn | grep -i nvidia", "")).findings
     gpu = "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n"
     assert roots(log, ("lspci -nn", bus + gpu)) == [RUNTIME]
 
@@ -146,5 +146,5 @@ def test_unhealthy_message_of_another_program_is_ignored(log: str) -> None:
 
 def test_node_that_offers_its_gpus_has_a_working_plugin() -> None:
     node = ("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 2\nAllocatable:\n  nvidia.com/gpu: 2")
-    assert not found(ASKS, node).findings
-    assert not found((LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1"), node).findings
+    assert not diagnose_pieces(ASKS, node).findings
+    assert not diagnose_pieces((LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1"), node).findings

@@ -21,7 +21,7 @@ ONE, OTHER = "0000:07:00.0", "0000:0f:00.0"
 LATE_S = 45.0
 
 
-def found(cause: str, *events: FaultOnset, **more: object) -> Finding:
+def make_finding(cause: str, *events: FaultOnset, **more: object) -> Finding:
     gpus = tuple(sorted({event.gpu for event in events} - {""}))
     plain = Finding(
         *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events
@@ -33,7 +33,7 @@ def at(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> FaultOnset
     return FaultOnset(gpu, seconds, clock)
 
 
-def placed(*findings: Finding, **explains: str) -> dict[str, str]:
+def ranked_causes(*findings: Finding, **explains: str) -> dict[str, str]:
     """Each cause in its place, with the root that explains it."""
     edges = {one.cause: frozenset(explains.get(one.cause, "")) for one in findings}
     return {one.cause: one.explained_by for one in rank_findings(findings, edges)}
@@ -59,58 +59,68 @@ def placed(*findings: Finding, **explains: str) -> dict[str, str]:
 def test_fault_explains_only_later_faults_of_its_gpu(
     root: FaultOnset, consequence: FaultOnset, explained: bool
 ) -> None:
-    assert placed(found("a", root), found("b", consequence), a="b")["b"] == ("a" if explained else "")
+    assert ranked_causes(make_finding("a", root), make_finding("b", consequence), a="b")["b"] == (
+        "a" if explained else ""
+    )
 
 
 @pytest.mark.parametrize("past", ["a", "b"])
 def test_faults_of_two_boots_do_not_explain_each_other(past: str) -> None:
-    one, other = (found(cause, at(100, ONE, cause), is_past=cause == past) for cause in "ab")
-    assert list(placed(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
+    one, other = (make_finding(cause, at(100, ONE, cause), is_past=cause == past) for cause in "ab")
+    assert list(ranked_causes(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
     # What has no time may be of now, and come from then.
-    lasting = found("b", severity="warning")
-    assert placed(found("a", at(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
-    assert placed(found("c", at(100), is_past=True), lasting) == {"c": "", "b": ""}
+    lasting = make_finding("b", severity="warning")
+    assert ranked_causes(make_finding("a", at(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
+    assert ranked_causes(make_finding("c", at(100), is_past=True), lasting) == {"c": "", "b": ""}
 
 
 def test_consequence_that_exceeds_its_root_is_a_root() -> None:
-    both = found("b", at(150, ONE), at(151, OTHER))
-    assert placed(found("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}
-    assert placed(found("a", at(100, ONE), at(100, OTHER)), both, a="b") == {"a": "", "b": "a"}
-    assert placed(found("a", at(100, ONE), at(300, OTHER)), both, a="b") == {"a": "", "b": ""}
-    assert placed(found("a", at(100, ONE)), found("c", at(140, OTHER)), both, a="b", c="b")["b"] == "a"
+    both = make_finding("b", at(150, ONE), at(151, OTHER))
+    assert ranked_causes(make_finding("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}
+    assert ranked_causes(make_finding("a", at(100, ONE), at(100, OTHER)), both, a="b") == {"a": "", "b": "a"}
+    assert ranked_causes(make_finding("a", at(100, ONE), at(300, OTHER)), both, a="b") == {"a": "", "b": ""}
+    assert (
+        ranked_causes(make_finding("a", at(100, ONE)), make_finding("c", at(140, OTHER)), both, a="b", c="b")["b"]
+        == "a"
+    )
 
 
 def test_explanation_through_a_vague_fault_respects_gpu_and_time() -> None:
-    root, between = found("a", at(100, ONE)), found("b")
-    assert placed(root, between, found("c", at(200, OTHER)), a="b", b="c") == {"a": "", "c": "", "b": "a"}
-    assert placed(root, between, found("c", at(10)), a="b", b="c") == {"c": "", "a": "", "b": "a"}
-    assert placed(root, between, found("c", at(200, ONE)), a="b", b="c") == {"a": "", "b": "a", "c": "a"}
+    root, between = make_finding("a", at(100, ONE)), make_finding("b")
+    assert ranked_causes(root, between, make_finding("c", at(200, OTHER)), a="b", b="c") == {"a": "", "c": "", "b": "a"}
+    assert ranked_causes(root, between, make_finding("c", at(10)), a="b", b="c") == {"c": "", "a": "", "b": "a"}
+    assert ranked_causes(root, between, make_finding("c", at(200, ONE)), a="b", b="c") == {"a": "", "b": "a", "c": "a"}
 
 
 def test_highest_ranked_explanation_is_the_root() -> None:
-    assert placed(found("a", at(20)), found("b", at(10)), found("c", at(30)), a="c", b="c")["c"] == "b"
-    mild = found("a", at(10), severity="warning")
-    assert placed(mild, found("b", at(20)), found("c", at(30)), a="c", b="c")["c"] == "b"
+    assert (
+        ranked_causes(make_finding("a", at(20)), make_finding("b", at(10)), make_finding("c", at(30)), a="c", b="c")[
+            "c"
+        ]
+        == "b"
+    )
+    mild = make_finding("a", at(10), severity="warning")
+    assert ranked_causes(mild, make_finding("b", at(20)), make_finding("c", at(30)), a="c", b="c")["c"] == "b"
 
 
 def test_information_is_no_explanation() -> None:
-    assert placed(found("a", severity="info"), found("b"), a="b")["b"] == ""
+    assert ranked_causes(make_finding("a", severity="info"), make_finding("b"), a="b")["b"] == ""
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (found("b", at(20)), found("a", at(10), severity="warning")),
-        (found("b", at(20)), found("a", at(10), confidence="likely")),
-        (found("b", at(10)), found("a", at(20), stack_layer="pci")),
-        (found("b", at(10, ONE)), found("a", at(20, OTHER))),
-        (found("b", stack_layer="pci"), found("a", at(20))),
-        (found("b", at(20), stack_layer="pci"), found("a", at(10, clock="zoned"))),
-        (found("a"), found("b")),
+        (make_finding("b", at(20)), make_finding("a", at(10), severity="warning")),
+        (make_finding("b", at(20)), make_finding("a", at(10), confidence="likely")),
+        (make_finding("b", at(10)), make_finding("a", at(20), stack_layer="pci")),
+        (make_finding("b", at(10, ONE)), make_finding("a", at(20, OTHER))),
+        (make_finding("b", stack_layer="pci"), make_finding("a", at(20))),
+        (make_finding("b", at(20), stack_layer="pci"), make_finding("a", at(10, clock="zoned"))),
+        (make_finding("a"), make_finding("b")),
     ],
 )
 def test_roots_are_ordered_by_severity_confidence_time_and_layer(first: Finding, second: Finding) -> None:
-    assert list(placed(first, second)) == list(placed(second, first)) == [first.cause, second.cause]
+    assert list(ranked_causes(first, second)) == list(ranked_causes(second, first)) == [first.cause, second.cause]
 
 
 CAUSES = "abcdef"
@@ -124,7 +134,7 @@ FINDINGS = st.tuples(
     *(
         st.none()
         | st.builds(
-            lambda cause, events, severity, sure, layer: found(
+            lambda cause, events, severity, sure, layer: make_finding(
                 cause, *events, severity=severity, confidence=sure, stack_layer=layer
             ),
             st.just(cause),

@@ -13,7 +13,7 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
@@ -37,7 +37,7 @@ RESET = "sudo nvidia-smi --gpu-reset --id=0000:1b:00.0"
 REBOOT = "sudo systemctl reboot"
 
 
-def typed(found: Diagnosis) -> list[str]:
+def typed_commands(found: Diagnosis) -> list[str]:
     done = [command for fix in found.findings[0].remedy if not fix.when for command in fix.commands]
     return [command for command in done if command in {RESET, REBOOT}]
 
@@ -52,9 +52,9 @@ def typed(found: Diagnosis) -> list[str]:
     ],
 )
 def test_requested_recovery_action_is_the_remedy(after: int, disruption: str, commands: list[str]) -> None:
-    found = seen(("dmesg -T", wish(after)))
+    found = diagnose_pieces(("dmesg -T", wish(after)))
     (root,) = found.roots
-    assert (root.cause, root.disruption, typed(found)) == ("xid-154-recovery-action", disruption, commands)
+    assert (root.cause, root.disruption, typed_commands(found)) == ("xid-154-recovery-action", disruption, commands)
 
 
 @pytest.mark.parametrize(
@@ -68,22 +68,22 @@ def test_requested_recovery_action_is_the_remedy(after: int, disruption: str, co
 )
 def test_recovery_action_is_read_from_nvidia_smi(name: str, disruption: str) -> None:
     rows = f"GPU 00000000:1B:00.0\n    Product Name : NVIDIA A100\n    GPU Recovery Action : {name}\n"
-    (root,) = seen(("nvidia-smi -q", rows)).roots
+    (root,) = diagnose_pieces(("nvidia-smi -q", rows)).roots
     assert (root.cause, root.disruption) == ("xid-154-recovery-action", disruption)
 
 
 def test_more_severe_of_two_recovery_actions_is_done() -> None:
     rows = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA A100\n    GPU Recovery Action : {}\n"
     for action, after in (("Reboot", 1), ("Reset", 2)):
-        found = seen(("dmesg -T", wish(after)), ("nvidia-smi -q", rows.format(action)))
-        assert (found.roots[0].disruption, typed(found)) == ("reboot", [REBOOT])
+        found = diagnose_pieces(("dmesg -T", wish(after)), ("nvidia-smi -q", rows.format(action)))
+        assert (found.roots[0].disruption, typed_commands(found)) == ("reboot", [REBOOT])
 
 
 def test_withdrawn_recovery_action_is_no_fault() -> None:
-    found = seen(("dmesg -T", wish(1) + wish(0, 1, at=606)))
+    found = diagnose_pieces(("dmesg -T", wish(1) + wish(0, 1, at=606)))
     assert found.is_healthy
     (told,) = found.findings
-    assert (told.disruption, typed(found), told.summary.endswith("does so no more")) == ("none", [], True)
+    assert (told.disruption, typed_commands(found), told.summary.endswith("does so no more")) == ("none", [], True)
     assert len(told.citations) == 2
 
 
@@ -99,11 +99,11 @@ GSP = "Timeout after 45s of waiting for RPC response from GPU1 GSP! Expected fun
     ],
 )
 def test_reboot_replaces_a_reset_that_is_not_enough(cause: str, log: str) -> None:
-    asked = seen(("dmesg -T", log + wish(1) + wish(2, 1, at=8)))
-    assert (asked.roots[0].cause, asked.roots[0].disruption, typed(asked)) == (cause, "reboot", [REBOOT])
+    asked = diagnose_pieces(("dmesg -T", log + wish(1) + wish(2, 1, at=8)))
+    assert (asked.roots[0].cause, asked.roots[0].disruption, typed_commands(asked)) == (cause, "reboot", [REBOOT])
     assert any("to 0x2" in citation.line for citation in asked.roots[0].citations)
-    less = seen(("dmesg -T", log + wish(1)))
-    assert (less.roots[0].disruption, typed(less)) == ("reset-gpu", [RESET])
+    less = diagnose_pieces(("dmesg -T", log + wish(1)))
+    assert (less.roots[0].disruption, typed_commands(less)) == ("reset-gpu", [RESET])
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_reboot_replaces_a_reset_that_is_not_enough(cause: str, log: str) -> Non
 )
 def test_fault_without_a_pending_recovery_action_needs_no_reset(cause: str, log: str) -> None:
     for later in ("", xid(31, "Ch 00000010, MMU Fault: ENGINE GRAPHICS faulted @ 0x7f_00000000", at=700)):
-        over = seen(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + later))
+        over = diagnose_pieces(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + later))
         (told,) = (one for one in over.findings if one.cause == cause)
         assert (told.severity, told.disruption) == ("info", "none")
         assert not any(RESET in fix.commands for fix in told.remedy)
-    again = seen(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + xid(119, GSP, at=1000)))
+    again = diagnose_pieces(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + xid(119, GSP, at=1000)))
     assert again.roots[0].severity == "error"
 
 
@@ -171,7 +171,7 @@ WISHES = {"": "", **{name: wish(number, at=8) for number, name in enumerate(NAME
 def test_nvlink_error_severity_follows_catalog_and_driver(
     body: str, asked: str, severity: str, disruption: str
 ) -> None:
-    (told,) = seen(("dmesg -T", xid(145, body) + WISHES[asked])).findings
+    (told,) = diagnose_pieces(("dmesg -T", xid(145, body) + WISHES[asked])).findings
     assert (told.cause, told.severity, told.disruption) == ("xid-145-149-nvlink5-fault", severity, disruption)
     at_once = [command for fix in told.remedy if not fix.when for command in fix.commands]
     assert any("--gpu-reset" in command for command in at_once) == (disruption == "reset-gpu")
@@ -181,10 +181,10 @@ def test_nvlink_error_without_a_recovery_action_is_no_fault() -> None:
     rows = (
         "GPU 00000000:1B:00.0\n    GPU Recovery Action : None\nGPU 00000000:43:00.0\n    GPU Recovery Action : None\n"
     )
-    (told,) = seen(("dmesg -T", xid(145, LEFT_TO_DRIVER)), ("nvidia-smi -q", rows)).findings
+    (told,) = diagnose_pieces(("dmesg -T", xid(145, LEFT_TO_DRIVER)), ("nvidia-smi -q", rows)).findings
     assert (told.severity, told.disruption) == ("info", "none")
 
 
 def test_fatal_nvlink_error_counts_beside_an_ignored_one() -> None:
-    (told,) = seen(("dmesg -T", xid(145, IGNORED) + xid(145, FATAL, at=2))).findings
+    (told,) = diagnose_pieces(("dmesg -T", xid(145, IGNORED) + xid(145, FATAL, at=2))).findings
     assert (told.severity, told.disruption) == ("error", "reset-gpu")

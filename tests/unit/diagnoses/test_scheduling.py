@@ -14,13 +14,13 @@ from gpunode.facts import pasted
 WAITS = ("kubectl describe pod", "Warning  FailedScheduling  0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 def node(capacity: int | None, allocatable: int | None, used: int | None = None, head: str = "") -> tuple[str, str]:
@@ -88,7 +88,7 @@ def test_pod_with_the_toleration_is_not_kept_off() -> None:
 
 def test_taint_explains_the_missing_plugin() -> None:
     daemons = ("kubectl get ds -A", "gpu   nvidia-device-plugin   0   0   0   0   0   <none>   4m")
-    diagnosis = found(daemons, node(None, None, None, f"{LABELS}\n{TAINT}"))
+    diagnosis = diagnose_pieces(daemons, node(None, None, None, f"{LABELS}\n{TAINT}"))
     assert [finding.cause for finding in diagnosis.roots] == ["pod-missing-gpu-toleration"]
     assert {finding.explained_by for finding in diagnosis.findings} == {"", "pod-missing-gpu-toleration"}
 
@@ -125,7 +125,7 @@ def test_host_or_nested_node_with_gpus_is_not_blamed(sign: str) -> None:
 
 
 def test_working_nested_node_has_no_finding() -> None:
-    assert not found(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings
+    assert not diagnose_pieces(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings
 
 
 # Clusters in which all is as it should be.
@@ -158,7 +158,7 @@ OFFERS = "Capacity:\n  cpu: 8\n  nvidia.com/gpu: 4\nAllocatable:\n  cpu: 8\n  nv
     ],
 )  # fmt: skip
 def test_working_cluster_has_no_finding(pieces: tuple[tuple[str, str], ...]) -> None:
-    assert not found(*pieces).findings
+    assert not diagnose_pieces(*pieces).findings
 
 
 DAEMON_SETS = (
@@ -171,7 +171,7 @@ SHOWN_LABELS = (
 )
 
 
-def scheduled(desired: int, label: str | None, *more: tuple[str, str]) -> Diagnosis:
+def diagnose_daemon_set(desired: int, label: str | None, *more: tuple[str, str]) -> Diagnosis:
     labels = () if label is None else (("kubectl get nodes --show-labels", SHOWN_LABELS.format(label)),)
     pieces = (("kubectl get ds -n nvidia-device-plugin", DAEMON_SETS.format(desired)), *labels, *more)
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
@@ -182,13 +182,17 @@ def scheduled(desired: int, label: str | None, *more: tuple[str, str]) -> Diagno
     ["nvidia.com/gpu.present=true,", "feature.node.kubernetes.io/pci-10de.present=true,"],
 )
 def test_missing_node_label_explains_that_no_plugin_is_scheduled(label: str) -> None:
-    assert not scheduled(0, label).findings
-    assert not scheduled(1, "").findings
-    assert [one.cause for one in scheduled(0, "").findings] == ["gpu-node-not-labelled"]
-    assert [one.cause for one in scheduled(0, "nvidia.com/gpu.present=false,").findings] == ["gpu-node-not-labelled"]
+    assert not diagnose_daemon_set(0, label).findings
+    assert not diagnose_daemon_set(1, "").findings
+    assert [one.cause for one in diagnose_daemon_set(0, "").findings] == ["gpu-node-not-labelled"]
+    assert [one.cause for one in diagnose_daemon_set(0, "nvidia.com/gpu.present=false,").findings] == [
+        "gpu-node-not-labelled"
+    ]
 
 
 def test_unseen_label_is_a_likely_cause_and_a_taint_an_alternative() -> None:
-    assert [(one.cause, one.confidence) for one in scheduled(0, None).findings] == [("gpu-node-not-labelled", "likely")]
+    assert [(one.cause, one.confidence) for one in diagnose_daemon_set(0, None).findings] == [
+        ("gpu-node-not-labelled", "likely")
+    ]
     taint = ("kubectl describe node gpu1 | grep Taints", "Taints:             nvidia.com/gpu=true:NoSchedule\n")
-    assert [one.cause for one in scheduled(0, "", taint).findings] == ["pod-missing-gpu-toleration"]
+    assert [one.cause for one in diagnose_daemon_set(0, "", taint).findings] == ["pod-missing-gpu-toleration"]

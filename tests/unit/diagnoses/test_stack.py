@@ -17,7 +17,7 @@ def test_every_stack_layer_has_a_title_and_a_cause() -> None:
     assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK)
 
 
-def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
+def layer_states(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
     """The stack of the node that these pieces show."""
     seen = take_snapshot(pasted.collect_pieces(rows))
     return {layer.id: layer for layer in stack_layers(seen, diagnose(seen))}
@@ -25,7 +25,7 @@ def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
 
 @pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)
 def test_root_cause_breaks_only_its_own_layer(report: Report) -> None:
-    layers = shown(tuple((piece["source"], piece["text"]) for piece in report.evidence))
+    layers = layer_states(tuple((piece["source"], piece["text"]) for piece in report.evidence))
     own = layers[rules_by_cause()[report.cause].stack_layer]
     assert report.cause in own.findings
     assert [layer.id for layer in layers.values() if report.cause in layer.findings] == [own.id]
@@ -36,4 +36,4 @@ def test_root_cause_breaks_only_its_own_layer(report: Report) -> None:
 
 def test_package_layer_names_the_package_manager() -> None:
     listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
-    assert shown((("dpkg -l", listed),))["packages"].seen == "apt: 2 listed"
+    assert layer_states((("dpkg -l", listed),))["packages"].seen == "apt: 2 listed"

@@ -36,7 +36,7 @@ LEGACY = (
 )
 
 
-def told(*rows: tuple[str, str]) -> Diagnosis:
+def diagnose_rows(*rows: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces([SYSTEM, KERNEL, PACKAGES, *rows])))
 
 
@@ -57,7 +57,7 @@ def commands(finding: Finding) -> list[str]:
     ids=["bound", "bound-and-works", "told-and-works", "works", "told", "by-table"],
 )
 def test_unsupported_display_card_does_not_change_the_driver(rows: tuple[tuple[str, str], ...], severity: str) -> None:
-    (finding,) = told(*rows).findings
+    (finding,) = diagnose_rows(*rows).findings
     assert (finding.cause, finding.severity) == ("gpu-legacy-unsupported-by-branch", severity)
     assert commands(finding) == []
     assert finding.remedy[0].text.startswith("leave the driver as it is")
@@ -65,7 +65,7 @@ def test_unsupported_display_card_does_not_change_the_driver(rows: tuple[tuple[s
 
 
 def test_single_legacy_gpu_gets_its_branch() -> None:
-    (finding,) = told(("lspci -nn -d 10de:", OLD), LEGACY).findings
+    (finding,) = diagnose_rows(("lspci -nn -d 10de:", OLD), LEGACY).findings
     assert finding.severity == "error"
     assert "sudo apt-get install nvidia-driver-470" in commands(finding)
 
@@ -99,7 +99,7 @@ def test_two_failing_gpus_of_one_kind_are_an_error() -> None:
 
 def test_unsupported_gpu_is_not_counted_as_missing() -> None:
     third = NEW.replace("41:00.0", "61:00.0")
-    found = told(("lspci -nn -d 10de:", f"{OLD}\n{NEW}\n{third}"), WORKS)
+    found = diagnose_rows(("lspci -nn -d 10de:", f"{OLD}\n{NEW}\n{third}"), WORKS)
     (missing,) = (one for one in found.findings if one.cause == "gpu-missing-from-inventory")
     assert missing.summary.startswith("2 GPUs are on the PCI bus and nvidia-smi shows 1")
-    assert "gpu-missing-from-inventory" not in [one.cause for one in told(BUS, WORKS).findings]
+    assert "gpu-missing-from-inventory" not in [one.cause for one in diagnose_rows(BUS, WORKS).findings]

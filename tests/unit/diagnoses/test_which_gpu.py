@@ -13,7 +13,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 
-def found(*pieces: tuple[str, str]) -> Finding:
+def first_finding(*pieces: tuple[str, str]) -> Finding:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))).roots[0]
 
@@ -49,14 +49,14 @@ def action(bus: str, name: str) -> str:
     ],
 )
 def test_reset_names_the_gpu_of_the_finding(cause: str, text: str) -> None:
-    finding = found(("nvidia-smi -q", text))
+    finding = first_finding(("nvidia-smi -q", text))
     assert (finding.cause, finding.gpus) == (cause, ("0000:0f:00.0",))
     assert resets(finding) == ["--gpu-reset --id=0000:0f:00.0"]
 
 
 def test_two_faulty_gpus_are_both_named_and_reset() -> None:
     text = rows("07:00.0") + rows("0F:00.0", pending="Yes") + rows("47:00.0", pending="Yes")
-    finding = found(("nvidia-smi -q -d ROW_REMAPPER", text))
+    finding = first_finding(("nvidia-smi -q -d ROW_REMAPPER", text))
     assert finding.gpus == ("0000:0f:00.0", "0000:47:00.0")
     assert finding.summary.startswith("GPU 0000:0f:00.0: ")
     assert finding.summary.endswith("; GPU 0000:47:00.0 as well")
@@ -78,14 +78,14 @@ WORKS = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-11111111-aaaa-bbbb-cccc-3333333
 
 
 def test_unknown_gpu_is_left_as_a_placeholder_in_the_reset() -> None:
-    finding = found(MET, ("nvidia-smi -L", WORKS + WORKS.replace("GPU 0", "GPU 1").replace("GPU-1", "GPU-2")))
+    finding = first_finding(MET, ("nvidia-smi -L", WORKS + WORKS.replace("GPU 0", "GPU 1").replace("GPU-1", "GPU-2")))
     assert finding.cause == "ecc-dbe-uncorrectable"
     assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
     assert any("which GPU it is, is not known here" in fix.text for fix in finding.remedy)
 
 
 def test_only_gpu_of_a_node_is_reset_without_a_placeholder() -> None:
-    finding = found(MET, ("nvidia-smi -L", WORKS))
+    finding = first_finding(MET, ("nvidia-smi -L", WORKS))
     assert resets(finding) == ["--gpu-reset --id=0"]
     assert not any("ADDRESS" in fix.text for fix in finding.remedy)
 
@@ -103,7 +103,7 @@ QUERY = "nvidia-smi --query-gpu=index,name,mig.mode.current,mig.mode.pending --f
     ],
 )
 def test_pending_mig_mode_resets_only_its_gpu(pieces: tuple[tuple[str, str], ...], gpu: str) -> None:
-    finding = found(*pieces)
+    finding = first_finding(*pieces)
     assert finding.cause == "mig-mode-pending-reset"
     assert resets(finding) == [f"--gpu-reset --id={gpu}"]
 
@@ -111,7 +111,7 @@ def test_pending_mig_mode_resets_only_its_gpu(pieces: tuple[tuple[str, str], ...
 def test_gpu_to_enable_mig_on_is_left_as_a_placeholder() -> None:
     off = "0000000{0}:07:00.0, Disabled, Disabled\n"
     modes = "pci.bus_id, mig.mode.current, mig.mode.pending\n" + off.format(0) + off.format(1)
-    finding = found(
+    finding = first_finding(
         ("nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv", modes),
         ("nvidia-smi mig -lgi", "Insufficient Permissions\n"),
     )
@@ -139,7 +139,7 @@ CONTAINED = (
 BUSES = ("19:00.0", "3B:00.0", "4C:00.0", "5D:00.0")
 
 
-def listed(*buses: str) -> tuple[str, str]:
+def gpu_query(*buses: str) -> tuple[str, str]:
     rows = "".join(f"{index}, 00000000:{bus}\n" for index, bus in enumerate(buses))
     return "nvidia-smi --query-gpu=index,pci.bus_id --format=csv", f"index, pci.bus_id\n{rows}"
 
@@ -169,7 +169,7 @@ def wants(name: str) -> str:
     ],
 )
 def test_filtered_row_belongs_to_the_gpu_of_its_section(cause: str, answer: list[str]) -> None:
-    finding = found((GREP, "\n".join(answer)))
+    finding = first_finding((GREP, "\n".join(answer)))
     assert (finding.cause, finding.gpus) == (cause, ("0000:4c:00.0",))
     assert resets(finding) == ["--gpu-reset --id=0000:4c:00.0"]
 
@@ -177,15 +177,15 @@ def test_filtered_row_belongs_to_the_gpu_of_its_section(cause: str, answer: list
 EIGHT = "".join(memory(failure="Yes" if number == 5 else "No") for number in range(8))
 
 
-@pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), listed("07:00.0", "0F:00.0")])
+@pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), gpu_query("07:00.0", "0F:00.0")])
 def test_unattributable_row_names_no_gpu(beside: tuple[str, str]) -> None:
-    finding = found(beside, ("nvidia-smi -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'", EIGHT))
+    finding = first_finding(beside, ("nvidia-smi -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'", EIGHT))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", ())
     assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
 
 
 def test_answer_about_the_only_gpu_is_attributed_to_it() -> None:
-    finding = found(("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -d ROW_REMAPPER", memory(failure="Yes")))
+    finding = first_finding(("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -d ROW_REMAPPER", memory(failure="Yes")))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", ("0000:07:00.0",))
 
 
@@ -195,7 +195,7 @@ FIRST, SECOND = (f"GPU-11111111-2222-3333-4444-55555555555{number}" for number i
 @pytest.mark.parametrize("option", ["-i 1", "--id=1"])
 def test_gpu_selected_by_the_command_is_attributed(option: str) -> None:
     asked = f"nvidia-smi -q -d ROW_REMAPPER {option} | grep -E 'Pending|Occurred'"
-    finding = found(("dmesg", CONTAINED.format("1b")), (asked, memory(failure="Yes")))
+    finding = first_finding(("dmesg", CONTAINED.format("1b")), (asked, memory(failure="Yes")))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", ("1",))
     assert resets(finding) == ["--gpu-reset --id=1"]
 
@@ -203,7 +203,7 @@ def test_gpu_selected_by_the_command_is_attributed(option: str) -> None:
 def test_index_is_not_used_after_a_gpu_was_lost() -> None:
     lost = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=python, GPU has fallen off the bus."
     asked = "nvidia-smi -i 1 -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'"
-    rows = [("dmesg", lost), listed("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
+    rows = [("dmesg", lost), gpu_query("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
     pieces = [{"source": source, "text": text} for source, text in rows]
     every = diagnose(take_snapshot(pasted.parse_json_report(json.dumps(pieces), "a report"))).findings
     (pending,) = (one for one in every if one.cause == "row-remap-pending")
@@ -213,12 +213,14 @@ def test_index_is_not_used_after_a_gpu_was_lost() -> None:
 def test_csv_row_is_attributed_by_uuid() -> None:
     option = "nvidia-smi --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure --format=csv"
     csv = f"gpu_uuid, remapped_rows.pending, remapped_rows.failure\n{FIRST}, No, No\n{SECOND}, No, Yes\n"
-    finding = found(("dmesg", CONTAINED.format("07")), (option, csv))
+    finding = first_finding(("dmesg", CONTAINED.format("07")), (option, csv))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", (SECOND,))
     assert finding.summary.startswith(f"{SECOND}: ")
 
 
 def test_second_gpu_requesting_a_reset_is_named_too() -> None:
     asked = "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-    finding = found(("dmesg", asked), ("nvidia-smi -q", action("19:00.0", "Reset") + action("4C:00.0", "Reset")))
+    finding = first_finding(
+        ("dmesg", asked), ("nvidia-smi -q", action("19:00.0", "Reset") + action("4C:00.0", "Reset"))
+    )
     assert finding.gpus == ("0000:19:00.0", "0000:4c:00.0")

@@ -15,7 +15,7 @@ NEWEST = Choice(615, "", "open", "")
 MODULES = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
 
 
-def installed(*names: str) -> dict[str, PackageState]:
+def installed_packages(*names: str) -> dict[str, PackageState]:
     return {name: PackageState("1") for name in names}
 
 
@@ -81,8 +81,8 @@ def test_headers_package_of_one_kernel(kernel: str, package: str) -> None:
 def test_headers_meta_package_follows_the_kernel_meta_package(kernel: str, image: str, meta: str) -> None:
     others = "linux-image-6.1.0-37-amd64", "linux-base"
 
-    assert DEBIAN.headers_meta(kernel, by_id(installed(image, *others))) == meta
-    assert DEBIAN.headers_meta(kernel, by_id(installed(*others))) is None
+    assert DEBIAN.headers_meta(kernel, by_id(installed_packages(image, *others))) == meta
+    assert DEBIAN.headers_meta(kernel, by_id(installed_packages(*others))) is None
 
 
 def test_removed_kernel_meta_package_does_not_count() -> None:
@@ -93,4 +93,4 @@ def test_removed_kernel_meta_package_does_not_count() -> None:
 
 @pytest.mark.parametrize("kernel", ["6.11.0-custom", "6.1.0", "", "6.8.0-51-generic", "-", "6.1.0-37-"])
 def test_foreign_kernel_has_no_headers_meta_package(kernel: str) -> None:
-    assert DEBIAN.headers_meta(kernel, by_id(installed("linux-image-amd64", "linux-image-generic"))) is None
+    assert DEBIAN.headers_meta(kernel, by_id(installed_packages("linux-image-amd64", "linux-image-generic"))) is None

@@ -85,7 +85,7 @@ def spec(data: bytes, path: str = RUN) -> cdi.CdiSpec:
     return found
 
 
-def named(*names: str, path: str = RUN, kind: str = "nvidia.com/gpu") -> bytes:
+def cdi_file(*names: str, path: str = RUN, kind: str = "nvidia.com/gpu") -> bytes:
     devices = [{"name": name, "containerEdits": {"env": [path]}} for name in names]
     return json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices}).encode()
 
@@ -109,7 +109,7 @@ def test_cdi_spec_of_older_toolkits_is_parsed() -> None:
 
 def test_json_cdi_spec_is_parsed_under_any_file_name() -> None:
     for path in ("/etc/cdi/x.json", RUN):
-        assert [*spec(named("all"), path).devices] == ["all"]
+        assert [*spec(cdi_file("all"), path).devices] == ["all"]
 
 
 def test_cdi_paths_use_the_host_path() -> None:
@@ -146,29 +146,31 @@ def test_any_bytes_are_a_spec_or_unreadable(data: bytes) -> None:
 
 
 def test_later_cdi_folder_overrides_an_earlier_one() -> None:
-    offer = cdi.resolve_devices({ETC: named("all", "0"), RUN: named("all")})
+    offer = cdi.resolve_devices({ETC: cdi_file("all", "0"), RUN: cdi_file("all")})
     assert {name: one.path for name, one in offer.devices.items()} == {"all": RUN, "0": ETC}
-    assert cdi.resolve_devices({RUN: named("all")}, ("/etc/cdi",)).devices == {}
+    assert cdi.resolve_devices({RUN: cdi_file("all")}, ("/etc/cdi",)).devices == {}
 
 
 def test_device_in_two_files_of_one_folder_is_a_conflict() -> None:
     other = "/var/run/cdi/other.json"
-    offer = cdi.resolve_devices({ETC: named("all"), RUN: named("all", "0"), other: named("all")})
+    offer = cdi.resolve_devices({ETC: cdi_file("all"), RUN: cdi_file("all", "0"), other: cdi_file("all")})
     assert {**offer.conflicts} == {"all": (RUN, other)}
     assert [*offer.devices] == ["0"]
 
 
 def test_overridden_conflict_is_no_conflict() -> None:
-    offer = cdi.resolve_devices({"/etc/cdi/a.json": named("all"), "/etc/cdi/b.json": named("all"), RUN: named("all")})
+    offer = cdi.resolve_devices(
+        {"/etc/cdi/a.json": cdi_file("all"), "/etc/cdi/b.json": cdi_file("all"), RUN: cdi_file("all")}
+    )
     assert (offer.conflicts, offer.devices["all"].path) == ({}, RUN)
 
 
 def test_other_kinds_and_unread_files_are_ignored() -> None:
     files = {
-        "/etc/cdi/other.json": named("all", kind="vendor.com/net"),
-        "/etc/cdi/nvidia.yml": named("all"),
-        "/etc/cdi/nvidia.yaml.bak": named("all"),
-        "/etc/cdi/sub/nvidia.json": named("all"),
+        "/etc/cdi/other.json": cdi_file("all", kind="vendor.com/net"),
+        "/etc/cdi/nvidia.yml": cdi_file("all"),
+        "/etc/cdi/nvidia.yaml.bak": cdi_file("all"),
+        "/etc/cdi/sub/nvidia.json": cdi_file("all"),
         "/etc/cdi/flow.yaml": b"[cdiVersion: 0.5.0",
     }
     offer = cdi.resolve_devices(files)

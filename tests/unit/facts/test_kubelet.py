@@ -70,24 +70,26 @@ def evidence(files: Mapping[str, str], running: Iterable[str] = (), enabled: Ite
         found = (Found(path, data=text.encode()) for path, text in files.items() if path.rpartition("/")[0] == folder)
         captured[key] = Capture(f"{folder}/*", "ok", encode_found(found))
     captured |= {f"file:{path}": Capture(path, "ok", text.encode()) for path, text in files.items()}
-    shown = [_shown(name, "active", "enabled") for name in running]
-    shown += [_shown(name, "inactive", "enabled") for name in enabled]
+    shown = [_unit_state(name, "active", "enabled") for name in running]
+    shown += [_unit_state(name, "inactive", "enabled") for name in enabled]
     names = captured["units"].source.split("StateChangeTimestamp ", 1)[1].split()
     shown += [f"Id={name}\nLoadState=not-found\n" for name in names if name not in {*running, *enabled}]
     captured["units"] = Capture(captured["units"].source, "ok", "\n".join(shown).encode())
     return captured
 
 
-def _shown(name: str, active: str, enabled: str) -> str:
+def _unit_state(name: str, active: str, enabled: str) -> str:
     return f"Id={name}\nLoadState=loaded\nActiveState={active}\nUnitFileState={enabled}\nMainPID=0\n"
 
 
-def found(files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()) -> Fact[Kubelet | None]:
+def read_kubelet(
+    files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()
+) -> Fact[Kubelet | None]:
     return derive(evidence(files, tuple(running), tuple(enabled))).kubelet
 
 
 def test_node_without_a_kubelet() -> None:
-    assert found({}) == Known(None, "units")
+    assert read_kubelet({}) == Known(None, "units")
 
 
 def test_unprobed_node_has_an_unknown_kubelet() -> None:
@@ -95,7 +97,7 @@ def test_unprobed_node_has_an_unknown_kubelet() -> None:
 
 
 def test_kubeadm_socket_is_read_from_flags() -> None:
-    told = found(KUBEADM, ["kubelet.service"])
+    told = read_kubelet(KUBEADM, ["kubelet.service"])
     assert told == Known(
         Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd"), "file:/var/lib/kubelet/config.yaml"
     )
@@ -103,7 +105,7 @@ def test_kubeadm_socket_is_read_from_flags() -> None:
 
 def test_kubeadm_1_32_socket_is_read_from_the_configuration() -> None:
     config = CONFIG.replace('containerRuntimeEndpoint: ""', "containerRuntimeEndpoint: unix:///run/crio/crio.sock")
-    told = found(
+    told = read_kubelet(
         {**KUBEADM, "/var/lib/kubelet/config.yaml": config, "/var/lib/kubelet/kubeadm-flags.env": ""},
         ["kubelet.service"],
     )
@@ -112,14 +114,14 @@ def test_kubeadm_1_32_socket_is_read_from_the_configuration() -> None:
 
 
 def test_kubelet_without_options_has_defaults() -> None:
-    told = found({"/lib/systemd/system/kubelet.service": UNIT}, ["kubelet.service"])
+    told = read_kubelet({"/lib/systemd/system/kubelet.service": UNIT}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "cgroupfs")
 
 
 def test_extra_args_override() -> None:
     own = "KUBELET_EXTRA_ARGS=--cgroup-driver cgroupfs --container-runtime-endpoint='unix:///var/run/crio/crio.sock'\n"
-    told = found({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "cgroupfs")
 
@@ -128,7 +130,7 @@ def test_drop_in_in_etc_overrides_one_of_the_same_name() -> None:
     own = (
         "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint=unix:///run/other.sock\n"
     )
-    told = found({**KUBEADM, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == "/run/other.sock"
@@ -141,7 +143,7 @@ Environment="KUBELET_EXTRA_ARGS=--container-runtime-endpoint=/run/crio/crio.sock
 [Install]
 ExecStart=
 """
-    told = found({**KUBEADM, f"{folder}/systemd/system/kubelet.service.d/20-own.conf": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, f"{folder}/systemd/system/kubelet.service.d/20-own.conf": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == "/run/crio/crio.sock"
@@ -166,7 +168,7 @@ def test_unprobed_drop_in_folder_gives_an_unknown_kubelet() -> None:
 
 def test_kubelet_with_dockershim_uses_docker() -> None:
     unit = UNIT.replace("/usr/bin/kubelet", "/usr/bin/kubelet --container-runtime=docker")
-    told = found({"/lib/systemd/system/kubelet.service": unit}, ["kubelet.service"])
+    told = read_kubelet({"/lib/systemd/system/kubelet.service": unit}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == "/run/dockershim.sock"
@@ -183,7 +185,7 @@ EKS = {
 
 
 def test_eks_json_configuration_is_read() -> None:
-    told = found(EKS, ["kubelet.service"])
+    told = read_kubelet(EKS, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")
 
@@ -200,7 +202,7 @@ def test_eks_json_configuration_is_read() -> None:
     ],
 )
 def test_ambiguous_kubelet_configuration_is_unknown(path: str, text: str, reason: str) -> None:
-    told = found({**KUBEADM, path: text}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, path: text}, ["kubelet.service"])
     assert isinstance(told, Unknown)
     assert reason in told.reason
 
@@ -222,7 +224,7 @@ def test_running_command_line_overrides_the_unit() -> None:
 
 
 def test_unit_without_a_unit_file_is_unknown() -> None:
-    told = found({}, ["kubelet.service"])
+    told = read_kubelet({}, ["kubelet.service"])
     assert isinstance(told, Unknown)
     assert "unit file" in told.reason
 
@@ -243,7 +245,9 @@ def test_kubelet_process_is_found_by_systemd(units: str, path: str | None) -> No
 
 def test_unprobed_kubelet_configuration_is_unknown() -> None:
     dropin = KUBEADM_DROPIN.replace("/var/lib/kubelet/config.yaml", "/opt/kubelet.yaml")
-    told = found({**KUBEADM, "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": dropin}, ["kubelet.service"])
+    told = read_kubelet(
+        {**KUBEADM, "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": dropin}, ["kubelet.service"]
+    )
     assert told == Unknown("not captured", "file:/opt/kubelet.yaml")
 
 
@@ -262,7 +266,7 @@ def crictl(socket: str) -> str:
 )
 def test_k3s_and_rke2_have_their_own_socket(kind: str, unit: str) -> None:
     files = {f"{RANCHER}/{kind}/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")}
-    told = found(files, [unit])
+    told = read_kubelet(files, [unit])
     assert isinstance(told, Known)
     assert told.value is not None
     assert (told.value.kind, told.value.unit) == (kind, unit)
@@ -272,7 +276,7 @@ def test_k3s_and_rke2_have_their_own_socket(kind: str, unit: str) -> None:
 
 
 def test_k3s_may_use_an_external_containerd() -> None:
-    told = found({f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl(CONTAINERD)}, ["k3s.service"])
+    told = read_kubelet({f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl(CONTAINERD)}, ["k3s.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == CONTAINERD
@@ -280,7 +284,7 @@ def test_k3s_may_use_an_external_containerd() -> None:
 
 def test_k3s_may_use_another_data_folder() -> None:
     config = "token: redacted\ndata-dir: /data/k3s/  # the fast disk\nnode-label:\n  - gpu=nvidia\n"
-    told = found({"/etc/rancher/k3s/config.yaml": config}, ["k3s.service"])
+    told = read_kubelet({"/etc/rancher/k3s/config.yaml": config}, ["k3s.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert (told.value.data, told.value.socket) == ("/data/k3s", "/run/k3s/containerd/containerd.sock")
@@ -297,7 +301,9 @@ MICROK8S = """\
 
 
 def test_microk8s_socket_variables_are_expanded() -> None:
-    told = found({"/var/snap/microk8s/current/args/kubelet": MICROK8S}, ["snap.microk8s.daemon-kubelite.service"])
+    told = read_kubelet(
+        {"/var/snap/microk8s/current/args/kubelet": MICROK8S}, ["snap.microk8s.daemon-kubelite.service"]
+    )
     assert isinstance(told, Known)
     assert told.value == Kubelet(
         "microk8s",
@@ -308,41 +314,41 @@ def test_microk8s_socket_variables_are_expanded() -> None:
 
 
 def test_k0s_runs_its_own_containerd() -> None:
-    told = found({"/etc/k0s/containerd.toml": "# k0s_managed=true\nversion = 3\n"}, ["k0sworker.service"])
+    told = read_kubelet({"/etc/k0s/containerd.toml": "# k0s_managed=true\nversion = 3\n"}, ["k0sworker.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
 
 
 def test_k0s_without_containerd_is_unknown() -> None:
-    told = found({}, ["k0sworker.service"])
+    told = read_kubelet({}, ["k0sworker.service"])
     assert isinstance(told, Unknown)
     assert "--cri-socket" in told.reason
 
 
 def test_running_kubelet_is_preferred_to_an_enabled_one() -> None:
     files = {**KUBEADM, f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")}
-    told = found(files, running=["k3s.service"], enabled=["kubelet.service"])
+    told = read_kubelet(files, running=["k3s.service"], enabled=["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.kind == "k3s"
 
 
 def test_image_uses_the_enabled_kubelet() -> None:
-    told = found(KUBEADM, enabled=["kubelet.service"])
+    told = read_kubelet(KUBEADM, enabled=["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == CONTAINERD
 
 
 def test_kubelet_is_found_by_files_without_a_unit() -> None:
-    told = found({f"{RANCHER}/rke2/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")})
+    told = read_kubelet({f"{RANCHER}/rke2/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")})
     assert isinstance(told, Known)
     assert told.value is not None
     assert (told.value.kind, told.value.unit) == ("rke2", "")
 
 
 def test_two_running_kubelets_are_unknown() -> None:
-    told = found(KUBEADM, ["kubelet.service", "k3s.service"])
+    told = read_kubelet(KUBEADM, ["kubelet.service", "k3s.service"])
     assert told == Unknown("kubelet.service and k3s.service are both running here", "units")
 
 
@@ -421,7 +427,7 @@ ExecStart=/usr/local/bin/k3s \\
     ],
 )
 def test_node_name_given_to_the_kubelet_is_read(files: dict[str, str], unit: str, name: str) -> None:
-    told = found(files, [unit])
+    told = read_kubelet(files, [unit])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.node_name == name
@@ -442,7 +448,7 @@ def test_node_name_given_to_the_kubelet_is_read(files: dict[str, str], unit: str
     ],
 )
 def test_static_cpu_manager_is_read_from_flags_and_file(files: Mapping[str, str], unit: str) -> None:
-    told = found(files, [unit])
+    told = read_kubelet(files, [unit])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.static_cpus
@@ -524,7 +530,7 @@ def test_k3s_config_file_is_read_without_the_folder() -> None:
 
 def test_unreadable_file_is_ignored_where_flags_override_it() -> None:
     own = "KUBELET_EXTRA_ARGS=--cgroup-driver=systemd --container-runtime-endpoint=/run/crio/crio.sock\n"
-    told = found(
+    told = read_kubelet(
         {**KUBEADM, "/etc/default/kubelet": own, "/var/lib/kubelet/config.yaml": "{a: b}\n"}, ["kubelet.service"]
     )
     assert isinstance(told, Known)
@@ -533,7 +539,7 @@ def test_unreadable_file_is_ignored_where_flags_override_it() -> None:
 
 def test_node_labels_are_read_from_flags() -> None:
     own = "KUBELET_EXTRA_ARGS=--node-labels=a=b,c=d\n"
-    told = found({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.labels == "a=b,c=d"

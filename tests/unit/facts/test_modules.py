@@ -37,12 +37,14 @@ def test_loaded_modules_are_parsed() -> None:
         kernels.parse_proc_modules("Module Size Used by\n")
 
 
-def found(*paths: str) -> list[Found]:
+def found_files(*paths: str) -> list[Found]:
     return [Found(path) for path in paths]
 
 
 def test_next_kernel_is_the_newest_by_version() -> None:
-    images = found(*(f"/boot/vmlinuz-6.1.0-{n}-amd64" for n in (9, 25, 18)), "/boot/vmlinuz-6.1.0-30-amd64.dpkg-new")
+    images = found_files(
+        *(f"/boot/vmlinuz-6.1.0-{n}-amd64" for n in (9, 25, 18)), "/boot/vmlinuz-6.1.0-30-amd64.dpkg-new"
+    )
     assert kernels.installed_kernels(images) == ("6.1.0-9-amd64", "6.1.0-18-amd64", "6.1.0-25-amd64")
 
 
@@ -59,12 +61,12 @@ def test_dangling_link_to_headers_does_not_count() -> None:
         Found("/lib/modules/6.1.0-25-amd64/build", link="/usr/src/linux-headers-6.1.0-25-amd64"),
         Found("/lib/modules/6.9-own/build", link="/home/me/linux"),
     ]
-    sources = found("/usr/src/linux-headers-6.1.0-25-amd64")
+    sources = found_files("/usr/src/linux-headers-6.1.0-25-amd64")
     assert kernels.kernels_with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
 
 
 def test_module_files_have_builder_and_version() -> None:
-    files = found(
+    files = found_files(
         "/lib/modules/6.1.0-25-amd64/updates/dkms/nvidia-current.ko.xz",
         "/lib/modules/6.1.0-25-amd64/updates/dkms/nvidia-current-uvm.ko.xz",
         "/lib/modules/6.8.0-45-generic/kernel/nvidia-580srv-open/nvidia.ko",

@@ -10,15 +10,15 @@ FAILS = ("nvidia-smi", "No devices were found")
 WORKS = ("nvidia-smi", "GPU 0: NVIDIA A100")
 
 
-def said(*steps: tuple[str, str], prompts: tuple[str, ...] = ()) -> list[str]:
+def session_outputs(*steps: tuple[str, str], prompts: tuple[str, ...] = ()) -> list[str]:
     prompts = prompts or (AT,) * len(steps)
     text = "".join(f"{prompt}{command}\n{said}\n" for prompt, (command, said) in zip(prompts, steps, strict=True))
     return [capture.text.strip() for capture in pasted.parse_text_report(text).values()]
 
 
 def test_later_answer_of_the_same_command_replaces_the_earlier() -> None:
-    assert said(FAILS, ("apt install nvidia-driver", "Setting up"), WORKS)[-1] == WORKS[1]
-    assert FAILS[1] not in said(FAILS, ("sudo nvidia-smi", WORKS[1]))
+    assert session_outputs(FAILS, ("apt install nvidia-driver", "Setting up"), WORKS)[-1] == WORKS[1]
+    assert FAILS[1] not in session_outputs(FAILS, ("sudo nvidia-smi", WORKS[1]))
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_later_answer_of_the_same_command_replaces_the_earlier() -> None:
     ids=["refused", "a log", "a program", "another command"],
 )
 def test_both_answers_are_kept_where_neither_replaces_the_other(first: tuple[str, str], later: tuple[str, str]) -> None:
-    assert first[1] in said(first, later)
+    assert first[1] in session_outputs(first, later)
 
 
 def test_answer_at_another_machines_prompt_is_separate() -> None:
-    assert FAILS[1] in said(FAILS, WORKS, prompts=(AT, "root@gpu2:~# "))
-    assert FAILS[1] in said(FAILS, ("ssh gpu2", ""), WORKS, prompts=("$ ", "$ ", "$ "))
+    assert FAILS[1] in session_outputs(FAILS, WORKS, prompts=(AT, "root@gpu2:~# "))
+    assert FAILS[1] in session_outputs(FAILS, ("ssh gpu2", ""), WORKS, prompts=("$ ", "$ ", "$ "))
 
 
 def kinds(text: str) -> list[str]:

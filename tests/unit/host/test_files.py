@@ -23,7 +23,7 @@ from tests.fakes.examples import examples
 UID, GID = os.getuid(), os.getgid()
 
 
-def owned(content: bytes, mode: int = 0o644) -> FileState:
+def file_state(content: bytes, mode: int = 0o644) -> FileState:
     return FileState(content, mode, UID, GID)
 
 
@@ -34,11 +34,11 @@ def names(folder: Path) -> list[str]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(content=st.binary(max_size=3000), mode=st.integers(0, 0o7777))
 def test_written_file_has_its_content_mode_and_owner(tmp_path: Path, content: bytes, mode: int) -> None:
-    wanted = owned(content, mode)
+    wanted = file_state(content, mode)
     files.replace_file("/a/b/file", wanted, root=str(tmp_path))
     if UID != 0:
         (tmp_path / "a/b/file").chmod(mode | 0o400)
-        wanted = owned(content, mode | 0o400)
+        wanted = file_state(content, mode | 0o400)
     assert files.read_state("/a/b/file", root=str(tmp_path)) == wanted
     assert names(tmp_path / "a/b") == ["file"]
 
@@ -46,7 +46,7 @@ def test_written_file_has_its_content_mode_and_owner(tmp_path: Path, content: by
 def test_created_folders_have_mode_0755_whatever_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
-        files.replace_file("/etc/x/y/z.conf", owned(b"1"), root=str(tmp_path))
+        files.replace_file("/etc/x/y/z.conf", file_state(b"1"), root=str(tmp_path))
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "etc/x/y").stat().st_mode) == 0o755
@@ -59,7 +59,7 @@ def test_symlink_is_kept_and_its_target_in_the_root_replaced(tmp_path: Path, tar
     (tmp_path / "real/target").write_bytes(b"old")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/link").symlink_to(target)
-    files.replace_file("/etc/link", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/etc/link", file_state(b"new"), root=str(tmp_path))
     assert os.readlink(tmp_path / "etc/link") == target
     assert (tmp_path / "real/target").read_bytes() == b"new"
     assert places.resolve_path("/etc/link", root=str(tmp_path)) == "/real/target"
@@ -75,7 +75,7 @@ def test_symlink_out_of_the_root_does_not_touch_the_outside(tmp_path: Path) -> N
     for path in ("/etc/direct", "/etc/folder/secret", "/../outside/secret", "/etc/../../outside/secret"):
         assert files.read_file(path, root=str(root)).outcome == "absent"
     assert globs.find_matches("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
-    files.replace_file("/etc/folder/secret", owned(b"mine"), root=str(root))
+    files.replace_file("/etc/folder/secret", file_state(b"mine"), root=str(root))
     files.remove_file("/etc/direct", root=str(root))
     assert (outside / "secret").read_bytes() == b"secret"
     assert (root / "outside/secret").read_bytes() == b"mine"
@@ -88,7 +88,7 @@ def test_symlink_loop_is_an_error(tmp_path: Path) -> None:
     for path in ("/a", "/self", "/a/file"):
         assert files.read_file(path, root=str(tmp_path)).outcome == "failed"
         with pytest.raises(ChangeFailed, match="could not be written") as caught:
-            files.replace_file(path, owned(b""), root=str(tmp_path))
+            files.replace_file(path, file_state(b""), root=str(tmp_path))
         assert "loop" in caught.value.hint
     assert names(tmp_path) == ["a", "b", "self"]
 
@@ -110,7 +110,7 @@ def test_special_file_is_not_read_replaced_or_removed(odd_files: Path, name: str
     assert capture.outcome == "failed"
     assert capture.error.startswith("it is a")
     with pytest.raises(Refused, match="not a file"):
-        files.replace_file(f"/{name}", owned(b"x"), root=str(odd_files))
+        files.replace_file(f"/{name}", file_state(b"x"), root=str(odd_files))
     with pytest.raises(Refused, match="not a file"):
         files.remove_file(f"/{name}", root=str(odd_files))
     with pytest.raises(Refused, match="cannot be read"):
@@ -121,7 +121,7 @@ def test_special_file_is_not_read_replaced_or_removed(odd_files: Path, name: str
 def test_root_folder_is_no_file(tmp_path: Path) -> None:
     assert files.read_file("/", root=str(tmp_path)).outcome == "failed"
     with pytest.raises(Refused, match="a folder"):
-        files.replace_file("/x/..", owned(b""), root=str(tmp_path / "."))
+        files.replace_file("/x/..", file_state(b""), root=str(tmp_path / "."))
 
 
 def test_absent_and_oversized_files_are_distinguished(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_endless_and_pseudo_files_are_read_correctly() -> None:
 
 def test_replacement_is_atomic_for_a_reader(tmp_path: Path) -> None:
     versions = {bytes([letter]) * 200_000 for letter in b"ab"}
-    files.replace_file("/file", owned(b"a" * 200_000), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"a" * 200_000), root=str(tmp_path))
     seen: set[bytes] = set()
     done = threading.Event()
 
@@ -167,7 +167,7 @@ def test_replacement_is_atomic_for_a_reader(tmp_path: Path) -> None:
     watcher.start()
     for _ in range(10):
         for content in versions:
-            files.replace_file("/file", owned(content), root=str(tmp_path))
+            files.replace_file("/file", file_state(content), root=str(tmp_path))
     done.set()
     watcher.join()
     assert seen <= versions
@@ -180,14 +180,14 @@ def test_extended_attributes_are_kept(tmp_path: Path) -> None:
         os.setxattr(file, "user.note", b"kept")
     except OSError as error:
         pytest.skip(f"no extended attributes on {tmp_path}: {error.strerror}")
-    files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert os.getxattr(file, "user.note") == b"kept"
 
 
 def test_temporary_file_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     for name in (".gpunode-0123abcd", ".gpunode-notes", "mine"):
         (tmp_path / name).write_bytes(b"")
-    files.replace_file("/file", owned(b""), root=str(tmp_path))
+    files.replace_file("/file", file_state(b""), root=str(tmp_path))
     assert names(tmp_path) == [".gpunode-notes", "file", "mine"]
 
 
@@ -204,7 +204,7 @@ def test_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", _no_space)
     with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
-        files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert "No space left" in caught.value.why
     assert "df -h" in caught.value.hint
     assert names(tmp_path) == ["file"]
@@ -218,7 +218,7 @@ def _no_space(*_args: object, **_named: object) -> None:
 def test_folders_created_for_a_failed_write_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "rename", _refuse_rename)
     with pytest.raises(ChangeFailed):
-        files.replace_file("/a/b/c", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/a/b/c", file_state(b"new"), root=str(tmp_path))
     assert names(tmp_path) == []
 
 
@@ -281,7 +281,7 @@ def test_candidate_file_is_private_and_temporary(tmp_path: Path) -> None:
 
 
 def test_edit_just_before_the_write_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.replace_file("/file", owned(b"old"), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"old"), root=str(tmp_path))
     before, seen = files.read_state("/file", root=str(tmp_path)), list[FileState | None]()
 
     def edit(fd: int, _: int) -> None:
@@ -294,7 +294,7 @@ def test_edit_just_before_the_write_is_not_overwritten(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fchmod", edit)
     with pytest.raises(Conflict):
-        files.replace_file("/file", owned(b"new"), root=str(tmp_path), precheck=still)
+        files.replace_file("/file", file_state(b"new"), root=str(tmp_path), precheck=still)
     assert [one.content for one in seen if one] == [b"edited"]
     assert (tmp_path / "file").read_bytes() == b"edited"
     with pytest.raises(Conflict):
@@ -308,7 +308,7 @@ def test_attribute_that_cannot_be_kept_stops_the_write(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
     monkeypatch.setattr(os, "setxattr", _refuse_label)
     with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
-        files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert "security.selinux cannot be kept: Operation not permitted" in caught.value.why
     assert "setfattr -x security.selinux /file" in caught.value.hint
     assert (names(tmp_path), (tmp_path / "file").read_bytes()) == (["file"], b"old")
@@ -324,20 +324,20 @@ def test_attribute_that_the_new_file_already_has_is_not_set(tmp_path: Path, monk
     monkeypatch.setattr(os, "listxattr", lambda *_, **__: ["security.selinux"])
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
     monkeypatch.setattr(os, "setxattr", _refuse_label)
-    files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def _written(root: Path) -> None:
-    files.replace_file("/file", owned(b"new"), root=str(root))
+def _write_file(root: Path) -> None:
+    files.replace_file("/file", file_state(b"new"), root=str(root))
 
 
-def _removed(root: Path) -> None:
+def _remove_file(root: Path) -> None:
     files.remove_file("/file", root=str(root))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(_written, "was replaced, but may be the old one"), (_removed, "was removed")]
+    ("change", "said"), [(_write_file, "was replaced, but may be the old one"), (_remove_file, "was removed")]
 )
 def test_failed_folder_sync_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], said: str
@@ -356,7 +356,7 @@ def test_folder_whose_mode_or_owner_cannot_be_set_is_removed(
 ) -> None:
     monkeypatch.setattr(os, call, _refuse_rename)
     with pytest.raises(ChangeFailed):
-        files.replace_file("/a/b/c", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/a/b/c", file_state(b"new"), root=str(tmp_path))
     assert names(tmp_path) == []
 
 

@@ -120,7 +120,7 @@ TOLD = [
 ]
 
 
-def failed(said: str) -> FinishedCommand:
+def failed_command(said: str) -> FinishedCommand:
     return FinishedCommand(("/usr/bin/kubectl", "--kubeconfig", "x", "get", "nodes"), 1, b"", said.encode(), 1.0, False)
 
 
@@ -128,7 +128,7 @@ def failed(said: str) -> FinishedCommand:
 def test_error_is_explained_by_the_relevant_line(
     said: str, kind: type[GpunodeError], what: str, why: str, hint: str
 ) -> None:
-    error = explain_failure(failed(said), lambda *words: command("kubectl", *words))
+    error = explain_failure(failed_command(said), lambda *words: command("kubectl", *words))
     assert isinstance(error, kind)
     assert what in error.what
     assert why in error.why
@@ -139,8 +139,8 @@ def test_error_is_explained_by_the_relevant_line(
 
 @pytest.mark.parametrize("said", [said for said, kind, *_ in TOLD if kind is Undetermined])
 def test_connection_errors_are_not_about_objects(said: str) -> None:
-    assert not is_about_objects(failed(said))
-    assert is_about_objects(failed(WEBHOOK))
+    assert not is_about_objects(failed_command(said))
+    assert is_about_objects(failed_command(WEBHOOK))
 
 
 def test_object_errors_are_split_without_log_lines() -> None:
@@ -160,7 +160,7 @@ def test_object_errors_are_split_without_log_lines() -> None:
     ],
 )
 def test_failed_api_groups_are_named(said: str, groups: set[str]) -> None:
-    assert failed_groups(failed(said)) == groups
+    assert failed_groups(failed_command(said)) == groups
 
 
 @pytest.mark.parametrize("version", ["v1.21.0", "v1.32.4-dispatcher", "v1.31.4+k3s1", "v1.33.5-gke.1080000", ""])

@@ -74,7 +74,7 @@ class Apt:
         return self.key
 
 
-def owned(content: bytes, mode: int = 0o644) -> FileState:
+def file_state(content: bytes, mode: int = 0o644) -> FileState:
     return FileState(content, mode, UID, GID)
 
 
@@ -158,24 +158,24 @@ def test_file_change_is_idempotent_and_undone_exactly(
         assert files.read_state(path, root=str(tmp_path)) == wanted
 
 
-@pytest.mark.parametrize("edited", [owned(b"user's"), owned(b"old", 0o600), None])
+@pytest.mark.parametrize("edited", [file_state(b"user's"), file_state(b"old", 0o600), None])
 def test_edited_file_is_left_alone(tmp_path: Path, edited: FileState | None) -> None:
     if edited:
         files.replace_file("/x", edited, root=str(tmp_path))
-    for after in (owned(b"new"), None):
+    for after in (file_state(b"new"), None):
         if after == edited:
             continue
         with pytest.raises(Conflict, match="/x was edited"):
-            LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
+            LocalHost(str(tmp_path)).apply([FileChange("/x", file_state(b"old"), after)])
         assert files.read_state("/x", root=str(tmp_path)) == edited
 
 
-@pytest.mark.parametrize("after", [owned(b"new"), None], ids=["replaced", "removed"])
+@pytest.mark.parametrize("after", [file_state(b"new"), None], ids=["replaced", "removed"])
 def test_file_edited_during_the_change_is_left_alone(
     tmp_path: Path, after: FileState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look saw the old file; the edit comes while the new one is written, or right before the removal."""
-    files.replace_file("/x", owned(b"old"), root=str(tmp_path))
+    files.replace_file("/x", file_state(b"old"), root=str(tmp_path))
     checked = files._replaceable_status
 
     def edit_meanwhile(place: OpenPlace, path: str) -> os.stat_result | None:
@@ -184,7 +184,7 @@ def test_file_edited_during_the_change_is_left_alone(
 
     monkeypatch.setattr(files, "_replaceable_status", edit_meanwhile)
     with pytest.raises(Conflict, match="/x was edited"):
-        LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
+        LocalHost(str(tmp_path)).apply([FileChange("/x", file_state(b"old"), after)])
     assert (tmp_path / "x").read_bytes() == b"user's"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
@@ -206,14 +206,14 @@ def test_full_or_read_only_file_system_is_named_and_unchanged(tmp_path: Path, op
     if mounted.returncode != 0:
         pytest.skip("this container may not mount")
     try:
-        files.replace_file("/etc/x", owned(b"old"), root=str(disk))
+        files.replace_file("/etc/x", file_state(b"old"), root=str(disk))
         subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
-        change = FileChange("/etc/x", owned(b"old"), owned(b"n" * 200_000))
+        change = FileChange("/etc/x", file_state(b"old"), file_state(b"n" * 200_000))
         with pytest.raises(ChangeFailed, match="/etc/x could not be written") as caught:
             LocalHost(str(disk)).apply([change])
         assert words in caught.value.hint
         assert [path.name for path in (disk / "etc").iterdir()] == ["x"]
-        assert files.read_state("/etc/x", root=str(disk)) == owned(b"old")
+        assert files.read_state("/etc/x", root=str(disk)) == file_state(b"old")
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -226,7 +226,7 @@ KEY = SigningKey("https://repo.example/key.pub", frozenset({"A" * 40, "B" * 40})
 def test_package_changes_are_one_transaction_in_order(tmp_path: Path) -> None:
     apt = Apt()
     packages = [PackageChange(PackageId.of(name), None, PackageState("1")) for name in ("a", "b")]
-    file = FileChange(str(tmp_path / "x"), None, owned(b"x"))
+    file = FileChange(str(tmp_path / "x"), None, file_state(b"x"))
     with_apt(LocalHost(), apt).apply([*packages, file])
     assert apt.asked == [("transact", *packages)]
     assert (tmp_path / "x").exists()
@@ -264,7 +264,7 @@ def test_download_that_is_no_key_is_refused_and_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [FileChange("/x", None, owned(b"x")), ModuleChange("nvidia", before=False, after=True)]
+    "change", [FileChange("/x", None, file_state(b"x")), ModuleChange("nvidia", before=False, after=True)]
 )
 def test_realized_change_is_unchanged(change: Change) -> None:
     assert LocalHost().realize(change) == change
@@ -272,7 +272,7 @@ def test_realized_change_is_unchanged(change: Change) -> None:
 
 def test_folders_for_a_new_file_are_recorded_before_the_write(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
-    realized = LocalHost(str(tmp_path)).realize(FileChange("/etc/a/b/c", None, owned(b"x")))
+    realized = LocalHost(str(tmp_path)).realize(FileChange("/etc/a/b/c", None, file_state(b"x")))
     assert isinstance(realized, FileChange)
     assert realized.folders == ("/etc/a", "/etc/a/b")
 
@@ -295,7 +295,7 @@ def test_removed_file_is_restored_with_attributes_without_new_folders(
     host.apply([back])
     assert os.getxattr(path, "user.note") == b"keep"
 
-    made = host.realize(FileChange("/new/folder/file", None, owned(b"x")))
+    made = host.realize(FileChange("/new/folder/file", None, file_state(b"x")))
     host.apply([made])
     assert (tmp_path / "new/folder/file").exists()
     unmade = made.inverse()

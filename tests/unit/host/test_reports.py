@@ -306,7 +306,7 @@ def test_json_list_in_a_windows_encoding_is_read(encoding: str, tmp_path: Path) 
     assert texts(read_report(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
 
 
-def closed(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def deny_even_root(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``of`` is as closed to root, too, as it is to others."""
     for name in ("stat", "lstat", "open", "scandir"):
         real = getattr(os, name)
@@ -327,7 +327,7 @@ def test_unreadable_folder_does_not_hide_the_others(tmp_path: Path, monkeypatch:
         (tmp_path / name).mkdir()
         write(tmp_path / name / "x.json", json.dumps(ROWS))
     os.mkfifo(tmp_path / "pipe.json")
-    closed(tmp_path / "shut", monkeypatch)
+    deny_even_root(tmp_path / "shut", monkeypatch)
     found = {one.name: one.problem for one in find_fleet_reports([str(tmp_path)])}
     assert found == {
         "open/x.json": "",

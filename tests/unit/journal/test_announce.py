@@ -12,7 +12,7 @@ from gpunode.journal.store import Store
 from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, entries
 
 
-def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
+def announcements_of(of: Sequence[Entry]) -> list[Mapping[str, str]]:
     found: list[Mapping[str, str]] = []
     tell = announce.announcer(found.append)
     for number, entry in enumerate(of, 1):
@@ -21,7 +21,7 @@ def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
 
 
 def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
-    found = announced(entries())
+    found = announcements_of(entries())
     made = [announce.MADE] * 4 + [announce.FAILED, announce.MADE]
     assert [one["MESSAGE_ID"] for one in found] == [announce.BEGUN, *made, announce.ENDED]
     assert {one["GPUNODE_RUN"] for one in found} == {RUN}
@@ -31,7 +31,7 @@ def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
 
 
 def test_file_announced_by_hash_and_package_by_version_and_origin() -> None:
-    _, file, package, *_ = announced(entries())
+    _, file, package, *_ = announcements_of(entries())
     assert file["GPUNODE_SUBJECT"] == CONFIG
     assert (file["GPUNODE_STEP"], file["GPUNODE_SEQ"], file["GPUNODE_KIND"]) == ("step-1", "1", "file")
     assert file["GPUNODE_BEFORE"] == f"sha256:{digest(b'old')}"
@@ -43,7 +43,7 @@ def test_file_announced_by_hash_and_package_by_version_and_origin() -> None:
 def test_secrets_and_contents_are_not_announced() -> None:
     secret = FileChange("/etc/x", FileState(b"password"), FileState(b"pass\nword"))
     more = (Intent(7, "s", "s", secret), Done(7), Failed(7, "at https://me:hunter2@host/"))
-    text = repr(announced((*entries(), *more)))
+    text = repr(announcements_of((*entries(), *more)))
     assert SECRET not in text
     assert "pass" not in text.replace("--yes", "")
 
@@ -52,12 +52,12 @@ def test_secrets_and_contents_are_not_announced() -> None:
     ("result", "priority"), [("done", "5"), ("waiting", "5"), ("interrupted", "4"), ("failed", "3")]
 )
 def test_priority_follows_the_result(result: Result, priority: str) -> None:
-    (_, end) = announced((BEGIN, Commit(result, "because", AT)))
+    (_, end) = announcements_of((BEGIN, Commit(result, "because", AT)))
     assert (end["PRIORITY"], end["GPUNODE_RESULT"], end["GPUNODE_WHY"]) == (priority, result, "because")
 
 
 def test_fields_without_a_value_are_omitted() -> None:
-    assert all(value for one in announced(entries()) for value in one.values())
+    assert all(value for one in announcements_of(entries()) for value in one.values())
 
 
 def test_store_announces_only_synced_entries(tmp_path: Path) -> None:

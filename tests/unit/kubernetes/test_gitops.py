@@ -39,7 +39,7 @@ def kind_of(document: dict[str, Any]) -> str:
     return f"{document.get('apiVersion')} {document.get('kind')}"
 
 
-def referenced(made: dict[str, str], path: str = "kustomization.yaml") -> set[str]:
+def referenced_files(made: dict[str, str], path: str = "kustomization.yaml") -> set[str]:
     """The files that kustomize reads, from this file on."""
     body = yaml.safe_load(made[path])
     generated = {one.partition("=")[2] for maker in body.get("configMapGenerator", ()) for one in maker["files"]}
@@ -58,7 +58,7 @@ def test_gitops_objects_match_their_custom_resource_schemas(name: str, cluster: 
 @pytest.mark.parametrize(("name", "cluster", "form"), GITOPS)
 def test_controller_applies_every_file_but_the_test_pod(name: str, cluster: str, form: Form) -> None:
     found, made = render(f'extends = "{name}"\n', cluster, form)
-    taken = referenced(made)
+    taken = referenced_files(made)
     assert taken <= made.keys()
     if form == "flux":
         assert taken == {"flux.yaml"}
@@ -95,7 +95,7 @@ def test_sync_waves_are_on_objects_and_not_in_pod_templates() -> None:
         for name in ("k8s-containerd", "k8s-mps", "gpu-operator"):
             _, made = render(f'extends = "{name}"', "eight", form)
             assert "commonAnnotations" not in made["kustomization.yaml"]
-            for path in referenced(made) - {"plugin-config.yaml"}:
+            for path in referenced_files(made) - {"plugin-config.yaml"}:
                 (one,) = yaml.safe_load_all(made[path])
                 wave = one["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]
                 assert int(wave) < 0 or one["kind"] == "NodeFeatureRule"
@@ -157,7 +157,7 @@ def test_taint_forbidden_to_node_feature_discovery_is_set_by_kubectl() -> None:
 
 def test_remote_argo_cd_applies_plain_objects_by_an_application() -> None:
     _, made = render(f'extends = "gpu-operator"\n{REMOTE}', "eight", "argocd")
-    assert referenced(made) == {"applications/gpu-objects.yaml", "applications/gpu-operator.yaml"}
+    assert referenced_files(made) == {"applications/gpu-objects.yaml", "applications/gpu-operator.yaml"}
     applications = {one["metadata"]["name"]: one for one in documents(made) if one.get("kind") == "Application"}
     assert {one["metadata"]["namespace"] for one in applications.values()} == {"argo"}
     assert {one["spec"]["project"] for one in applications.values()} == {"gpus"}

@@ -53,7 +53,7 @@ def node(labels: Mapping[str, str] | None = None, taints: tuple[dict[str, str], 
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": list(taints)}}
 
 
-def planned(wanted: Rendered, present: LiveState) -> dict[str, PlanItem]:
+def planned_items(wanted: Rendered, present: LiveState) -> dict[str, PlanItem]:
     return {f"{one.kind} {one.name}": one for one in plan_items(wanted, present)}
 
 
@@ -101,7 +101,7 @@ def test_unchanged_objects_stay_the_same() -> None:
 def test_equal_object_of_another_manager_is_left_alone() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "RuntimeClass"]
     theirs = live(wanted.body, "k3s")
-    found = planned(PLUGIN, LiveState("c", [theirs], [live(wanted.body)], [node()]))
+    found = planned_items(PLUGIN, LiveState("c", [theirs], [live(wanted.body)], [node()]))
     assert found["RuntimeClass nvidia"].state == "foreign"
     assert found["RuntimeClass nvidia"].note == "already there, from k3s"
 
@@ -109,7 +109,9 @@ def test_equal_object_of_another_manager_is_left_alone() -> None:
 def test_changed_field_shows_both_values_and_can_be_undone() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "DaemonSet"]
     old = json.loads(json.dumps(wanted.body).replace("v0.20.0", "v0.19.0"))
-    item = planned(PLUGIN, LiveState("c", [live(old)], [live(wanted.body)], [node()]))["DaemonSet nvidia-device-plugin"]
+    item = planned_items(PLUGIN, LiveState("c", [live(old)], [live(wanted.body)], [node()]))[
+        "DaemonSet nvidia-device-plugin"
+    ]
     assert item.state == "change"
     assert any("v0.19.0" in line for line in item.diff)
     assert any("v0.20.0" in line for line in item.diff)
@@ -160,7 +162,9 @@ def test_co_owned_object_of_a_former_recipe_is_not_deleted() -> None:
 )
 def test_taint_is_added_unless_present(taints: tuple[dict[str, str], ...], state: str) -> None:
     wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
-    found = planned(wanted, LiveState("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[f"Node {NODE}"]
+    found = planned_items(wanted, LiveState("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[
+        f"Node {NODE}"
+    ]
     assert found.state == state
     if isinstance(found.change, ObjectChange):
         assert json.loads(found.change.after or "")["spec"]["taints"] == [
@@ -199,7 +203,7 @@ def test_taint_is_owned_only_with_our_annotation(manager: str) -> None:
 def test_labels_dropped_from_the_recipe_are_removed() -> None:
     labels = {"nvidia.com/gpu.present": "true", "team": "a"}
     mine = live(node(labels), LABELS_MANAGER)
-    found = planned(PLUGIN, LiveState("c", nodes=[mine]))[f"Node {NODE}"]
+    found = planned_items(PLUGIN, LiveState("c", nodes=[mine]))[f"Node {NODE}"]
     assert found.diff == ("-label team=a",)
 
 

@@ -44,7 +44,7 @@ CASES = [
 ]
 
 
-def asked(text: str) -> Recipe:
+def recipe_of(text: str) -> Recipe:
     return parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
 
 
@@ -112,7 +112,7 @@ def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, f
 
 
 def test_every_plugin_configuration_is_selected_by_a_label() -> None:
-    wanted = asked(
+    wanted = recipe_of(
         'extends = "k8s-containerd"\n'
         '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
         '[kubernetes.configs.big]\ngpus = "B200"\nmode = "mps"\nreplicas = 2\n'
@@ -196,7 +196,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
 )  # fmt: skip
 def test_impossible_recipe_is_refused_with_a_hint(text: str, cluster: str, what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
-        render_cluster(asked(text), CLUSTERS[cluster])
+        render_cluster(recipe_of(text), CLUSTERS[cluster])
     assert what in f"{refused.value.what} {refused.value.why}"
     assert hint in refused.value.hint
 
@@ -249,7 +249,7 @@ def test_incompatible_nodes_are_refused() -> None:
 )
 def test_node_with_a_provider_plugin_is_refused(text: str, more: dict[str, Any], what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
-        render_cluster(asked(text), [node("a", "2330", 8, **more)])
+        render_cluster(recipe_of(text), [node("a", "2330", 8, **more)])
     assert what in refused.value.what
     assert hint in refused.value.hint
 
@@ -258,7 +258,7 @@ def test_self_managed_provider_nodes_are_rendered() -> None:
     driver = frozenset({"driver"})
     as_hinted = 'extends = "k8s-containerd"\n[runtime]\nname = "none"\n[kubernetes]\nruntime_class = ""'
     assert "runtimeClassName" not in str(
-        render_cluster(asked(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
+        render_cluster(recipe_of(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
     )
     for provider in ("eks", "aks", "kind"):
         assert render_cluster(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
@@ -283,11 +283,11 @@ def test_operator_uses_the_gke_driver_where_its_plugin_is_opted_out() -> None:
 def test_mig_manager_does_not_reset_nodes_without_a_layout() -> None:
     """The chart's default layout is all-disabled; the operator gives it to every node without a label."""
     text = 'extends = "gpu-operator"\n[kubernetes.mig]\nstrategy = "single"\n'
-    (release,) = render_cluster(asked(text), CLUSTERS["eight"]).releases
+    (release,) = render_cluster(recipe_of(text), CLUSTERS["eight"]).releases
     assert release.values["migManager"] == {"enabled": False}
-    (release,) = render_cluster(asked(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
+    (release,) = render_cluster(recipe_of(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
     assert release.values["migManager"] == {"enabled": True, "config": {"default": ""}}
-    own = render_cluster(asked(f'{text}layout = "all-small"'), CLUSTERS["eight"])
+    own = render_cluster(recipe_of(f'{text}layout = "all-small"'), CLUSTERS["eight"])
     assert [edit.labels for edit in own.nodes] == [{"nvidia.com/mig.config": "all-small"}]
     assert own.expected == {}
 
@@ -296,7 +296,7 @@ def test_operator_disables_components_that_a_node_has() -> None:
     text = 'extends = "gpu-operator"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     text += '[kubernetes]\nregistry = "m"'
     bare, ready = node("a", "2330", 8, driver="", toolkit=False), node("b", "2330", 8)
-    (release,) = (found := render_cluster(asked(text), (bare, ready))).releases
+    (release,) = (found := render_cluster(recipe_of(text), (bare, ready))).releases
     assert release.values["driver"] == {
         "enabled": True,
         "repository": "m/nvidia",
@@ -312,7 +312,7 @@ def test_operator_disables_components_that_a_node_has() -> None:
 
 def test_operator_uses_cdi_only_where_the_runtime_does() -> None:
     for asked_for in (False, True):
-        wanted = asked(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
+        wanted = recipe_of(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
         (release,) = (found := render_cluster(wanted, CLUSTERS["one"])).releases
         assert release.values["cdi"] == {"enabled": asked_for}
         (own,) = found.own_pods
@@ -350,14 +350,14 @@ def test_unknown_mig_resource_has_no_test_pod() -> None:
         ('[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\nrename = true\n', ".shared"),
     ):
         text = f'extends = "k8s-containerd"\n{extra}[kubernetes.mig]\nstrategy = "{"single" if resource else "mixed"}"'
-        found = render_cluster(asked(text), CLUSTERS["eight"])
+        found = render_cluster(recipe_of(text), CLUSTERS["eight"])
         assert bool(found.test_pod) == bool(resource)
         assert "test-pod.yaml" in make_files(found, "manifests") or not resource
         assert not resource or f"nvidia.com/gpu{resource}" in str(found.test_pod)
 
 
 def test_configuration_without_a_node_is_noted() -> None:
-    wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\ngpus = "B200"')
+    wanted = recipe_of('extends = "k8s-containerd"\n[kubernetes.configs.big]\ngpus = "B200"')
     assert any("No node gets the configuration big" in note for note in render_cluster(wanted, CLUSTERS["one"]).notes)
     mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
     assert any("mix has other GPUs beside" in note for note in render_cluster(wanted, [mixed]).notes)
@@ -378,7 +378,7 @@ def test_config_map_name_depends_on_its_content() -> None:
 def test_taint_is_tolerated_by_everything_that_must_run_there() -> None:
     text = 'extends = "{}"\n[kubernetes.taint]\nkey = "team/gpu"\nvalue = "x"\neffect = "NoExecute"'
     for name in RECIPES:
-        found = render_cluster(asked(text.format(name)), CLUSTERS["eight"])
+        found = render_cluster(recipe_of(text.format(name)), CLUSTERS["eight"])
         assert {edit.taint for edit in found.nodes} == {"team/gpu=x:NoExecute"}
         everything = str([one.body for one in (*found.objects, *found.test_pod)]) + str(
             [r.values for r in found.releases]
@@ -394,7 +394,7 @@ def test_control_plane_taint_is_tolerated_only_on_request(name: str) -> None:
     key = "node-role.kubernetes.io/control-plane"
     for is_asked in (True, False):
         found = render_cluster(
-            asked(f'extends = "{name}"\nkubernetes.control_plane = {str(is_asked).lower()}'), CLUSTERS["eight"]
+            recipe_of(f'extends = "{name}"\nkubernetes.control_plane = {str(is_asked).lower()}'), CLUSTERS["eight"]
         )
         (pod, *_) = (one.body for one in found.test_pod if one.kind == "Pod")
         assert (key in str(pod)) == is_asked
@@ -409,7 +409,7 @@ def test_control_plane_taint_is_tolerated_only_on_request(name: str) -> None:
 def test_registry_mirror_replaces_every_registry() -> None:
     for name in RECIPES:
         found = render_cluster(
-            asked(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
+            recipe_of(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
         )
         images = [
             line for text in make_files(found, "manifests").values() for line in text.splitlines() if "image" in line
@@ -421,7 +421,7 @@ def test_registry_mirror_replaces_every_registry() -> None:
 def test_hami_scheduler_image_has_the_mirror_path_once() -> None:
     """Rendered by Helm, the path of the mirror stood there twice."""
     (release,) = render_cluster(
-        asked('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
+        recipe_of('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
     ).releases
     assert release.values["global"] == {"imageRegistry": "mirror/gpu"}
     assert release.values["scheduler"] == {"kubeScheduler": {"image": {"repository": "kube-scheduler"}}}
@@ -439,7 +439,7 @@ NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node(
 @pytest.mark.parametrize("nodes", [NODES, NODES[:3], NODES[:1], NODES[2:3], NODES[3:], NODES[1:]])
 def test_unlabelled_nodes_get_the_recipe_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
     """It was that of most nodes: one node more gave all unlabelled ones another configuration."""
-    found = render_cluster(asked(f'extends = "{recipe}"\n{SHARED}'), nodes)
+    found = render_cluster(recipe_of(f'extends = "{recipe}"\n{SHARED}'), nodes)
     if found.releases:
         values = found.releases[0].values
         config = values["config"] if recipe == "k8s-containerd" else values["devicePlugin"]["config"]
@@ -455,14 +455,14 @@ def test_sharing_config_without_nodes_lists_possible_resources() -> None:
     """The plugin refuses an empty list."""
     text = 'extends = "gpu-operator"\n[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\n'
     text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\ngpus = "T4"\n'
-    (release,) = render_cluster(asked(text), CLUSTERS["k3s"]).releases
+    (release,) = render_cluster(recipe_of(text), CLUSTERS["k3s"]).releases
     config = release.values["devicePlugin"]["config"]
     resources = yaml.safe_load(config["data"][config["default"]])["sharing"]["timeSlicing"]["resources"]
     assert {"name": "nvidia.com/mig-1g.10gb", "replicas": 2} in resources
 
 
 def test_each_kind_of_node_has_its_own_test_pod() -> None:
-    found = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
+    found = render_cluster(recipe_of(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
     pods = {one.name: one for one in found.test_pod}
     limits = {name: one.body["spec"]["containers"][0]["resources"]["limits"] for name, one in pods.items()}
     assert limits == {
@@ -472,13 +472,13 @@ def test_each_kind_of_node_has_its_own_test_pod() -> None:
     }
     assert pods["gpunode-test-mig"].body["spec"]["nodeSelector"] == {PLUGIN_CONFIG: "mig"}
     assert "on a, b, with the configuration mig" in pods["gpunode-test-mig"].why
-    (alone,) = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
+    (alone,) = render_cluster(recipe_of(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
     assert alone.name == "gpunode-test"
     assert "nodeSelector" not in alone.body["spec"]
 
 
 def test_turing_allows_as_many_mps_clients_as_later_gpus() -> None:
-    wanted = asked('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 48')
+    wanted = recipe_of('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 48')
     assert render_cluster(wanted, CLUSTERS["k3s"]).expected == {"edge": {"nvidia.com/gpu": 96}}
 
 
@@ -491,7 +491,7 @@ def test_argo_cd_oci_registry_has_no_scheme() -> None:
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "gpu-operator", "hami", "dra"])
 def test_kubelet_folder_of_the_node_is_used_everywhere(name: str) -> None:
-    wanted = asked(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
+    wanted = recipe_of(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
     found = render_cluster(wanted, CLUSTERS["microk8s"])
     root = "/var/snap/microk8s/common/var/lib/kubelet"
     # Every chart mounts the kubelet's folder; of the plain objects the plugin does.
@@ -554,7 +554,7 @@ def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: 
 @pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])
 def test_pods_get_gpudirect_devices_that_the_recipe_installs(name: str) -> None:
     def text(direct: str) -> str:
-        found = render_cluster(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
+        found = render_cluster(recipe_of(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
         assert not [key for release in found.releases for key in unknown_keys(release)]
         assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
         return "".join(make_files(found, "manifests").values())
@@ -568,7 +568,7 @@ def test_pods_get_gpudirect_devices_that_the_recipe_installs(name: str) -> None:
 
 def test_version_overrides_are_rendered() -> None:
     text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
-    plain = render_cluster(asked(text.format("k8s-containerd")), CLUSTERS["one"])
+    plain = render_cluster(recipe_of(text.format("k8s-containerd")), CLUSTERS["one"])
     assert "k8s-device-plugin:v0.19.3" in str(plain.objects)
-    (release,) = render_cluster(asked(text.format("gpu-operator")), CLUSTERS["one"]).releases
+    (release,) = render_cluster(recipe_of(text.format("gpu-operator")), CLUSTERS["one"]).releases
     assert release.version == "v26.3.3"

@@ -293,7 +293,7 @@ def test_hami_test_pod_requests_and_reports_memory() -> None:
 # What their end tells.
 
 
-def ended(
+def pod_result(
     trial: GpuTestPod, log: str | None, phase: str = "Succeeded", span: tuple[int, int] = (0, 10), **more: Any
 ) -> GpuTestPodResult:
     begin, end = (f"2026-01-01T00:00:{second:02}Z" for second in span)
@@ -319,7 +319,7 @@ def ended(
 def test_successful_pod_proves_only_what_its_log_says(recipe: str, log: str | None, status: str, said: str) -> None:
     trial = made_for(recipe, EIGHT, live())[0]
 
-    found = check_test_pod(ended(trial, log), live(), APPLY)
+    found = check_test_pod(pod_result(trial, log), live(), APPLY)
 
     assert found.status == status
     assert said in found.detail
@@ -346,7 +346,7 @@ def test_passed_pod_says_what_it_needed(
     body = live()
     body["spec"] = {"taints": [{"key": key, "effect": effect} for key, effect in taints]}
     (trial,) = made_for(recipe, node, body)
-    assert said in check_test_pod(ended(trial, "Test PASSED"), body, APPLY).detail
+    assert said in check_test_pod(pod_result(trial, "Test PASSED"), body, APPLY).detail
 
 
 @pytest.mark.parametrize("node", [EIGHT, replace(EIGHT, reads_cdi=True)])
@@ -355,7 +355,7 @@ def test_pod_without_cdi_or_runtime_class_is_explained(node: ClusterNode) -> Non
     log = (
         "Failed to allocate device vector A (error code CUDA driver version is insufficient for CUDA runtime version)!"
     )
-    found = check_test_pod(ended(trial, log, "Failed"), live(), APPLY)
+    found = check_test_pod(pod_result(trial, log, "Failed"), live(), APPLY)
     assert found.status == "failed"
     assert ("neither CDI nor the default runtime" in found.detail) is node.reads_cdi
     assert ("gpunode setup" in found.hint) is node.reads_cdi
@@ -386,8 +386,8 @@ def test_pod_that_was_not_created_says_why(error: str, status: str, said: str) -
 def test_failed_pod_reports_its_last_line_or_diagnosis() -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
-    assert "it said: no GPU" in check_test_pod(ended(trial, "no GPU", "Failed"), live(), APPLY).detail
-    read = ended(trial, "no GPU", "Failed", diagnosis="the driver is gone (driver-not-installed)")
+    assert "it said: no GPU" in check_test_pod(pod_result(trial, "no GPU", "Failed"), live(), APPLY).detail
+    read = pod_result(trial, "no GPU", "Failed", diagnosis="the driver is gone (driver-not-installed)")
     assert "driver-not-installed" in check_test_pod(read, live(), APPLY).detail
 
 
@@ -410,7 +410,7 @@ def test_sharing_passes_only_on_one_gpu_at_the_same_time(
     logs: Sequence[str], spans: Sequence[tuple[int, int]], status: str
 ) -> None:
     found = made_for("k8s-time-slicing", EIGHT, live(32))
-    ran = [ended(trial, log, span=span) for trial, log, span in zip(found, logs, spans, strict=False)]
+    ran = [pod_result(trial, log, span=span) for trial, log, span in zip(found, logs, spans, strict=False)]
 
     assert check_sharing("gpu-1", ran).status == status
 

@@ -21,12 +21,12 @@ def figure(seen: Snapshot, *citations: Citation) -> tuple[list[str], list[str]]:
     return rows, folded
 
 
-def numbered(lines: int, more: str = "") -> Snapshot:
+def numbered_log(lines: int, more: str = "") -> Snapshot:
     return take_snapshot(evidence(("dmesg", "\n".join(f"line {n}{more}" for n in range(1, lines + 1)))))
 
 
 def pieces(*numbers: int) -> list[str]:
-    seen = numbered(40)
+    seen = numbered_log(40)
     return figure(seen, *(cite(seen.items[0], number) for number in numbers))[0]
 
 
@@ -43,12 +43,12 @@ def test_one_line_gap_is_shown_and_no_line_twice() -> None:
 
 
 def test_short_piece_is_shown_completely() -> None:
-    seen = numbered(3)
+    seen = numbered_log(3)
     assert figure(seen, cite(seen.items[0], 2)) == (["1", "▸2", "3"], [])
 
 
 def test_folded_part_of_a_long_piece_is_limited() -> None:
-    seen = numbered(100_000, more=" " + "x" * 50)
+    seen = numbered_log(100_000, more=" " + "x" * 50)
     rows = figure(seen, cite(seen.items[0], 50_000))[1]
     assert len(rows) <= 402
     assert "▸50000" in rows

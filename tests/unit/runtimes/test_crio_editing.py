@@ -54,7 +54,7 @@ DEFAULT = DesiredConfig(default=True)
 CTK = DesiredConfig(exact=True)
 
 
-def done(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
+def configure(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
     """The files after configure, of which a second one finds nothing to do."""
     after = dict(after_edits(files, crio.configure(files, desired)))
     assert crio.configure(after, desired).edits == ()
@@ -77,14 +77,14 @@ def undone(
 
 
 def test_options_of_the_default_runtime_in_crio_conf_d_are_inherited() -> None:
-    after = done({PACKAGED: TEN})
+    after = configure({PACKAGED: TEN})
     assert after[PACKAGED] == TEN
     assert runtime(after[DROP_IN]) == {"runtimes": {"nvidia": OF_CRUN}}
 
 
 @pytest.mark.parametrize("desired", [DesiredConfig(), CTK, DEFAULT, DesiredConfig(default=True, exact=True)])
 def test_default_in_the_drop_in_does_not_change_the_inherited_options(desired: DesiredConfig) -> None:
-    after = done({PACKAGED: TEN}, desired)
+    after = configure({PACKAGED: TEN}, desired)
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
     assert runtime(after[DROP_IN]).get("default_runtime") == ("nvidia" if desired.default else None)
 
@@ -97,7 +97,7 @@ def test_later_file_replaces_a_whole_runtime_table() -> None:
         PACKAGED: TEN,
     }
     assert crio.in_order(files, DesiredConfig()) == (CONF, PACKAGED, *sorted(files)[2:4])
-    assert runtime(done(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert runtime(configure(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
     found = crio.inspect(files, DesiredConfig())
     assert (found.default, found.handlers, found.cdi) == (
         "runc",
@@ -114,13 +114,13 @@ def test_vm_runtime_is_not_inherited_from(kind: str) -> None:
     assert runtime(after_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
     assert any("kata cannot run plain containers" in note for note in edited.notes)
     with_runc = {**files, PACKAGED: b'[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n'}
-    assert runtime(done(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
+    assert runtime(configure(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
 
 
 def test_keys_that_select_another_binary_are_not_inherited() -> None:
     table = b'[crio.runtime.runtimes.runc]\ninherit_default_runtime = true\nmonitor_path = "/m"\n'
     more = b'[crio.runtime.runtimes.runc.platform_runtime_paths]\n"linux/amd64" = "/usr/bin/runc"\n'
-    entry = runtime(done({CONF: table + more})[DROP_IN])["runtimes"]["nvidia"]
+    entry = runtime(configure({CONF: table + more})[DROP_IN])["runtimes"]["nvidia"]
     assert entry == {**BARE, "monitor_path": "/m"}
 
 
@@ -128,7 +128,7 @@ def test_other_settings_in_the_drop_in_are_kept() -> None:
     former = (
         b'[crio.runtime]\nhooks_dir = ["/etc/hooks"] # ours\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/old"\n'
     )
-    after = done({PACKAGED: TEN, DROP_IN: former}, CTK)
+    after = configure({PACKAGED: TEN, DROP_IN: former}, CTK)
     assert runtime(after[DROP_IN]) == {"hooks_dir": ["/etc/hooks"], "runtimes": {"nvidia": OF_CRUN}}
     assert b'hooks_dir = ["/etc/hooks"] # ours\n' in after[DROP_IN]
 
@@ -139,24 +139,24 @@ def test_existing_entry_keeps_its_keys() -> None:
     assert crio.configure(files, DesiredConfig()).edits == crio.configure(files, CTK).edits == ()
     files[DROP_IN] = own.replace(BINARY.encode(), b"/opt/old")
     for desired in (DesiredConfig(), CTK):
-        entry = runtime(done(files, desired)[DROP_IN])["runtimes"]["nvidia"]
+        entry = runtime(configure(files, desired)[DROP_IN])["runtimes"]["nvidia"]
         assert entry == {**OF_CRUN, "allowed_annotations": ["mine"]}
 
 
 def test_existing_entry_that_runs_another_binary_is_repaired() -> None:
     own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\ninherit_default_runtime = true\n'.encode()
-    assert runtime(done({DROP_IN: own})[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert runtime(configure({DROP_IN: own})[DROP_IN])["runtimes"]["nvidia"] == BARE
 
 
 @pytest.mark.parametrize("desired", [DesiredConfig(), CTK], ids=["setup", "ctk"])
 def test_later_run_without_the_default_option_keeps_the_default(desired: DesiredConfig) -> None:
-    after = done({PACKAGED: TEN}, replace(desired, default=True))
+    after = configure({PACKAGED: TEN}, replace(desired, default=True))
     assert crio.configure(after, desired).edits == ()
 
 
 def test_in_place_edit_keeps_other_lines_byte_for_byte() -> None:
     conf = b'# mine\r\n[crio]\r\nlog_dir = "/l" # there\r\n\r\n[crio.runtime]\r\ncgroup_manager = "cgroupfs"\r\n'
-    after = done({CONF: conf}, DesiredConfig(mode="in-place", default=True))
+    after = configure({CONF: conf}, DesiredConfig(mode="in-place", default=True))
     assert [*after] == [CONF]
     new = after[CONF].splitlines(keepends=True)
     old = conf.splitlines(keepends=True)
@@ -168,7 +168,7 @@ def test_in_place_edit_keeps_other_lines_byte_for_byte() -> None:
 def test_replaced_default_is_still_inherited_from_in_place() -> None:
     desired = DesiredConfig(mode="in-place", default=True, exact=True)
     conf = TEN.replace(b"[crio.runtime.runtimes.runc]", b"[crio.runtime.runtimes.fast]").replace(b"crun", b"swift")
-    assert runtime(done({CONF: conf}, desired)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
+    assert runtime(configure({CONF: conf}, desired)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
 
 
 def test_file_that_would_override_ours_is_edited() -> None:
@@ -229,27 +229,29 @@ def test_invalid_crio_configuration_is_refused_with_its_line(path: str, data: by
 
 
 def test_relative_binary_other_than_the_toolkits_is_refused() -> None:
-    assert runtime(done({}, DesiredConfig(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert (
+        runtime(configure({}, DesiredConfig(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
+    )
     with pytest.raises(Refused, match="not an absolute path"):
         crio.configure({}, DesiredConfig(binary="bin/nvidia-container-runtime"))
 
 
 def test_options_are_inherited_from_the_dump_of_the_daemon() -> None:
     dump = b'[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nmonitor_path = "/dumped"\n'
-    after = done({PACKAGED: TEN}, DesiredConfig(source=dump, exact=True))
+    after = configure({PACKAGED: TEN}, DesiredConfig(source=dump, exact=True))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/dumped"}
 
 
 def test_cgroup_manager_is_changed_only_on_request() -> None:
     files = {CONF: b'[crio.runtime]\ncgroup_manager = "cgroupfs"\n'}
-    assert "cgroup_manager" not in runtime(done(files)[DROP_IN])
-    assert runtime(done(files, DesiredConfig(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
+    assert "cgroup_manager" not in runtime(configure(files)[DROP_IN])
+    assert runtime(configure(files, DesiredConfig(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
 
 
 def test_other_main_file_is_read_instead() -> None:
     other = "/opt/crio.conf"
     assert other in crio.reads({}, DesiredConfig(config=other))
-    after = done({other: TEN, CONF: b"not read"}, DesiredConfig(config=other))
+    after = configure({other: TEN, CONF: b"not read"}, DesiredConfig(config=other))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
 
 
@@ -294,7 +296,7 @@ def test_former_entry_is_restored() -> None:
 
 
 def test_unconfigure_without_a_record_removes_entry_and_default() -> None:
-    now = done({PACKAGED: TEN}, DEFAULT)
+    now = configure({PACKAGED: TEN}, DEFAULT)
     edited = crio.unconfigure(now, DesiredConfig(), {})
     assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
     assert any(f"gpunode has no record of {DROP_IN}" in note for note in edited.notes)
@@ -354,7 +356,7 @@ more = 1
 @pytest.mark.parametrize("kind", ["vm", "pod"])
 def test_vm_runtime_is_not_inherited_as_default_either(kind: str) -> None:
     files = {path: data.replace(b"'vm'", f"'{kind}'".encode()) for path, data in LIKE_A_VM.items()}
-    assert runtime(done(files, DesiredConfig(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {
+    assert runtime(configure(files, DesiredConfig(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {
         **BARE,
         "more": 1,
     }
@@ -401,4 +403,4 @@ def test_each_of_several_requests_is_satisfied_at_once(
     files: dict[str, bytes], all_desired: list[tuple[bool, bool]]
 ) -> None:
     for default, exact in all_desired:
-        files = done(files, DesiredConfig(default=default, exact=exact))
+        files = configure(files, DesiredConfig(default=default, exact=exact))

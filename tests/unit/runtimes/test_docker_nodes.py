@@ -46,7 +46,7 @@ def with_config(files: dict[str, bytes], document: Any, path: str = CONFIG) -> d
     return {**files, path: json.dumps(document).encode()}
 
 
-def configured(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
+def configure_one_file(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
     """Path and content of the one file that is edited."""
     (edit,) = configure(files, desired).edits
     assert edit.after is not None
@@ -90,7 +90,7 @@ def test_masked_unit_is_treated_as_empty() -> None:
 
 def test_file_named_by_the_config_file_flag_is_edited() -> None:
     files = with_config(engine("--config-file /srv/docker.json"), {"debug": True})
-    path, document = configured(files, DesiredConfig(default=True))
+    path, document = configure_one_file(files, DesiredConfig(default=True))
     assert path == "/srv/docker.json"
     assert document["default-runtime"] == "nvidia"
     assert (located(ROW, files, DesiredConfig()).config, located(ROW, files, DesiredConfig()).unit) == (
@@ -102,7 +102,7 @@ def test_file_named_by_the_config_file_flag_is_edited() -> None:
 
 def test_unread_file_is_edited_if_named() -> None:
     files = with_config(engine("--default-runtime=runc"), {}, "/tmp/new.json")
-    assert configured(files, DesiredConfig(config="/tmp/new.json", default=True))[0] == "/tmp/new.json"
+    assert configure_one_file(files, DesiredConfig(config="/tmp/new.json", default=True))[0] == "/tmp/new.json"
     with pytest.raises(Refused):
         configure(files, DesiredConfig(config=CONFIG, default=True))
 
@@ -176,18 +176,18 @@ def test_docker_without_cdi_support_is_noted() -> None:
 def test_docker_snap_has_its_own_file_and_unit() -> None:
     bare = DesiredConfig(binary="nvidia-container-runtime")
     files = with_config({SNAP_UNIT: service("/usr/bin/snap run docker.dockerd")}, {"log-level": "error"}, SNAP)
-    assert configured(files, bare)[0] == SNAP
+    assert configure_one_file(files, bare)[0] == SNAP
     assert located(ROW, files, bare).unit == "snap.docker.dockerd.service"
     masked = {"/etc/systemd/system/docker.service": b"", **engine()}
-    assert configured({**files, **masked}, bare)[0] == SNAP
+    assert configure_one_file({**files, **masked}, bare)[0] == SNAP
     del files[SNAP_UNIT]
-    assert configured(files, bare)[0] == SNAP
+    assert configure_one_file(files, bare)[0] == SNAP
     assert configure({**files, CONFIG: b"{}"}, bare).edits[0].path == CONFIG
     both = {**engine(), **files, SNAP_UNIT: b""}
     edited = configure(both, DesiredConfig())
     assert edited.edits[0].path == CONFIG
     assert any("also installed as a snap" in note for note in edited.notes)
-    assert configured(both, replace(bare, config=SNAP))[0] == SNAP
+    assert configure_one_file(both, replace(bare, config=SNAP))[0] == SNAP
     unread = configure({SNAP_UNIT: b"", CONFIG: b"{}"}, bare)
     assert unread.edits[0].path == SNAP
     assert any("does not read /etc/docker/daemon.json" in note for note in unread.notes)
@@ -271,7 +271,7 @@ def test_equivalent_entry_is_not_rewritten(path: str, binary: str, exact: bool) 
 @pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
 def test_entry_with_another_binary_keeps_its_arguments(exact: bool) -> None:
     entry = {"path": "/opt/old", "runtimeArgs": ["--log", "/var/log/x"]}
-    document = configured(with_config({}, {"runtimes": {"nvidia": entry}}), DesiredConfig(exact=exact))[1]
+    document = configure_one_file(with_config({}, {"runtimes": {"nvidia": entry}}), DesiredConfig(exact=exact))[1]
     assert document["runtimes"] == {"nvidia": {**entry, "path": BINARY}}
 
 

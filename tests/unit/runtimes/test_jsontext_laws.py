@@ -28,7 +28,7 @@ def blanks(draw: st.DrawFn, newline: str) -> str:
 
 
 @st.composite
-def written(draw: st.DrawFn, newline: str, depth: int = 3) -> str:
+def written_values(draw: st.DrawFn, newline: str, depth: int = 3) -> str:
     """A value of any kind as a person, or a program in any language, might have written it."""
     kind = draw(st.sampled_from(["string", "number", "word", "object", "array"] if depth else ["string", "word"]))
     if kind == "string":
@@ -53,7 +53,13 @@ def objects(draw: st.DrawFn, newline: str, depth: int = 2) -> str:
 
     names = draw(st.lists(keys, unique=True, max_size=4))
     members = [
-        blank() + draw(string_text(st.just(name))) + blank() + ":" + blank() + draw(written(newline, depth)) + blank()
+        blank()
+        + draw(string_text(st.just(name)))
+        + blank()
+        + ":"
+        + blank()
+        + draw(written_values(newline, depth))
+        + blank()
         for name in names
     ]
     return "{" + (",".join(members) if members else blank()) + "}"
@@ -61,7 +67,7 @@ def objects(draw: st.DrawFn, newline: str, depth: int = 2) -> str:
 
 @st.composite
 def arrays(draw: st.DrawFn, newline: str, depth: int) -> str:
-    items = draw(st.lists(written(newline, depth), max_size=3))
+    items = draw(st.lists(written_values(newline, depth), max_size=3))
     return "[" + ",".join(draw(blanks(newline)) + item + draw(blanks(newline)) for item in items) + "]"
 
 

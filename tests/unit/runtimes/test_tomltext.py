@@ -29,7 +29,7 @@ def with_value(document: Document, path: str, value: Any) -> Document:
     return after
 
 
-def edited(text: str, path: str, value: Any) -> str:
+def edit_text(text: str, path: str, value: Any) -> str:
     before = parse(text)
     return edit(text, before, with_value(before, path, value))
 
@@ -52,7 +52,7 @@ def edited(text: str, path: str, value: Any) -> str:
     ids=["a line", "a table", "the first line", "a dotted key", "within braces", "the last key", "the last dotted key"],
 )
 def test_removed_value_takes_only_its_lines(text: str, path: str, after: str) -> None:
-    assert edited(text, path, GONE) == after
+    assert edit_text(text, path, GONE) == after
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_removed_value_takes_only_its_lines(text: str, path: str, after: str) ->
     ],
 )
 def test_new_value_is_placed_beside_its_siblings(text: str, path: str, value: Any, after: str) -> None:
-    assert edited(text, path, value) == after
+    assert edit_text(text, path, value) == after
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_new_value_is_placed_beside_its_siblings(text: str, path: str, value: An
     ],
 )
 def test_new_table_is_placed_beside_related_tables(text: str, path: str, after: str) -> None:
-    assert edited(text, path, TABLE) == after
+    assert edit_text(text, path, TABLE) == after
 
 
 def test_inserted_parent_table_leaves_the_comment_of_its_child() -> None:
     parted = "[a]\nx = 1\n\n# about\n  # c\n[a.b.c]\ny = 1\n\n[d]\n"
-    assert edited(parted, "a/b/k", 1) == parted.replace("# about", "[a.b]\nk = 1\n\n# about")
+    assert edit_text(parted, "a/b/k", 1) == parted.replace("# about", "[a.b]\nk = 1\n\n# about")
     close = "[a]\nx = 1\n# about\n[a.b.c]\ny = 1\n[d]\nz = 1\n[e]\n"
-    assert edited(close, "a/b/k", 1) == close.replace("# about", "[a.b]\nk = 1\n# about")
+    assert edit_text(close, "a/b/k", 1) == close.replace("# about", "[a.b]\nk = 1\n# about")
 
 
 def test_every_kind_of_value_and_key_is_written() -> None:
@@ -122,7 +122,7 @@ def test_every_kind_of_value_and_key_is_written() -> None:
         "k k": {},
         "n": {"m": {"o": 1}},
     }
-    assert edited("[a]\nx = 1\n", "a/e", value).splitlines()[3:] == [
+    assert edit_text("[a]\nx = 1\n", "a/e", value).splitlines()[3:] == [
         "[a.e]",
         "d = false",
         'u = "\\u007f\'\\"ü\\n"',
@@ -138,7 +138,7 @@ def test_every_kind_of_value_and_key_is_written() -> None:
 
 def test_indented_headers_keep_their_indent() -> None:
     text = "[a]\n  x = 1\n  [a.b.c]\n    y = 1\n  [a.b.d]\n    y = 1\n"
-    assert edited(text, "a/b/e", {"y": 1}) == text + "  [a.b.e]\n    y = 1\n"
+    assert edit_text(text, "a/b/e", {"y": 1}) == text + "  [a.b.e]\n    y = 1\n"
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_indented_headers_keep_their_indent() -> None:
 )
 def test_edit_that_could_lose_a_foreign_line_is_refused(text: str, path: str, value: Any) -> None:
     with pytest.raises(Uneditable) as refused:
-        edited(text, path, value)
+        edit_text(text, path, value)
     assert refused.value.paths == (tuple(path.split("/")),)
 
 
 def test_line_that_tomlkit_would_change_is_named() -> None:
     with pytest.raises(Uneditable) as refused:
-        edited("k = 1\n# c\nt = { d = 1979-05-27 }\n", "k", 2)
+        edit_text("k = 1\n# c\nt = { d = 1979-05-27 }\n", "k", 2)
     assert refused.value.line == 3
 
 
@@ -176,10 +176,10 @@ def test_line_that_tomlkit_would_change_is_named() -> None:
 def test_edit_that_parses_differently_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setattr(tomltext, "_lay_out", lambda *_, **__: wrong)
     with pytest.raises(Uneditable, match=r"^a\.b$"):
-        edited("[a]\nb = 1\n", "a/b", 3)
+        edit_text("[a]\nb = 1\n", "a/b", 3)
 
 
 def test_edit_that_loses_a_comment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomltext, "_lay_out", lambda *_, **__: "[a]\nb = 3\n")
     with pytest.raises(Uneditable):
-        edited("# mine\n[a]\nb = 1\n", "a/b", 3)
+        edit_text("# mine\n[a]\nb = 1\n", "a/b", 3)

@@ -20,7 +20,7 @@ MACHINE = Machine()
 USUAL = default(MACHINE)
 
 
-def made(text: str, *words: str) -> str:
+def edit_text(text: str, *words: str) -> str:
     return configure(text.encode(), settings(words), MACHINE).decode()
 
 
@@ -119,7 +119,7 @@ def test_invalid_set_option_is_refused(word: str, said: str) -> None:
 
 
 def test_last_setting_wins() -> None:
-    assert made("", "disable-require=true", "disable-require=false") == made("", "disable-require=false")
+    assert edit_text("", "disable-require=true", "disable-require=false") == edit_text("", "disable-require=false")
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_last_setting_wins() -> None:
     ],
 )  # fmt: skip
 def test_setting_is_written_in_its_section(text: str, word: str, expected: str) -> None:
-    assert made(text, word) == expected
-    assert made(expected, word) == expected
+    assert edit_text(text, word) == expected
+    assert edit_text(expected, word) == expected
 
 
 @pytest.mark.parametrize(
@@ -169,18 +169,18 @@ def test_setting_is_written_in_its_section(text: str, word: str, expected: str) 
 )
 def test_impossible_setting_is_refused(text: str, word: str, said: str) -> None:
     with pytest.raises(Refused, match=said) as refused:
-        made(text, word)
+        edit_text(text, word)
     assert refused.value.hint
     assert refused.value.why
 
 
 def test_container_ldconfig_may_be_set_with_its_feature() -> None:
     words = ["features.allow-ldconfig-from-container", "nvidia-container-cli.ldconfig=/sbin/ldconfig"]
-    assert tomllib.loads(made("", *words))["nvidia-container-cli"]["ldconfig"] == "/sbin/ldconfig"
+    assert tomllib.loads(edit_text("", *words))["nvidia-container-cli"]["ldconfig"] == "/sbin/ldconfig"
 
 
 def test_existing_invalid_setting_does_not_block_others() -> None:
-    assert made("nvidia-container-cli.ldconfig = '/x'\n", "disable-require").endswith("disable-require = true\n")
+    assert edit_text("nvidia-container-cli.ldconfig = '/x'\n", "disable-require").endswith("disable-require = true\n")
 
 
 comments = st.sampled_from(["# site", "#disable-require = false", "#root = '/x' # why", "\t# ü"])
@@ -209,11 +209,11 @@ def test_configure_keeps_comments_and_is_idempotent(lines: list[str], asked: lis
     except ValueError:
         return
     try:
-        after = made(text, *asked)
+        after = edit_text(text, *asked)
     except Refused:  # tomlkit would move the second of them
         assert text.count("[[site]]") > 1
         return
-    assert made(after, *asked) == after
+    assert edit_text(after, *asked) == after
     found = tomllib.loads(after)
     for setting in settings(asked):
         node = found
@@ -231,7 +231,7 @@ def test_configure_keeps_comments_and_is_idempotent(lines: list[str], asked: lis
 def test_settings_that_differ_from_the_defaults_are_listed() -> None:
     assert departures(USUAL.encode()) == ()
     assert departures(b"") == ()
-    said = made("", "nvidia-container-cli.no-cgroups=true", "nvidia-container-runtime.log-level=debug")
+    said = edit_text("", "nvidia-container-cli.no-cgroups=true", "nvidia-container-runtime.log-level=debug")
     assert departures(said.encode()) == ("nvidia-container-cli.no-cgroups = true",)
     with pytest.raises(Refused, match="not valid TOML"):
         departures(b"[", "/config.toml")

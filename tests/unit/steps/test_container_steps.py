@@ -41,7 +41,7 @@ def toolkit_packages(version: str, **other: str) -> dict[str, str | PackageState
     return {name: other.get(name.replace("-", "_"), version) for name in FOUR}
 
 
-def wanted(version: str) -> Recipe:
+def recipe_of(version: str) -> Recipe:
     return replace(recipe("docker"), toolkit=Toolkit(version))
 
 
@@ -99,7 +99,7 @@ def test_toolkit_hold_is_noted_where_the_version_is_open() -> None:
     packages = toolkit_packages("1.18.1-1") | {"libnvidia-container1": PackageState("1.18.1-1", held=True)}
     (note,) = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages))).notes
     assert note == "libnvidia-container1 is held at 1.18.1-1, so upgrades leave that version"
-    assert planned(TOOLKIT.plan(wanted("1.18.1"), machine(packages=packages))).notes == ()
+    assert planned(TOOLKIT.plan(recipe_of("1.18.1"), machine(packages=packages))).notes == ()
 
 
 def test_consistent_toolkit_is_upgraded_only_on_request() -> None:
@@ -123,17 +123,19 @@ def test_mixed_toolkit_versions_are_unified() -> None:
 @pytest.mark.parametrize("said", ["1.18.1", "1.18.1-1"])
 def test_toolkit_version_pins_all_packages_even_downwards(said: str) -> None:
     node = machine(packages=toolkit_packages("1.20.1-1"))
-    assert requested_packages(planned(TOOLKIT.plan(wanted(said), node))) == dict.fromkeys(
+    assert requested_packages(planned(TOOLKIT.plan(recipe_of(said), node))) == dict.fromkeys(
         FOUR, PackageState("1.18.1-1")
     )
     there = machine(packages=toolkit_packages("1.18.1-1"))
-    assert planned(TOOLKIT.plan(wanted(said), there)).changes == ()
-    assert planned(TOOLKIT.plan(replace(wanted(said), upgrade=True), there)).changes == ()
+    assert planned(TOOLKIT.plan(recipe_of(said), there)).changes == ()
+    assert planned(TOOLKIT.plan(replace(recipe_of(said), upgrade=True), there)).changes == ()
 
 
 def test_longer_toolkit_version_is_a_different_one() -> None:
     assert set(
-        requested_packages(planned(TOOLKIT.plan(wanted("1.18.1-1"), machine(packages=toolkit_packages("1.18.1-10")))))
+        requested_packages(
+            planned(TOOLKIT.plan(recipe_of("1.18.1-1"), machine(packages=toolkit_packages("1.18.1-10"))))
+        )
     ) == set(FOUR)
 
 
@@ -145,10 +147,10 @@ def test_residue_of_a_removed_toolkit_does_not_count() -> None:
 def test_held_toolkit_is_refused_only_if_its_version_must_change() -> None:
     held = dict.fromkeys(FOUR, PackageState("1.17.8-1", held=True))
     assert planned(TOOLKIT.plan(recipe("docker"), machine(packages=held))).changes == ()
-    assert "apt-mark unhold" in refusal(TOOLKIT.plan(wanted("1.18.1"), machine(packages=held))).hint
+    assert "apt-mark unhold" in refusal(TOOLKIT.plan(recipe_of("1.18.1"), machine(packages=held))).hint
 
 
-@pytest.mark.parametrize("no", [recipe("none"), wanted("none")])
+@pytest.mark.parametrize("no", [recipe("none"), recipe_of("none")])
 def test_unrequested_toolkit_is_left_alone(no: Recipe) -> None:
     assert planned(TOOLKIT.plan(no, machine())).changes == ()
 

@@ -42,7 +42,7 @@ def uuid(index: int) -> str:
     return f"GPU-00000000-0000-0000-0000-00000000000{index}"
 
 
-def shown(index: int = 0, layout: MigLayout | None = OFF, **more: object) -> MigGpu:
+def mig_gpu(index: int = 0, layout: MigLayout | None = OFF, **more: object) -> MigGpu:
     pending = layout is not None and layout.enabled
     return replace(MigGpu(index, uuid(index), f"0000:0{index + 1}:00.0", layout, pending), **more)  # type: ignore[arg-type]
 
@@ -53,7 +53,7 @@ def devices(*models: str) -> tuple[PciDevice, ...]:
 
 def node(*gpus: MigGpu, models: tuple[str, ...] = (), files: dict[str, bytes] | None = None, **more: Any) -> Facts:
     """A machine whose driver runs, with H100s unless ``models`` says otherwise."""
-    present = gpus or (shown(),)
+    present = gpus or (mig_gpu(),)
     facts = with_driver(gpus=devices(*(models or (H100,) * len(present))), mig=present, files=files, **more)
     systemd = {"/etc/systemd/system": "units", "/etc/systemd/system/multi-user.target.d": "units", "/etc": "etc"}
     return replace(facts, folders={**facts.folders, **systemd})
@@ -73,7 +73,7 @@ BALANCED = layout(("2g.20gb", 0, 2), ("1g.10gb", 2, 1), ("1g.10gb", 3, 1), ("3g.
 
 
 def test_mig_changes_each_gpu_and_writes_a_boot_unit() -> None:
-    facts = node(shown(), shown(1))
+    facts = node(mig_gpu(), mig_gpu(1))
     outcome = planned(MIG.plan(mig_recipe("all-balanced"), facts))
     unit_file, wants, *changes = outcome.changes
     assert isinstance(unit_file, FileChange)
@@ -96,7 +96,7 @@ def test_mig_unit_commands_name_gpu_profile_and_placement() -> None:
 
 def test_existing_mig_instances_keep_their_placement() -> None:
     elsewhere = layout(("3g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), ("2g.20gb", 6, 2))
-    outcome = planned(MIG.plan(mig_recipe("all-balanced"), node(shown(layout=elsewhere))))
+    outcome = planned(MIG.plan(mig_recipe("all-balanced"), node(mig_gpu(layout=elsewhere))))
     assert [change for change in outcome.changes if isinstance(change, MigChange)] == []
     change = outcome.changes[0]
     assert isinstance(change, FileChange)
@@ -105,7 +105,7 @@ def test_existing_mig_instances_keep_their_placement() -> None:
 
 def test_other_number_of_compute_instances_is_another_layout() -> None:
     split = MigLayout(enabled=True, instances=(MigInstance("7g.80gb", 0, 8, ("3", "4")),))
-    outcome = planned(MIG.plan(mig_recipe("all-7g.80gb"), node(shown(layout=split))))
+    outcome = planned(MIG.plan(mig_recipe("all-7g.80gb"), node(mig_gpu(layout=split))))
     assert [change.before for change in outcome.changes if isinstance(change, MigChange)] == [split]
 
 
@@ -122,7 +122,7 @@ def test_disabling_mig_removes_the_unit() -> None:
 
 def test_mig_parted_file_is_applied_per_gpu() -> None:
     before = layout(("7g.80gb", 0, 8))
-    facts = node(shown(), shown(1, before), shown(2, None), models=(H100, H100, T4), files={FILE: CONFIG})
+    facts = node(mig_gpu(), mig_gpu(1, before), mig_gpu(2, None), models=(H100, H100, T4), files={FILE: CONFIG})
     changes = planned(MIG.plan(mig_recipe("mine", FILE), facts)).changes
     mine = layout(("4g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1))
     assert changes[2:] == (MigChange(uuid(0), OFF, mine), MigChange(uuid(1), before, OFF))
@@ -138,7 +138,7 @@ def test_mig_change_refreshes_the_cdi_specification() -> None:
 @pytest.mark.parametrize(
     ("recipe", "facts", "what"),
     [
-        (mig_recipe(), node(shown(layout=None), models=(T4,)), "cannot have the MIG layout all-1g.10gb"),
+        (mig_recipe(), node(mig_gpu(layout=None), models=(T4,)), "cannot have the MIG layout all-1g.10gb"),
         (mig_recipe(), node(models=(T4,), loaded_driver=None), "T4 (Turing) cannot have the MIG layout all-1g.10gb"),
         (mig_recipe(), node(models=("3fff",)), "cannot have the MIG layout all-1g.10gb"),
         (mig_recipe("all-1g.5gb"), node(), "has no MIG profile 1g.5gb"),
@@ -201,14 +201,14 @@ def test_mig_without_a_running_driver_is_planned_later(facts: Facts, reason: str
 
 
 def test_pending_mig_mode_blocks_only_its_gpu() -> None:
-    late = shown(pending=True)
-    both = planned(MIG.plan(mig_recipe(), node(late, shown(1))))
+    late = mig_gpu(pending=True)
+    both = planned(MIG.plan(mig_recipe(), node(late, mig_gpu(1))))
     assert [change.gpu for change in both.changes if isinstance(change, MigChange)] == [uuid(1)]
-    after = MIG.plan(mig_recipe(), project_changes(node(late, shown(1)), both.changes))
+    after = MIG.plan(mig_recipe(), project_changes(node(late, mig_gpu(1)), both.changes))
     assert isinstance(after, Blocked)
     assert after.for_ == "reboot"
     assert uuid(0) in after.reason
-    done = node(shown(layout=MigLayout(enabled=True)), shown(1))
+    done = node(mig_gpu(layout=MigLayout(enabled=True)), mig_gpu(1))
     assert len([c for c in planned(MIG.plan(mig_recipe(), done)).changes if isinstance(c, MigChange)]) == 2
 
 

@@ -122,7 +122,7 @@ def pods_with(applied: ApiServer, status: dict[str, Any], spec: dict[str, Any] |
     applied.controllers.append(set_status)
 
 
-def unscheduled(message: str) -> dict[str, Any]:
+def unscheduled_pod(message: str) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     return {"phase": "Pending", "conditions": [condition]}
 
@@ -143,7 +143,7 @@ def test_gpu_in_use_is_reported_as_not_run(applied: ApiServer, user: User) -> No
     training = {"containers": [{"name": "one", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training", "namespace": "default"}}
     applied.add({**body, "spec": {**training, "nodeName": "gpu-1"}, "status": {"phase": "Running"}})
-    pods_with(applied, unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+    pods_with(applied, unscheduled_pod("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
     status, detail = user.verify()["pod/gpu-1"]
     assert status == "not run"
     assert "in use, by default/training" in detail

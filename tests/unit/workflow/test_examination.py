@@ -177,7 +177,7 @@ def test_dmesg_is_read_only_where_the_journal_is_unavailable(tools: Tools) -> No
     assert "dmesg" in examine(LocalHost("/"))
 
 
-def seen(**texts: str) -> Evidence:
+def evidence_of(**texts: str) -> Evidence:
     return {key.replace("_", "-"): Capture(key, "ok", text.encode()) for key, text in texts.items()}
 
 
@@ -187,7 +187,7 @@ def keys(probes: tuple[Probe, ...]) -> set[str]:
 
 def test_slow_probes_run_only_when_the_driver_is_not_loaded() -> None:
     images = {key: EVERYTHING[key] for key in ("initramfs-tools", "initramfs-images")}
-    off = {**seen(kernel_release="6.1.0-18-amd64\n"), **images}
+    off = {**evidence_of(kernel_release="6.1.0-18-amd64\n"), **images}
     assert {"initramfs", "make-logs"} <= keys(follow_ups(off))
     version = {"file:/sys/module/nvidia/version": Capture("x", "ok", b"550.54.15\n")}
     fine = {**off, **version, "modinfo:nvidia": Capture("modinfo nvidia", "ok", b"version:        550.54.15\n")}
@@ -213,4 +213,4 @@ def test_cluster_probes_ask_only_about_this_node_with_the_kubelet_key() -> None:
     words = {probe.key: probe.argv for probe in asked}
     assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
     assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
-    assert follow_ups(seen(node_name="gpu1\n")) == ()
+    assert follow_ups(evidence_of(node_name="gpu1\n")) == ()

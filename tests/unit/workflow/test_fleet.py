@@ -46,7 +46,7 @@ def test_every_report_has_a_row_and_unreadable_ones_say_why(tmp_path: Path) -> N
     assert "gone.json" in answers[3].error
 
 
-def _killed(name: str) -> NoReturn:
+def _raise_killed(name: str) -> NoReturn:
     if name.endswith("killer.json"):
         os.kill(os.getpid(), signal.SIGKILL)
     raise ValueError("a bug")
@@ -57,7 +57,7 @@ def test_crash_of_a_report_process_affects_only_its_row(tmp_path: Path, monkeypa
     read = reports.read_report
 
     def dying(name: str) -> object:
-        return _killed(name) if name.endswith("killer.json") else read(name)
+        return _raise_killed(name) if name.endswith("killer.json") else read(name)
 
     monkeypatch.setattr(reports, "read_report", dying)
     answers = {row.report: row for row in fleet_rows(found, processes=1)}
@@ -107,7 +107,7 @@ def test_endless_report_is_stopped_by_the_cpu_limit(tmp_path: Path, monkeypatch:
 
 
 def test_internal_error_is_reported_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "read_report", _killed)
+    monkeypatch.setattr(reports, "read_report", _raise_killed)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert row.error == "a bug in gpunode: ValueError: a bug"
 

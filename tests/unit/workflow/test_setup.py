@@ -83,7 +83,7 @@ def journal(store: Store) -> list[str]:
     return [summary.commit.result if summary.commit else "cut short" for summary in store.runs()]
 
 
-def untouched(host: Node, store: Store) -> bool:
+def is_untouched(host: Node, store: Store) -> bool:
     return not host.made and not host.triggered and not store.folder.exists()
 
 
@@ -104,7 +104,7 @@ def test_refused_setup_changes_nothing(node: Facts, wanted: Recipe, kind: type[G
     host = Node(node)
     with pytest.raises(kind):
         run(node, host, store, wanted, ASKED)
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 def test_unplanned_removal_is_refused_before_any_change(store: Store) -> None:
@@ -116,7 +116,7 @@ def test_unplanned_removal_is_refused_before_any_change(store: Store) -> None:
     asked = replace(ASKED, only=("runtime-install",))
     with pytest.raises(Refused, match="something else"):
         run(replace(node, units={}), host, store, recipe("containerd"), asked)
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 def test_declined_setup_changes_nothing(store: Store) -> None:
@@ -126,7 +126,7 @@ def test_declined_setup_changes_nothing(store: Store) -> None:
     host = Node(containerd())
     with pytest.raises(UsageError, match="declined"):
         run(containerd(), host, store, recipe("containerd"), replace(ONLY_CONFIG, confirm=no))
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 def test_converged_setup_records_no_run_and_asks_nothing(store: Store) -> None:
@@ -153,7 +153,7 @@ def test_unsafe_resume_argument_is_refused_before_any_change(word: str, store: S
             recipe("containerd"),
             replace(ONLY_CONFIG, resume=Resume(lambda _: ("gpunode", word), b"")),
         )
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_setup_needs_consent_to_stop_running_containers(store: Store) -> None:
     with pytest.raises(DrainRequired) as caught:
         run(docker(), host, store, DOCKER_CDI)
     assert "trainer, web server" in caught.value.why
-    assert untouched(host, store)
+    assert is_untouched(host, store)
     assert run(docker(), host, store, DOCKER_CDI, replace(ONLY_CONFIG, allow_disruption=True)).changed
 
 
@@ -175,7 +175,7 @@ def test_docker_that_cannot_list_its_containers_is_not_restarted(said: Capture, 
     host = Node(docker(), docker_ps=said)
     with pytest.raises(Undetermined, match="which docker containers"):
         run(docker(), host, store, DOCKER_CDI)
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_only_the_file_of_the_failed_daemon_is_put_back(store: Store) -> None:
 
 
 def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store: Store) -> None:
-    written = converged(None).files[CONTAINERD]
+    written = converged_node(None).files[CONTAINERD]
     assert isinstance(written, Known)
     assert written.value is not None
     cut = store.begin("setup", version="test")
@@ -311,7 +311,7 @@ def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
 
 def test_rejected_docker_reload_stays_pending_and_keeps_a_foreign_edit(store: Store) -> None:
     """The file was edited since docker read it: gpunode only has it read again."""
-    node = converged(1.0, "docker")
+    node = converged_node(1.0, "docker")
     state = node.files[DAEMON_JSON]
     assert isinstance(state, Known)
     assert state.value is not None
@@ -375,16 +375,16 @@ def record_pending_trigger(store: Store, trigger: Trigger) -> float:
     return store.pending_triggers()[trigger]
 
 
-def converged(started_at: float | None, name: str = "containerd") -> Facts:
+def converged_node(started_at: float | None, name: str = "containerd") -> Facts:
     path, text = (CONTAINERD, BEFORE) if name == "containerd" else (DAEMON_JSON, b"{}")
     packages = {"containerd": "1.6.20", "docker.io": "20.10.24"}
     node = machine(packages=packages, files={path: text}, units={f"{name}.service": unit(started_at=started_at)})
     stage = Node(node)
-    change = _written(node, stage, name)
+    change = _written_file(node, stage, name)
     return replace(node, files={**node.files, path: Known(change, "x")})
 
 
-def _written(node: Facts, host: Node, name: str) -> FileState:
+def _written_file(node: Facts, host: Node, name: str) -> FileState:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -396,7 +396,7 @@ def _written(node: Facts, host: Node, name: str) -> FileState:
 
 def test_restart_lost_in_a_power_cut_is_made_up_for(store: Store) -> None:
     since = record_pending_trigger(store, RESTART)
-    node = converged(since - 1)
+    node = converged_node(since - 1)
     host = Node(node)
     told: list[Event] = []
     done = setup(
@@ -413,7 +413,7 @@ def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> No
     failed = store.begin("setup", version="test")
     owe(failed, cold, 1)
     failed.commit("failed", "the initramfs could not be rebuilt")
-    whole = replace(node, files=converged(None).files)
+    whole = replace(node, files=converged_node(None).files)
 
     left = find_backlog(store, whole)
 
@@ -435,13 +435,13 @@ def test_only_interrupted_runs_are_called_interrupted(store: Store, cut: bool, w
         begun.close()
     else:
         begun.commit("interrupted", "SIGINT")
-    assert str(find_backlog(store, converged(None))) == f"an earlier run {words} and left this undone: {RESTART}"
+    assert str(find_backlog(store, converged_node(None))) == f"an earlier run {words} and left this undone: {RESTART}"
 
 
 def test_unreadable_journal_is_reported_and_passes_no_check(store: Store) -> None:
     left = Backlog(unread="only root may read the journal")
     assert not has_pending_work((), left)
-    node = converged(None)
+    node = converged_node(None)
     check = check_configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
     assert check.status == "not run"
     assert left.unread in check.detail
@@ -449,14 +449,14 @@ def test_unreadable_journal_is_reported_and_passes_no_check(store: Store) -> Non
 
 def test_daemon_started_after_the_write_needs_no_restart(store: Store) -> None:
     since = record_pending_trigger(store, RESTART)
-    host = Node(converged(since + 1))
-    assert not run(converged(since + 1), host, store, recipe("containerd")).changed
+    host = Node(converged_node(since + 1))
+    assert not run(converged_node(since + 1), host, store, recipe("containerd")).changed
     assert host.triggered == []
 
 
 def test_pending_docker_restart_needs_consent_to_stop_containers(store: Store) -> None:
     since = record_pending_trigger(store, Trigger("restart", "docker.service"))
-    node = converged(since - 1, "docker")
+    node = converged_node(since - 1, "docker")
     host = Node(node, docker_ps=RUNNING)
     with pytest.raises(DrainRequired):
         run(node, host, store, recipe("docker"))
@@ -620,7 +620,7 @@ def test_required_reboot_is_returned_without_a_change(store: Store) -> None:
     host = Node(node_needing_reboot())
     done = run(node_needing_reboot(), host, store, recipe(), ONLY_LOAD)
     assert [wait.for_ for wait in done.waits] == ["reboot"]
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 def test_resume_after_reboot_is_set_up_only_if_requested_and_needed(store: Store) -> None:

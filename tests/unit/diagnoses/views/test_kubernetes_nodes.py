@@ -11,7 +11,7 @@ from gpunode.diagnoses.views import kubernetes_nodes
 from gpunode.facts import pasted
 
 
-def seen(*pieces: tuple[str, str]) -> Snapshot:
+def snapshot_of(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
@@ -84,7 +84,7 @@ status:
 
 
 def test_described_node_is_parsed() -> None:
-    (node,) = seen(("kubectl describe node gpu-1", DESCRIBED)).view(kubernetes_nodes.kube_nodes)
+    (node,) = snapshot_of(("kubectl describe node gpu-1", DESCRIBED)).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {GPU: 2})
     assert not node.has_no_gpu
@@ -92,7 +92,7 @@ def test_described_node_is_parsed() -> None:
 
 
 def test_node_yaml_is_parsed() -> None:
-    (node,) = seen(("kubectl get node gpu-1 -o yaml", YAML)).view(kubernetes_nodes.kube_nodes)
+    (node,) = snapshot_of(("kubectl get node gpu-1 -o yaml", YAML)).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {})
 
@@ -100,7 +100,7 @@ def test_node_yaml_is_parsed() -> None:
 @pytest.mark.parametrize("indent", [2, 4, None])
 def test_node_json_is_parsed_on_one_or_many_lines(indent: int | None) -> None:
     status = {"status": {"allocatable": {"cpu": "47", GPU: "3"}, "capacity": {"cpu": "48", GPU: "4"}}}
-    (node,) = seen(("kubectl get node gpu-1 -o json", json.dumps(status, indent=indent))).view(
+    (node,) = snapshot_of(("kubectl get node gpu-1 -o json", json.dumps(status, indent=indent))).view(
         kubernetes_nodes.kube_nodes
     )
     assert counts(node)[:2] == ({GPU: 4}, {GPU: 3})
@@ -116,12 +116,12 @@ def test_node_json_is_parsed_on_one_or_many_lines(indent: int | None) -> None:
     ],
 )
 def test_partial_node_output_is_parsed(source: str, text: str) -> None:
-    (node,) = seen((source, text)).view(kubernetes_nodes.kube_nodes)
+    (node,) = snapshot_of((source, text)).view(kubernetes_nodes.kube_nodes)
     assert counts(node)[:2] == ({GPU: 4}, {GPU: 3})
 
 
 def test_nameless_pieces_belong_to_the_only_named_node() -> None:
-    (node,) = seen(
+    (node,) = snapshot_of(
         ("kubectl get node gpu-1 -o jsonpath='{.status.allocatable.nvidia\\.com/gpu}'", "2"),
         ("kubectl describe node (Allocated resources)", "  nvidia.com/gpu     1           1"),
     ).view(kubernetes_nodes.kube_nodes)
@@ -131,7 +131,7 @@ def test_nameless_pieces_belong_to_the_only_named_node() -> None:
 
 def test_number_at_the_end_of_a_label_is_no_resource() -> None:
     text = "nvidia.com/gpu.count=8\nnvidia.com/gpu.replicas=1\nCapacity:\n cpu: 4\n nvidia.com/mig-1g.5gb: 7"
-    (node,) = seen(("kubectl describe node", text)).view(kubernetes_nodes.kube_nodes)
+    (node,) = snapshot_of(("kubectl describe node", text)).view(kubernetes_nodes.kube_nodes)
     assert counts(node)[0] == {"nvidia.com/mig-1g.5gb": 7}
 
 
@@ -146,17 +146,17 @@ def test_number_at_the_end_of_a_label_is_no_resource() -> None:
     ],
 )
 def test_missing_gpu_is_known_only_from_complete_output(source: str, text: str, *, known: bool) -> None:
-    (node,) = seen((source, text)).view(kubernetes_nodes.kube_nodes)
+    (node,) = snapshot_of((source, text)).view(kubernetes_nodes.kube_nodes)
     assert node.has_no_gpu is known
 
 
 def test_pod_is_not_parsed_as_a_node() -> None:
     pod = "Name: train-0\nNamespace: ml\nNode: gpu-1\nContainers:\n  main:\n    Limits:\n      nvidia.com/gpu:  2\n"
-    assert seen(("kubectl describe pod train-0", pod)).view(kubernetes_nodes.kube_nodes) == ()
+    assert snapshot_of(("kubectl describe pod train-0", pod)).view(kubernetes_nodes.kube_nodes) == ()
 
 
 @pytest.mark.parametrize("cut", range(0, len(DESCRIBED), 37))
 def test_truncated_node_output_does_not_crash(cut: int) -> None:
     for text in (DESCRIBED[:cut], DESCRIBED[cut:], YAML[cut:]):
-        report = seen(("kubectl describe node", text))
+        report = snapshot_of(("kubectl describe node", text))
         report.view(kubernetes_nodes.kube_nodes)

@@ -24,7 +24,7 @@ DNF = """Command Line   : /usr/bin/dnf-automatic --timer
 """
 
 
-def seen(*pieces: tuple[str, str]) -> Snapshot:
+def snapshot_of(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
@@ -41,13 +41,13 @@ def seen(*pieces: tuple[str, str]) -> Snapshot:
     ],
 )  # fmt: skip
 def test_package_list_formats_are_parsed(source: str, line: str, name: str, version: str) -> None:
-    found = seen((source, line)).view(packages.listed_packages)
+    found = snapshot_of((source, line)).view(packages.listed_packages)
     assert found[name].upstream == version
     assert found[name].is_installed
 
 
 def test_packages_of_a_container_are_not_the_nodes() -> None:
-    inside = seen(("docker exec app dpkg -l", "ii  nvidia-utils-535  535.104.05-0ubuntu1  amd64  x"))
+    inside = snapshot_of(("docker exec app dpkg -l", "ii  nvidia-utils-535  535.104.05-0ubuntu1  amd64  x"))
     assert not inside.view(packages.listed_packages)
     assert [one.name for one in packages.container_packages(inside)] == ["nvidia-utils-535"]
 
@@ -84,7 +84,7 @@ def test_unfinished_package_is_read_from_dpkg_status() -> None:
     ],
 )  # fmt: skip
 def test_package_log_formats_are_parsed(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
-    found = {one.name: one for one in history.package_upgrades(seen((source, text)))}
+    found = {one.name: one for one in history.package_upgrades(snapshot_of((source, text)))}
     assert found[name].driver == driver
     assert found[name].is_automatic is automatic
 
@@ -93,13 +93,13 @@ def test_entries_of_one_archive_with_different_keys_conflict() -> None:
     url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
     (found,) = apt_sources.conflicting_entries(
-        seen(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
+        snapshot_of(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
     )
     assert [entry.source.file for entry in found] == [
         "/etc/apt/sources.list.d/new.list",
         "/etc/apt/sources.list.d/old.list",
     ]
-    assert not apt_sources.conflicting_entries(seen(("grep -r nvidia /etc/apt", grepped * 2)))
+    assert not apt_sources.conflicting_entries(snapshot_of(("grep -r nvidia /etc/apt", grepped * 2)))
 
 
 @pytest.mark.parametrize(
@@ -119,5 +119,5 @@ def test_library_path_tells_its_origin(path: str, sort: str) -> None:
 def test_first_entry_of_the_loader_cache_wins() -> None:
     cache = "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
-    (found,) = seen(("ldconfig -p", cache)).view(loader.loaded_libraries)
+    (found,) = snapshot_of(("ldconfig -p", cache)).view(loader.loaded_libraries)
     assert found.sort == "driver"

@@ -26,7 +26,7 @@ changes = st.lists(
 )
 
 
-def installed(version: str, *, auto: bool = False, held: bool = False) -> PackageState:
+def installed_state(version: str, *, auto: bool = False, held: bool = False) -> PackageState:
     return PackageState(version, auto, held)
 
 
@@ -49,11 +49,11 @@ def test_permissive_options_need_a_reason_in_the_plan(plan: list[PackageChange])
 
 def test_arguments_for_exact_versions_removals_and_residues() -> None:
     plan = [
-        PackageChange(PackageId("driver"), None, installed("2:590.1-1")),
+        PackageChange(PackageId("driver"), None, installed_state("2:590.1-1")),
         PackageChange(PackageId("lib"), None, KnownAfter("590.")),
-        PackageChange(PackageId("old"), installed("470.1-1"), None),
+        PackageChange(PackageId("old"), installed_state("470.1-1"), None),
         PackageChange(PackageId("residue"), RESIDUE, None),
-        PackageChange(PackageId("forgotten"), installed("1"), None),
+        PackageChange(PackageId("forgotten"), installed_state("1"), None),
     ]
     known = ids("old", "residue")
     assert arguments(plan, known) == ("--purge", "driver=2:590.1-1", "lib", "old-", "residue-")
@@ -61,30 +61,30 @@ def test_arguments_for_exact_versions_removals_and_residues() -> None:
 
 def test_exact_version_is_an_argument_and_a_branch_is_left_to_the_pin() -> None:
     plan = [
-        PackageChange(PackageId.of("libcuda1:i386"), installed("580.178.04-1"), KnownAfter("580.95.05-")),
-        PackageChange(PackageId("driver"), installed("580.95.05-1"), KnownAfter("580.")),
+        PackageChange(PackageId.of("libcuda1:i386"), installed_state("580.178.04-1"), KnownAfter("580.95.05-")),
+        PackageChange(PackageId("driver"), installed_state("580.95.05-1"), KnownAfter("580.")),
     ]
     assert arguments(plan, frozenset()) == ("--allow-downgrades", "libcuda1:i386=580.95.05-*", "driver")
 
 
 def test_package_that_keeps_its_conffiles_prevents_purge() -> None:
     plan = [
-        PackageChange(PackageId("old"), installed("1"), RESIDUE),
-        PackageChange(PackageId("other"), installed("1"), None),
+        PackageChange(PackageId("old"), installed_state("1"), RESIDUE),
+        PackageChange(PackageId("other"), installed_state("1"), None),
     ]
     assert arguments(plan, frozenset({PackageId("old"), PackageId("other")})) == ("old-", "other-")
 
 
 def test_empty_plan_has_no_arguments() -> None:
-    assert arguments([PackageChange(PackageId("gone"), installed("1", held=True), None)], frozenset()) == ()
+    assert arguments([PackageChange(PackageId("gone"), installed_state("1", held=True), None)], frozenset()) == ()
     assert arguments([PackageChange(PackageId("residue"), None, RESIDUE)], frozenset({PackageId("residue")})) == ()
 
 
 @pytest.mark.parametrize(
     ("before", "after", "lowers"),
     [
-        ("2:590.1-1", installed("580.1-1"), True),
-        ("580.1-1", installed("2:590.1-1"), False),
+        ("2:590.1-1", installed_state("580.1-1"), True),
+        ("580.1-1", installed_state("2:590.1-1"), False),
         ("2:590.1-1", KnownAfter("580."), True),
         ("580.95.05-1", KnownAfter("580."), False),
         ("580.1-1", KnownAfter("590."), False),
@@ -94,7 +94,7 @@ def test_empty_plan_has_no_arguments() -> None:
 def test_downgrade_is_allowed_only_where_the_version_falls(
     before: str, after: PackageState | KnownAfter, lowers: bool
 ) -> None:
-    words = arguments([PackageChange(PackageId("driver"), installed(before), after)], frozenset())
+    words = arguments([PackageChange(PackageId("driver"), installed_state(before), after)], frozenset())
     assert ("--allow-downgrades" in words) == lowers
 
 
@@ -105,7 +105,7 @@ def simulation(*actions: Action) -> Simulation:
 
 PLAN = (
     PackageChange(PackageId("driver"), None, KnownAfter("580.")),
-    PackageChange(PackageId("old"), installed("470.1-1"), None),
+    PackageChange(PackageId("old"), installed_state("470.1-1"), None),
 )
 GOOD = (Action("install", PackageId("driver"), "2:580.1-1"), Action("purge", PackageId("old"), former="470.1-1"))
 
@@ -140,8 +140,8 @@ def test_unplanned_action_is_reported(actions: tuple[Action, ...], says: str) ->
 
 
 def test_installed_package_matches_only_in_the_right_version() -> None:
-    right = PackageChange(PackageId("driver"), installed("580.1-1"), KnownAfter("580."))
-    wrong = PackageChange(PackageId("driver"), installed("595.1-1"), KnownAfter("580."))
+    right = PackageChange(PackageId("driver"), installed_state("580.1-1"), KnownAfter("580."))
+    wrong = PackageChange(PackageId("driver"), installed_state("595.1-1"), KnownAfter("580."))
     assert differences_from_plan([right], simulation()) == ()
     assert differences_from_plan([wrong], simulation()) == (
         "the plan installs driver 580.*, apt would leave it at 595.1-1",
@@ -149,7 +149,7 @@ def test_installed_package_matches_only_in_the_right_version() -> None:
 
 
 def test_kept_conffiles_must_not_be_purged() -> None:
-    plan = [PackageChange(PackageId("old"), installed("1"), RESIDUE)]
+    plan = [PackageChange(PackageId("old"), installed_state("1"), RESIDUE)]
     assert differences_from_plan(plan, simulation(Action("remove", PackageId("old"), former="1"))) == ()
     assert differences_from_plan(plan, simulation(Action("purge", PackageId("old"), former="1")))
 
