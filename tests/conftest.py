@@ -161,7 +161,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_outside(
+def isolate_from_machine(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ class Tools:
 
 @pytest.fixture
 def tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, nothing_outside: None, programs: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, isolate_from_machine: None, programs: str
 ) -> Tools:
     """Stand-in programs, for tests of what is done with their answers."""
     folder = tmp_path / "tools"

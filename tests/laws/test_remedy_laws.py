@@ -61,11 +61,11 @@ def fixes() -> tuple[Fix, ...]:
     """Every fix over all scenarios, and of every cause on every kind of system."""
     nodes = [take_snapshot(pasted.collect_pieces(rows)) for rows in wholes()]
     found = {fix for node in nodes for finding in diagnose(node).findings for fix in finding.remedy}
-    return tuple(found | {fix for system in SYSTEMS for fix in on(system)})
+    return tuple(found | {fix for system in SYSTEMS for fix in fixes_on(system)})
 
 
 @cache
-def on(system: str) -> tuple[Fix, ...]:
+def fixes_on(system: str) -> tuple[Fix, ...]:
     """Every fix of every cause on a node of that system."""
     node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     return tuple(fix for rule in rules_by_cause().values() for fix in rule.remedy(node))

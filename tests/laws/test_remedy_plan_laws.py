@@ -53,13 +53,13 @@ class Case:
 def cases() -> Mapping[str, list[Case]]:
     """Every such remedy, by its cause."""
     found: dict[str, list[Case]] = {}
-    for one in _every():
+    for one in _every_case():
         if any(parsed(command) for fix in one.remedy for command in fix.commands):
             found.setdefault(one.cause, []).append(one)
     return found
 
 
-def _every() -> Iterator[Case]:
+def _every_case() -> Iterator[Case]:
     for report in reports():
         node = take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence)))
         for finding in diagnose(node).findings:

@@ -177,7 +177,7 @@ def test_next_run_settles_triggers_of_an_interrupted_one(recipe: Recipe, node: F
             setup(recipe, host, store, node, advance=remember, options=ASKED, on_event=ignore_event)
         _forget_the_end(store)
         host.cut_at = -1
-        present = _as_found(node, host)
+        present = _facts_for_next_run(node, host)
         try:
             _setup(recipe, host, store, present)
         except GpunodeError as error:
@@ -194,7 +194,7 @@ def _forget_the_end(store: Store) -> None:
     path.write_bytes(b"".join(lines[:-1]))
 
 
-def _as_found(node: Facts, host: Memory) -> Facts:
+def _facts_for_next_run(node: Facts, host: Memory) -> Facts:
     """The node as the next run finds it: its files as the cut left them, all else as before the first run."""
     import dataclasses
 

@@ -163,7 +163,7 @@ def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
             yield f"killed in {number}, {call}", killed_at(command, number, torn=True)
 
 
-def twice(first: Kill, second: Kill) -> Kill:
+def kill_both(first: Kill, second: Kill) -> Kill:
     """Return a kill that runs one after the other."""
 
     def kill(node: Path) -> Ended:
@@ -173,7 +173,7 @@ def twice(first: Kill, second: Kill) -> Kill:
     return kill
 
 
-def whenever(command: Command, number: int, after_s: float) -> Kill:
+def signalled_after(command: Command, number: int, after_s: float) -> Kill:
     """A signal ``number`` comes ``after_s`` after the start."""
     return lambda node: run(command(node), sent=number, after_s=after_s)
 
@@ -231,7 +231,7 @@ def test_recovering_run_killed_again_recovers(lab: Lab, chance: random.Random) -
             # The second run has fewer calls than the first where there is less to do; then it is not killed.
             again = lambda node, command=command, second=second: run(command(node), Boundaries(second))  # noqa: E731
             label = f"setup killed before {first}, {calls[first]}, then {name} before {second}"
-            yield label, twice(killed_at(lab.case.setup, first), again)
+            yield label, kill_both(killed_at(lab.case.setup, first), again)
 
     lab.survives(lab.bare, kills())
 
@@ -246,7 +246,7 @@ def test_run_killed_at_a_random_moment_recovers(lab: Lab, chance: random.Random)
     for name, command, start in setup_or_rollback(lab):
         moments = [chance.uniform(0, lab.seconds) for _ in range(examples(2))]
         lab.survives(
-            start, ((f"{name} killed after {at:.4f} s", whenever(command, signal.SIGKILL, at)) for at in moments)
+            start, ((f"{name} killed after {at:.4f} s", signalled_after(command, signal.SIGKILL, at)) for at in moments)
         )
 
     assert not lab.problems, "\n".join(lab.problems)

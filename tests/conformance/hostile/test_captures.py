@@ -91,7 +91,7 @@ def header(kind: bytes) -> tarfile.TarInfo:
     return member
 
 
-def a_million_files(path: Path) -> None:
+def make_a_million_files(path: Path) -> None:
     with gzip.open(path, "wb", 1) as file:
         for number in range(8192):
             file.write(tarfile.TarInfo(f"data/f{number}").tobuf(tarfile.USTAR_FORMAT))
@@ -128,7 +128,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], int]] = {
     "a pax header of 320 MiB": (lambda path: zeros(path, header(tarfile.XHDTYPE)), 3),
     "a name of 320 MiB": (lambda path: zeros(path, header(tarfile.GNUTYPE_LONGNAME)), 3),
     "a bomb in a bomb": (lambda path: path.write_bytes(gzip.compress(gzip.compress(bytes(64 << 20)))), 2),
-    "a million files": (a_million_files, 3),
+    "a million files": (make_a_million_files, 3),
     "an index of 60 MiB": (index("{" + ",".join(ROW.format(number) for number in range(1_500_000)) + "}"), 3),
     "an index of 20 GiB": (endless_index, 3),
     "an index that goes deep": (index('{"a":' * 100_000), 3),

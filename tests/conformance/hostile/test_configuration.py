@@ -36,7 +36,7 @@ def node(kind: int, number: tuple[int, int] = (0, 0)) -> Callable[[Path], None]:
     return lambda path: os.mknod(path, kind | 0o600, os.makedev(*number))
 
 
-def a_socket(path: Path) -> None:
+def make_socket(path: Path) -> None:
     here = os.getcwd()
     os.chdir(path.parent)  # its address must be short
     try:
@@ -61,7 +61,7 @@ ANY = {
     "a pipe": (node(stat.S_IFIFO), 13, "it is a named pipe"),
     "a device": (node(stat.S_IFCHR, (1, 5)), 13, "it is a character device"),
     "a disk": (node(stat.S_IFBLK, (7, 99)), 13, "it is a block device"),
-    "a socket": (a_socket, 13, "it is a socket"),
+    "a socket": (make_socket, 13, "it is a socket"),
     "a folder": (Path.mkdir, 13, "it is a folder"),
     "links in a circle": (lambda path: path.symlink_to(path.name), 13, "Too many levels of symbolic links"),
     "50 MiB": (text(b" " * (50 << 20)), 13, "longer than"),

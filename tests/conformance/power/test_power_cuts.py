@@ -82,18 +82,18 @@ def _assert_lawful(story: Story, found: Sequence[Cut], work: Path, *, recover: b
     assert not wrong, f"{len(wrong)} laws broken in {len(found)} crash states, such as:\n" + "\n".join(wrong[:5])
 
 
-def _some(found: Sequence[Cut], count: int) -> list[Cut]:
+def _sample_cuts(found: Sequence[Cut], count: int) -> list[Cut]:
     return random.Random(1).sample(found, min(examples(count), len(found)))
 
 
 def test_power_cut_at_any_moment_loses_nothing(story: Story, scratch: Path) -> None:
     every = list(cuts(story.start, story.events))
     assert len(every) > 1500, "a recording without gaps has more"
-    _assert_lawful(story, _some(every, _LOOKED_AT), scratch / "found", recover=False)
+    _assert_lawful(story, _sample_cuts(every, _LOOKED_AT), scratch / "found", recover=False)
 
 
 def test_power_cut_at_any_moment_is_recoverable(story: Story, scratch: Path) -> None:
-    chosen = _some(list(cuts(story.start, story.events)), _RECOVERED)
+    chosen = _sample_cuts(list(cuts(story.start, story.events)), _RECOVERED)
     _assert_lawful(story, chosen, scratch / "recovered", recover=True)
 
 

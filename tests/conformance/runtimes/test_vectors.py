@@ -116,7 +116,7 @@ def test_vector_is_written_once_and_undone(vector: Vector, root: Path, gpunode: 
     told = gpunode(vector.argv(root))
     assert told.code == 0, told
     _compare(vector, root, told)
-    _once_and_back(vector, root, gpunode, vector.argv(root), before)
+    _check_round_trip(vector, root, gpunode, vector.argv(root), before)
 
 
 # Had our entry before, so that there was nothing to record, and by its name alone it is taken out.
@@ -145,10 +145,10 @@ def test_other_mode_is_refused_or_written_once_and_undone(
     if told.code:
         assert tree(root) == before
     else:
-        _once_and_back(vector, root, gpunode, words, before)
+        _check_round_trip(vector, root, gpunode, words, before)
 
 
-def _once_and_back(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
+def _check_round_trip(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
     """Having been told ``words`` gpunode lost no comment, has nothing to do a second time, and can take it back."""
     once, recorded = tree(root), runs(root)
     for path in vector.paths:

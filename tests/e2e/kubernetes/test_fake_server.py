@@ -269,7 +269,7 @@ def assert_contained(made: bytes, real: bytes) -> None:
     found = {place_of(one): dict(one) for one in _flatten_documents(made)}
     assert found.keys() == {place for place in objects if place[1] in {"", "gpu-system"}}
     for place, body in found.items():
-        assert more(body, objects[place]) == {}, place
+        assert missing_parts(body, objects[place]) == {}, place
 
 
 def place_of(body: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -277,14 +277,14 @@ def place_of(body: Mapping[str, Any]) -> tuple[str, str, str]:
     return body.get("kind", ""), metadata.get("namespace", ""), metadata.get("name", "")
 
 
-def more(made: Any, real: Any) -> Any:
+def missing_parts(made: Any, real: Any) -> Any:
     """Return the parts of ``made`` that are not in ``real``; empty for none."""
     if isinstance(made, dict) and isinstance(real, dict):
-        left = {name: more(value, real.get(name)) for name, value in made.items() if name not in CHANGING}
-        left["managedFields"] = more(owners(made), owners(real)) if "managedFields" in made else {}
+        left = {name: missing_parts(value, real.get(name)) for name, value in made.items() if name not in CHANGING}
+        left["managedFields"] = missing_parts(owners(made), owners(real)) if "managedFields" in made else {}
         return {name: value for name, value in left.items() if value not in ({}, [], None)}
     if isinstance(made, list) and isinstance(real, list) and len(made) == len(real):
-        return [one for one in map(more, made, real) if one]
+        return [one for one in map(missing_parts, made, real) if one]
     return {} if made == real else {"made": made, "real": real}
 
 

@@ -17,7 +17,7 @@ SMI = (
 XID = "[  100.000000] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus."
 
 
-def of(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
@@ -33,7 +33,7 @@ def of(*pieces: tuple[str, str]) -> Diagnosis:
     ],
 )
 def test_message_of_a_program_counts_wherever_it_was_pasted(source: str, text: str) -> None:
-    assert [one.cause for one in of((source, text)).roots] == ["gpu-fallen-off-bus"]
+    assert [one.cause for one in diagnose_pieces((source, text)).roots] == ["gpu-fallen-off-bus"]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_shell_history_is_no_message(source: str) -> None:
     assert identify_source(source).kind == "shell-history"
     typed = "101  echo 'NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.'"
     for pieces in ([(source, typed)], [(source, typed), ("nvidia-smi", SMI)]):
-        found = of(*pieces)
+        found = diagnose_pieces(*pieces)
         assert (found.findings, found.open_questions) == ((), ())
 
 

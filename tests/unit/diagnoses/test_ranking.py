@@ -29,7 +29,7 @@ def make_finding(cause: str, *events: FaultOnset, **more: object) -> Finding:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def at(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> FaultOnset:
+def fault_onset(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> FaultOnset:
     return FaultOnset(gpu, seconds, clock)
 
 
@@ -42,18 +42,18 @@ def ranked_causes(*findings: Finding, **explains: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("root", "consequence", "explained"),
     [
-        (at(10), at(100), True),
-        (at(100), at(10), False),
-        (at(100), at(100 - LATE_S), True),  # a GSP is called dead after it was waited for
-        (at(100), at(99 - LATE_S), False),
-        (at(100), at(10, clock="zoned"), True),
-        (at(100), at(10, clock="boot 1 dmesg"), True),  # of another boot, or another log
-        (at(100, clock=""), at(10, clock=""), True),
-        (at(100, ONE), at(200, OTHER), False),
-        (at(100, ONE), at(200, ONE), True),
-        (at(100, ONE), at(10, ONE), False),
-        (at(100, ONE), at(200), True),
-        (at(100), at(200, ONE), True),
+        (fault_onset(10), fault_onset(100), True),
+        (fault_onset(100), fault_onset(10), False),
+        (fault_onset(100), fault_onset(100 - LATE_S), True),  # a GSP is called dead after it was waited for
+        (fault_onset(100), fault_onset(99 - LATE_S), False),
+        (fault_onset(100), fault_onset(10, clock="zoned"), True),
+        (fault_onset(100), fault_onset(10, clock="boot 1 dmesg"), True),  # of another boot, or another log
+        (fault_onset(100, clock=""), fault_onset(10, clock=""), True),
+        (fault_onset(100, ONE), fault_onset(200, OTHER), False),
+        (fault_onset(100, ONE), fault_onset(200, ONE), True),
+        (fault_onset(100, ONE), fault_onset(10, ONE), False),
+        (fault_onset(100, ONE), fault_onset(200), True),
+        (fault_onset(100), fault_onset(200, ONE), True),
     ],
 )
 def test_fault_explains_only_later_faults_of_its_gpu(
@@ -66,41 +66,68 @@ def test_fault_explains_only_later_faults_of_its_gpu(
 
 @pytest.mark.parametrize("past", ["a", "b"])
 def test_faults_of_two_boots_do_not_explain_each_other(past: str) -> None:
-    one, other = (make_finding(cause, at(100, ONE, cause), is_past=cause == past) for cause in "ab")
+    one, other = (make_finding(cause, fault_onset(100, ONE, cause), is_past=cause == past) for cause in "ab")
     assert list(ranked_causes(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
     # What has no time may be of now, and come from then.
     lasting = make_finding("b", severity="warning")
-    assert ranked_causes(make_finding("a", at(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
-    assert ranked_causes(make_finding("c", at(100), is_past=True), lasting) == {"c": "", "b": ""}
+    assert ranked_causes(make_finding("a", fault_onset(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
+    assert ranked_causes(make_finding("c", fault_onset(100), is_past=True), lasting) == {"c": "", "b": ""}
 
 
 def test_consequence_that_exceeds_its_root_is_a_root() -> None:
-    both = make_finding("b", at(150, ONE), at(151, OTHER))
-    assert ranked_causes(make_finding("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}
-    assert ranked_causes(make_finding("a", at(100, ONE), at(100, OTHER)), both, a="b") == {"a": "", "b": "a"}
-    assert ranked_causes(make_finding("a", at(100, ONE), at(300, OTHER)), both, a="b") == {"a": "", "b": ""}
+    both = make_finding("b", fault_onset(150, ONE), fault_onset(151, OTHER))
+    assert ranked_causes(make_finding("a", fault_onset(100, ONE)), both, a="b") == {"a": "", "b": ""}
+    assert ranked_causes(make_finding("a", fault_onset(100, ONE), fault_onset(100, OTHER)), both, a="b") == {
+        "a": "",
+        "b": "a",
+    }
+    assert ranked_causes(make_finding("a", fault_onset(100, ONE), fault_onset(300, OTHER)), both, a="b") == {
+        "a": "",
+        "b": "",
+    }
     assert (
-        ranked_causes(make_finding("a", at(100, ONE)), make_finding("c", at(140, OTHER)), both, a="b", c="b")["b"]
+        ranked_causes(
+            make_finding("a", fault_onset(100, ONE)), make_finding("c", fault_onset(140, OTHER)), both, a="b", c="b"
+        )["b"]
         == "a"
     )
 
 
 def test_explanation_through_a_vague_fault_respects_gpu_and_time() -> None:
-    root, between = make_finding("a", at(100, ONE)), make_finding("b")
-    assert ranked_causes(root, between, make_finding("c", at(200, OTHER)), a="b", b="c") == {"a": "", "c": "", "b": "a"}
-    assert ranked_causes(root, between, make_finding("c", at(10)), a="b", b="c") == {"c": "", "a": "", "b": "a"}
-    assert ranked_causes(root, between, make_finding("c", at(200, ONE)), a="b", b="c") == {"a": "", "b": "a", "c": "a"}
+    root, between = make_finding("a", fault_onset(100, ONE)), make_finding("b")
+    assert ranked_causes(root, between, make_finding("c", fault_onset(200, OTHER)), a="b", b="c") == {
+        "a": "",
+        "c": "",
+        "b": "a",
+    }
+    assert ranked_causes(root, between, make_finding("c", fault_onset(10)), a="b", b="c") == {
+        "c": "",
+        "a": "",
+        "b": "a",
+    }
+    assert ranked_causes(root, between, make_finding("c", fault_onset(200, ONE)), a="b", b="c") == {
+        "a": "",
+        "b": "a",
+        "c": "a",
+    }
 
 
 def test_highest_ranked_explanation_is_the_root() -> None:
     assert (
-        ranked_causes(make_finding("a", at(20)), make_finding("b", at(10)), make_finding("c", at(30)), a="c", b="c")[
-            "c"
-        ]
+        ranked_causes(
+            make_finding("a", fault_onset(20)),
+            make_finding("b", fault_onset(10)),
+            make_finding("c", fault_onset(30)),
+            a="c",
+            b="c",
+        )["c"]
         == "b"
     )
-    mild = make_finding("a", at(10), severity="warning")
-    assert ranked_causes(mild, make_finding("b", at(20)), make_finding("c", at(30)), a="c", b="c")["c"] == "b"
+    mild = make_finding("a", fault_onset(10), severity="warning")
+    assert (
+        ranked_causes(mild, make_finding("b", fault_onset(20)), make_finding("c", fault_onset(30)), a="c", b="c")["c"]
+        == "b"
+    )
 
 
 def test_information_is_no_explanation() -> None:
@@ -110,12 +137,12 @@ def test_information_is_no_explanation() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (make_finding("b", at(20)), make_finding("a", at(10), severity="warning")),
-        (make_finding("b", at(20)), make_finding("a", at(10), confidence="likely")),
-        (make_finding("b", at(10)), make_finding("a", at(20), stack_layer="pci")),
-        (make_finding("b", at(10, ONE)), make_finding("a", at(20, OTHER))),
-        (make_finding("b", stack_layer="pci"), make_finding("a", at(20))),
-        (make_finding("b", at(20), stack_layer="pci"), make_finding("a", at(10, clock="zoned"))),
+        (make_finding("b", fault_onset(20)), make_finding("a", fault_onset(10), severity="warning")),
+        (make_finding("b", fault_onset(20)), make_finding("a", fault_onset(10), confidence="likely")),
+        (make_finding("b", fault_onset(10)), make_finding("a", fault_onset(20), stack_layer="pci")),
+        (make_finding("b", fault_onset(10, ONE)), make_finding("a", fault_onset(20, OTHER))),
+        (make_finding("b", stack_layer="pci"), make_finding("a", fault_onset(20))),
+        (make_finding("b", fault_onset(20), stack_layer="pci"), make_finding("a", fault_onset(10, clock="zoned"))),
         (make_finding("a"), make_finding("b")),
     ],
 )

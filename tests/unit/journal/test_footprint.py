@@ -229,8 +229,8 @@ def test_folders_survive_an_interrupted_undo() -> None:
 
 
 def test_mig_layout_made_between_runs_is_not_ours() -> None:
-    off, ours, theirs = MigLayout(enabled=False), *(MigLayout(True, _one(profile)) for profile in ("3g", "7g"))
-    last = MigLayout(True, _one("1g"))
+    off, ours, theirs = MigLayout(enabled=False), *(MigLayout(True, _one_instance(profile)) for profile in ("3g", "7g"))
+    last = MigLayout(True, _one_instance("1g"))
     changes = MigChange("GPU-1", off, ours), MigChange("GPU-1", theirs, last)
     found = footprint_of_node([*run(1, changes[0]), *run(2, changes[1])]).layouts["GPU-1"]
     assert [found.left(layout) for layout in (ours, theirs, last)] == [True, False, True]
@@ -247,7 +247,7 @@ def test_file_removed_after_two_runs_differs_from_the_first_result() -> None:
     assert alone.left(None), "it may have ended in between"
 
 
-def _one(profile: str) -> tuple[MigInstance, ...]:
+def _one_instance(profile: str) -> tuple[MigInstance, ...]:
     return (MigInstance(profile, 0, 1, ("1",)),)
 
 

@@ -457,24 +457,24 @@ class TestInterruptedRun:
         assert [path.name for path in store.objects.folder.rglob("*") if path.is_file()] == [name]
 
 
-def as_pipe(path: Path) -> None:
+def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def as_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def as_link(path: Path) -> None:
+def make_link(path: Path) -> None:
     path.symlink_to("/etc/hostname")
 
 
-def as_endless(path: Path) -> None:
+def make_endless_file(path: Path) -> None:
     path.touch()
     os.truncate(path, 20 << 30)
 
 
-@pytest.mark.parametrize("planted", [as_pipe, as_folder, as_link, as_endless])
+@pytest.mark.parametrize("planted", [make_pipe, make_folder, make_link, make_endless_file])
 class TestSpecialFilesInTheJournalFolder:
     """Neither waited for nor followed nor read whole: it is damage, and its place is named."""
 
@@ -502,7 +502,7 @@ def test_unrelated_name_is_ignored_and_a_run_that_is_no_folder_is_damage(store: 
     for name in ("x", "000009-bad", f"{'9' * 200}-20260101T000000Z", "٠٠٠٠٠٩-٢٠٢٦٠١٠١T٠٠٠٠٠٠Z"):
         (runs / name).mkdir()
     assert len(store.runs()) == 1
-    for planted in (as_link, lambda path: path.symlink_to("/etc"), lambda path: path.write_text("")):
+    for planted in (make_link, lambda path: path.symlink_to("/etc"), lambda path: path.write_text("")):
         planted(runs / "000007-20260101T000000Z")
         with pytest.raises(JournalDamaged, match="000007"):
             store.runs()

@@ -32,7 +32,7 @@ BOTH = {
 }
 
 
-def of(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
+def render_recipe(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
     return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
 
 
@@ -50,7 +50,7 @@ def contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def only(found: Rendered, kind: str) -> RenderedObject:
+def only_object(found: Rendered, kind: str) -> RenderedObject:
     (one,) = (one for one in found.objects if one.kind == kind)
     return one
 
@@ -85,7 +85,7 @@ def extends(name: str, more: str = "") -> str:
 def test_runtime_class_is_required_only_without_cdi_or_default(
     text: str, nodes: Any, needs: dict[str, Any], why: str
 ) -> None:
-    (own,) = of(text, *nodes).own_pods
+    (own,) = render_recipe(text, *nodes).own_pods
     assert {key: value for key, value in own.spec.items() if key != "containers"} == needs
     assert why in own.why
 
@@ -109,7 +109,7 @@ def classes(found: Rendered) -> dict[str, str]:
 )
 def test_all_nodes_with_a_resource_decide_what_its_pods_need(recipe: str, table: str, expected: dict[str, str]) -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "1eb8", 1)
-    found = of(extends(recipe, f'[kubernetes.configs.new]\ngpus = "H100"\n{table}'), *nodes)
+    found = render_recipe(extends(recipe, f'[kubernetes.configs.new]\ngpus = "H100"\n{table}'), *nodes)
     assert classes(found) == expected
     for text in (make_files(found, "manifests")["apply.sh"], make_files(found, "manifests")["README.md"]):
         assert all(f"{resource}: 1" in text for resource in expected)
@@ -118,7 +118,7 @@ def test_all_nodes_with_a_resource_decide_what_its_pods_need(recipe: str, table:
 
 def test_nodes_of_one_configuration_may_offer_different_mig_profiles() -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "2901", 8)
-    found = of(extends("k8s-mig"), *nodes)
+    found = render_recipe(extends("k8s-mig"), *nodes)
     assert classes(found) == {"nvidia.com/mig-1g.10gb": "", "nvidia.com/mig-1g.23gb": "nvidia"}
     new, old = (own.why for own in found.own_pods)
     assert new.startswith("that asks for nvidia.com/mig-1g.10gb or nvidia.com/mig-2g.20gb or nvidia.com/mig-3g.40gb ")
@@ -139,10 +139,10 @@ def test_the_test_pod_has_the_same_spec_as_the_suggested_own_pod(name: str, clus
 
 
 def test_plugin_offers_cdi_and_envvar_where_one_node_reads_cdi() -> None:
-    found = of(extends("k8s-containerd"), NEW, OLD)
-    settings = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])
+    found = render_recipe(extends("k8s-containerd"), NEW, OLD)
+    settings = yaml.safe_load(only_object(found, "ConfigMap").body["data"]["config.yaml"])
     assert settings["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
-    pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
+    pod = only_object(found, "DaemonSet").body["spec"]["template"]["spec"]
     places = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
     assert (places["cdi-root"], places["driver-root"]) == ("/var/run/cdi", "/")
     mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
@@ -152,24 +152,24 @@ def test_plugin_offers_cdi_and_envvar_where_one_node_reads_cdi() -> None:
 
 
 def test_plugin_without_cdi_nodes_mounts_nothing_more() -> None:
-    found = of(extends("k8s-containerd"), OLD)
-    assert "plugin" not in yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
-    pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
+    found = render_recipe(extends("k8s-containerd"), OLD)
+    assert "plugin" not in yaml.safe_load(only_object(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
+    pod = only_object(found, "DaemonSet").body["spec"]["template"]["spec"]
     assert [one["name"] for one in pod["volumes"]] == ["device-plugins", "config"]
 
 
 def test_chart_values_enable_cdi_like_the_manifests() -> None:
-    (release,) = of(extends("k8s-mps"), NEW, OLD).releases
+    (release,) = render_recipe(extends("k8s-mps"), NEW, OLD).releases
     assert release.values["nvidiaDriverRoot"] == "/"
     (text,) = release.values["config"]["map"].values()
     assert yaml.safe_load(text)["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
-    (release,) = of(extends("k8s-mps"), OLD).releases
+    (release,) = render_recipe(extends("k8s-mps"), OLD).releases
     assert "nvidiaDriverRoot" not in release.values
 
 
 def test_static_cpu_manager_keeps_device_specs_beside_cdi() -> None:
-    found = of(extends("k8s-containerd"), replace(NEW, static_cpus=True))
-    flags = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
+    found = render_recipe(extends("k8s-containerd"), replace(NEW, static_cpus=True))
+    flags = yaml.safe_load(only_object(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
     assert flags["plugin"] == {"passDeviceSpecs": True, "deviceListStrategy": ["envvar", "cdi-cri"]}
 
 
@@ -179,10 +179,10 @@ def test_pods_in_the_docs_match_what_gpunode_suggests() -> None:
         (extends("k8s-containerd"), (NEW,), plain),
         (extends("k8s-containerd", CONTROL_PLANE), (OLD,), with_class),
     ):
-        (own,) = of(text, *nodes).own_pods
+        (own,) = render_recipe(text, *nodes).own_pods
         assert contains(page["spec"], own.spec)
         assert page["spec"].keys() - {"restartPolicy"} == own.spec.keys()
-    (own,) = of(extends("hami"), OLD).own_pods
+    (own,) = render_recipe(extends("hami"), OLD).own_pods
     limits = own.spec["containers"][0]["resources"]["limits"]
     assert limits.keys() < of_hami["spec"]["containers"][0]["resources"]["limits"].keys()
 

@@ -74,7 +74,7 @@ def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
     return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
 
-def of(name: str, cluster: str, form: Form = "manifests") -> Rendered:
+def render_builtin(name: str, cluster: str, form: Form = "manifests") -> Rendered:
     return render_cluster(builtin.read(name), CLUSTERS[cluster], form)
 
 
@@ -85,7 +85,7 @@ def test_render_matches_its_golden_file(place: Path, text: str) -> None:
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
 def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: Form) -> None:
-    found = of(name, cluster, form)
+    found = render_builtin(name, cluster, form)
     made = make_files(found, form)
     every = documents(made)
     nodes = {one.name for one in CLUSTERS[cluster]}
@@ -339,7 +339,7 @@ def test_mig_layout_name_maps_to_its_profile(layout: str, profile: str) -> None:
 
 
 def test_note_says_that_setup_sets_the_mig_layout_and_where() -> None:
-    notes = "\n".join(of("k8s-mig", "fleet").notes)
+    notes = "\n".join(render_builtin("k8s-mig", "fleet").notes)
     assert "`gpunode setup` with this recipe sets the MIG layout all-balanced; run it on " in notes
     assert "gpu-01" in notes
 
@@ -367,8 +367,8 @@ def test_config_map_name_depends_on_its_content() -> None:
     """The plugin does not watch its file; a new name rolls its pods."""
     names = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):
-        (made,) = (one for one in of(name, "eight").objects if one.kind == "ConfigMap")
-        (plugin,) = (one for one in of(name, "eight").objects if one.kind == "DaemonSet")
+        (made,) = (one for one in render_builtin(name, "eight").objects if one.kind == "ConfigMap")
+        (plugin,) = (one for one in render_builtin(name, "eight").objects if one.kind == "DaemonSet")
         mounted = plugin.body["spec"]["template"]["spec"]["volumes"][1]["configMap"]["name"]
         assert mounted == made.name
         names.add(made.name)
@@ -484,7 +484,11 @@ def test_turing_allows_as_many_mps_clients_as_later_gpus() -> None:
 
 def test_argo_cd_oci_registry_has_no_scheme() -> None:
     (application,) = documents(
-        {"a.yaml": make_files(of("dra", "eight", "argocd"), "argocd")["applications/dra-driver-nvidia-gpu.yaml"]}
+        {
+            "a.yaml": make_files(render_builtin("dra", "eight", "argocd"), "argocd")[
+                "applications/dra-driver-nvidia-gpu.yaml"
+            ]
+        }
     )
     assert application["spec"]["source"]["repoURL"] == "registry.k8s.io/dra-driver-nvidia/charts"
 

@@ -37,7 +37,7 @@ def live(capacity: int = 8, allocatable: int | None = None, resource: str = GPU,
     return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {**offers, **ready, **status}}
 
 
-def only(checks: Sequence[Check]) -> Check:
+def only_check(checks: Sequence[Check]) -> Check:
     (one,) = checks
     return one
 
@@ -108,14 +108,14 @@ def test_runtime_handler_of_this_machine_is_checked_locally() -> None:
     ],
 )
 def test_offered_gpus_are_compared_with_the_machine(capacity: int, allocatable: int, status: str, said: str) -> None:
-    found = only([*check_resources(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
+    found = only_check([*check_resources(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
 
     assert found.status == status
     assert said in found.detail
 
 
 def test_resources_without_a_mig_layout_are_not_run() -> None:
-    assert only([*check_resources(EIGHT, live(), None, APPLY)]).status == "not run"
+    assert only_check([*check_resources(EIGHT, live(), None, APPLY)]).status == "not run"
 
 
 @pytest.mark.parametrize(

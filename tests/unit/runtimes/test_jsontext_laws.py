@@ -119,7 +119,7 @@ def holder(document: Any, path: Path) -> Any:
     return document
 
 
-def outside(before: str, after: str) -> tuple[str, str]:
+def differing_parts(before: str, after: str) -> tuple[str, str]:
     """Return the parts of ``before`` and ``after`` between their common beginning and their common end."""
     shorter = min(len(before), len(after))
     head = next((at for at in range(shorter) if before[at] != after[at]), shorter)
@@ -164,7 +164,7 @@ def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value
     if not is_new:
         assert put(after, path, spelt(text, path)) == text
     elif here:
-        assert outside(text, after)[0] == ""
+        assert differing_parts(text, after)[0] == ""
         assert drop(after, path) == text
     else:  # white space in an object that was empty is the one thing that does not come back
         assert drop(after, path) == text[: here.start] + "{}" + text[here.end :]
@@ -182,7 +182,7 @@ def test_drop_removes_one_member_and_no_other_byte(place: tuple[str, Path]) -> N
 
     assert same(read(after), intended)
     assert list(holder(read(after), path)) == list(holder(intended, path))
-    assert outside(text, after)[1] == ""
+    assert differing_parts(text, after)[1] == ""
 
 
 @given(documents(), st.lists(keys, min_size=2, max_size=4), values)

@@ -35,7 +35,7 @@ def node(version: str, text: str, socket: str = SOCKET) -> Facts:
     )
 
 
-def after_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
+def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
     """The node with the files that setup writes, and what its plan says."""
     plan = planned(RUNTIME_CONFIG.plan(recipe, facts))
     written: dict[str, Known[FileState | None]] = {
@@ -63,7 +63,7 @@ def after_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
     ],
 )
 def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str, reads: bool, note: str) -> None:
-    facts, said = after_setup(builtin.read("k8s-containerd"), node(version, text))
+    facts, said = project_setup(builtin.read("k8s-containerd"), node(version, text))
 
     assert derive_cluster_node(facts, "a").reads_cdi is reads
     assert ("only with runtimeClassName: nvidia" in said) is not reads
@@ -95,7 +95,7 @@ def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str
 )
 def test_recipe_decides_whether_pods_get_gpus_by_cdi(name: str, more: str, text: str, cdi: bool | None) -> None:
     recipe = parse(f'schema = 1\nextends = "{name}"\n{more}', "mine.toml", builtin.load)
-    facts, said = after_setup(recipe, node("1.7.24~ds1-6", text))
+    facts, said = project_setup(recipe, node("1.7.24~ds1-6", text))
     files = {path: one.value.content for path, one in facts.files.items() if isinstance(one, Known) and one.value}
     assert containerd.inspect(files).cdi is cdi
     assert "runtimeClassName" not in said

@@ -139,7 +139,7 @@ def host(store: Store) -> Machine:
     return made
 
 
-def now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False) -> Facts:
+def facts_now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False) -> Facts:
     driver = LoadedDriver("580.178.04", open_module=False) if loaded else None
     return machine(packages=packages, units={UNIT: unit()}, loaded_driver=Known(driver, "nvidia-version"))
 
@@ -154,7 +154,7 @@ def undo(host: Machine, store: Store, back: UndoPlan) -> RollbackResult:
 
 class TestWholeRollback:
     def test_undo_reverses_dependencies_blacklist_after_driver(self, host: Machine, store: Store) -> None:
-        back = plan_rollback(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), facts_now())
         subjects = [one.subject for one in back.changes]
         assert subjects[:2] == [UNIT, CONTAINERD]
         assert set(subjects[2:5]) == {"nvidia-driver-cuda", "dkms", "nvidia-driver"}
@@ -162,7 +162,7 @@ class TestWholeRollback:
         assert (back.incomplete, back.notes, back.reboot) == (False, (), "")
 
     def test_whole_rollback_can_be_rolled_back_in_the_order_of_a_setup(self, host: Machine, store: Store) -> None:
-        done = undo(host, store, plan_rollback(store, host, newest(store), now()))
+        done = undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
         assert host.files[CONTAINERD] == FORMER
         assert host.files[CUDA_LIST] is None
         then = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
@@ -176,36 +176,36 @@ class TestWholeRollback:
         assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
 
     def test_third_rollback_makes_the_changes_of_the_first(self, host: Machine, store: Store) -> None:
-        first = plan_rollback(store, host, newest(store), now())
+        first = plan_rollback(store, host, newest(store), facts_now())
         bare = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
         again = plan_rollback(store, host, undo(host, store, first).run, bare)
-        third = plan_rollback(store, host, undo(host, store, again).run, now())
+        third = plan_rollback(store, host, undo(host, store, again).run, facts_now())
         assert [one.subject for one in third.changes] == [one.subject for one in first.changes]
 
     def test_rollback_restarts_daemons_and_rebuilds_the_initramfs_once(self, host: Machine, store: Store) -> None:
         host.triggered.clear()
-        undo(host, store, plan_rollback(store, host, newest(store), now()))
+        undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
         assert host.triggered == [REFRESH, INITRAMFS, RESTART]
         assert store.pending_triggers() == {}
 
     def test_already_restored_package_is_left_out(self, host: Machine, store: Store) -> None:
-        back = plan_rollback(store, host, newest(store), now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
+        back = plan_rollback(store, host, newest(store), facts_now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
         assert [str(change.id) for change in back.packages] == ["dkms"]
 
     def test_package_upgraded_since_is_removed_too(self, host: Machine, store: Store) -> None:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
-        back = plan_rollback(store, host, newest(store), now(newer))
+        back = plan_rollback(store, host, newest(store), facts_now(newer))
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
     def test_package_needed_by_others_stays_and_is_named(self, host: Machine, store: Store) -> None:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
-        back = plan_rollback(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), facts_now())
         assert "dkms" not in [str(change.id) for change in back.packages]
         assert back.remarks == ("dkms stays: zfs-dkms needs it now",)
 
     def test_version_gone_from_the_archives_makes_the_undo_incomplete(self, host: Machine, store: Store) -> None:
         host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
-        back = plan_rollback(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), facts_now())
         assert "nvidia-driver" not in [str(change.id) for change in back.packages]
         assert back.notes == (
             f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
@@ -215,20 +215,20 @@ class TestWholeRollback:
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
         with pytest.raises(Refused, match="would not just restore") as refused:
-            plan_rollback(store, host, newest(store), now())
+            plan_rollback(store, host, newest(store), facts_now())
         assert "kubelet" in refused.value.why
         assert host.files[CONTAINERD] == OURS
 
     def test_extra_packages_from_apt_are_journaled(self, host: Machine, store: Store) -> None:
         along = Action("install", PackageId("libnvidia-legacy"), "470.256.02-1")
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, along))
-        back = plan_rollback(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), facts_now())
         assert (
             PackageChange(PackageId("libnvidia-legacy"), None, PackageState("470.256.02-1", auto=True)) in back.packages
         )
 
     def test_undo_with_a_loaded_module_requires_a_reboot(self, host: Machine, store: Store) -> None:
-        back = plan_rollback(store, host, newest(store), now(loaded=True))
+        back = plan_rollback(store, host, newest(store), facts_now(loaded=True))
         assert "580.178.04" in back.reboot
         assert isinstance(failure_of(undo(host, store, back)), RebootRequired)
 
@@ -240,8 +240,8 @@ class TestWholeRollback:
 
         def planned(*, disrupt: bool) -> UndoPlan:
             if verb == "remove":
-                return plan_removal(store, host, now(), disrupt=disrupt)
-            return plan_rollback(store, host, newest(store), now(), disrupt=disrupt)
+                return plan_removal(store, host, facts_now(), disrupt=disrupt)
+            return plan_rollback(store, host, newest(store), facts_now(), disrupt=disrupt)
 
         with pytest.raises(DrainRequired, match="take the driver from 1 process") as refused:
             planned(disrupt=False)
@@ -254,7 +254,7 @@ class TestWholeRollback:
         rollback(plain, host, store, version="test", argv=(), on_event=ignore_event)
         chosen = standing.find_newest_run(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
-        whole = plan_rollback(store, host, run, now())
+        whole = plan_rollback(store, host, run, facts_now())
         assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
         assert standing.find_newest_run(store, whole=True).is_undone(whole=True)
@@ -270,7 +270,7 @@ class TestWholeRollback:
         run.commit("done")
         assert plan_rollback(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
-            plan_rollback(store, host, first, now())
+            plan_rollback(store, host, first, facts_now())
         assert refused.value.hint == f"gpunode rollback 2 --packages --root {store.root}"
 
     @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ class TestWholeRollback:
         second.commit("done")
         for change in (lower, upper):
             host.apply([change])
-        facts = now({name: NEW for name in (package, path) if name not in made})
+        facts = facts_now({name: NEW for name in (package, path) if name not in made})
         with pytest.raises(Conflict, match="later run needs") as refused:
             plan_rollback(store, host, first.id, facts)
         assert f"{path}, of run 2, needs {package}" in refused.value.why
@@ -332,7 +332,7 @@ class TestWholeRollback:
         second.commit("done")
         host.apply([change])
         try:
-            assert plan_rollback(store, host, first.id, now({toolkit: NEW})).packages
+            assert plan_rollback(store, host, first.id, facts_now({toolkit: NEW})).packages
         except Conflict:
             assert is_refused
         else:
@@ -347,7 +347,7 @@ class TestWholeRollback:
         )
         run.settle(RESTART)
         run.commit("done")
-        facts = now({toolkit: NEW})
+        facts = facts_now({toolkit: NEW})
         back = plan_rollback(store, host, run.id, facts) if verb == "rollback" else plan_removal(store, host, facts)
         assert triggers(back.packages) == (RESTART,)
 
@@ -361,7 +361,7 @@ class TestWholeRollback:
         second.done(second.intend("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
-        assert plan_rollback(store, host, first.id, now({toolkit: NEW})).packages
+        assert plan_rollback(store, host, first.id, facts_now({toolkit: NEW})).packages
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("after", [None, PackageState("1.5"), PackageState("1.6", config_files_only=True)])
@@ -378,8 +378,8 @@ class TestWholeRollback:
 
         def planned(*, disrupt: bool) -> UndoPlan:
             if verb == "remove":
-                return plan_removal(store, host, now({runtime: there}), disrupt=disrupt)
-            return plan_rollback(store, host, run.id, now({runtime: there}), disrupt=disrupt)
+                return plan_removal(store, host, facts_now({runtime: there}), disrupt=disrupt)
+            return plan_rollback(store, host, run.id, facts_now({runtime: there}), disrupt=disrupt)
 
         if verb == "remove" and after == PackageState("1.5"):
             assert not planned(disrupt=False).packages, "it was there before gpunode"
@@ -428,9 +428,9 @@ class TestWholeRollback:
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         with pytest.raises(DrainRequired, match="1 running docker container"):
             _ = (
-                plan_removal(store, host, now(), owed=(owed,))
+                plan_removal(store, host, facts_now(), owed=(owed,))
                 if verb == "remove"
-                else plan_rollback(store, host, run, now())
+                else plan_rollback(store, host, run, facts_now())
             )
 
     def test_package_depending_on_a_lost_package_is_not_restored(self, host: Machine, store: Store) -> None:
@@ -447,7 +447,7 @@ class TestWholeRollback:
             if "needs-lost" in [str(change.id) for change in changes]
             else _obeys(changes)
         )
-        back = plan_rollback(store, host, run.id, now())
+        back = plan_rollback(store, host, run.id, facts_now())
         assert (back.packages, back.incomplete) == ((), True)
         assert "nor does what came with it: needs-lost" in back.notes
 
@@ -458,10 +458,10 @@ class TestWholeRollback:
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
-        assert path in (one.subject for one in plan_rollback(store, host, run.id, now({})).changes)
+        assert path in (one.subject for one in plan_rollback(store, host, run.id, facts_now({})).changes)
 
     def test_unit_whose_package_is_restored_first_is_started_again(self, host: Machine, store: Store) -> None:
-        done = undo(host, store, plan_rollback(store, host, newest(store), now()))
+        done = undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
         again = plan_rollback(store, host, done.run, machine(packages={"nvidia-driver": OLD}))
         assert ServiceChange(UNIT, OFF, ON) in again.changes
 
@@ -472,8 +472,8 @@ class TestWholeRollback:
         host.archives["libcuda1"] = frozenset({OLD.version})
         host.busy = Workloads(gpu=("812 (python3 train.py)",))
         with pytest.raises(DrainRequired, match="take the driver from 1 process"):
-            plan_rollback(store, host, run.id, now({"libcuda1": NEW}))
-        back = plan_rollback(store, host, run.id, now({"libcuda1": NEW}, loaded=True), disrupt=True)
+            plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
+        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), disrupt=True)
         assert "580.178.04" in back.reboot
 
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
@@ -498,7 +498,7 @@ class TestWholeRollback:
             run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
         run.settle(RESTART)
         run.commit("failed")
-        assert plan_rollback(store, host, run.id, now()).steps == ()
+        assert plan_rollback(store, host, run.id, facts_now()).steps == ()
         assert plan_rollback(store, host, run.id).steps == ()
 
     def test_later_run_may_change_a_file_that_setup_put_back(self, host: Machine, store: Store) -> None:
@@ -512,7 +512,7 @@ class TestWholeRollback:
         second.done(second.intend("runtime", "step", FileChange(CONTAINERD, FORMER, later)))
         second.commit("done")
         host.files[CONTAINERD] = later
-        assert plan_rollback(store, host, run.id, now()).steps == ()
+        assert plan_rollback(store, host, run.id, facts_now()).steps == ()
         assert plan_rollback(store, host, run.id).steps == ()
 
     def test_edit_after_the_package_was_reinstalled_is_kept(self, host: Machine, store: Store) -> None:
@@ -523,9 +523,9 @@ class TestWholeRollback:
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
         with pytest.raises(Conflict, match="edited since"):
-            plan_rollback(store, host, run.id, now({"nvidia-driver": OLD}))
+            plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD}))
         host.files[path] = edited
-        assert plan_rollback(store, host, run.id, now({"nvidia-driver": OLD})).steps == ()
+        assert plan_rollback(store, host, run.id, facts_now({"nvidia-driver": OLD})).steps == ()
 
     def test_foreign_file_in_place_of_a_purged_conffile_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
@@ -536,11 +536,11 @@ class TestWholeRollback:
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         for there in (None, OURS):
             host.files[DAEMON_JSON] = there
-            assert DAEMON_JSON in {file.path for file in plan_rollback(store, host, run.id, now({})).files}
+            assert DAEMON_JSON in {file.path for file in plan_rollback(store, host, run.id, facts_now({})).files}
         host.files[DAEMON_JSON] = FileState(b"theirs")
         with pytest.raises(Conflict, match="edited since"):
-            plan_rollback(store, host, run.id, now({}))
-        assert plan_rollback(store, host, run.id, now({}), force=True).files
+            plan_rollback(store, host, run.id, facts_now({}))
+        assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
     def test_file_created_after_the_purge_is_kept(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
@@ -550,8 +550,8 @@ class TestWholeRollback:
         host.archives["nvidia-docker2"] = frozenset({OLD.version})
         host.files[DAEMON_JSON] = FileState(b"theirs")
         with pytest.raises(Conflict, match="edited since"):
-            plan_rollback(store, host, run.id, now({}))
-        assert plan_rollback(store, host, run.id, now({}), force=True).files
+            plan_rollback(store, host, run.id, facts_now({}))
+        assert plan_rollback(store, host, run.id, facts_now({}), force=True).files
 
     def test_plain_rollback_leaves_conffiles_of_purged_packages_alone(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/old.conf"
@@ -570,7 +570,7 @@ class TestWholeRollback:
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
-        back = plan_rollback(store, host, run.id, now({}))
+        back = plan_rollback(store, host, run.id, facts_now({}))
         assert [one.subject for one in back.changes] == ["nvidia-driver", path]
         host.files[path] = FileState(b"as the package ships it\n")  # apt has brought it meanwhile
         undo(host, store, back)
@@ -589,14 +589,14 @@ class TestWholeRollback:
         run.commit("done")
         database = paragraph("nvidia-driver", conffile=path).replace("0123", hashlib.md5(shipped.content).hexdigest())
         host.after_packages = {path: shipped, STATUS: FileState(database.encode())}
-        back = undo(host, store, plan_rollback(store, host, run.id, now({})))
+        back = undo(host, store, plan_rollback(store, host, run.id, facts_now({})))
         assert host.files[path] == edited
 
         host.after_packages = {path: None}
-        again = undo(host, store, plan_rollback(store, host, back.run, now({"nvidia-driver": OLD})))
+        again = undo(host, store, plan_rollback(store, host, back.run, facts_now({"nvidia-driver": OLD})))
         assert host.files[path] is None
         host.after_packages = {path: shipped}
-        undo(host, store, plan_rollback(store, host, again.run, now({})))
+        undo(host, store, plan_rollback(store, host, again.run, facts_now({})))
         assert host.files[path] == edited
 
     def test_conffile_is_not_restored_without_its_package(self, host: Machine, store: Store) -> None:
@@ -606,7 +606,7 @@ class TestWholeRollback:
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         host.archives = {}
-        back = plan_rollback(store, host, run.id, now({}))
+        back = plan_rollback(store, host, run.id, facts_now({}))
         assert back.incomplete
         done = undo(host, store, back)
         assert host.files.get(path) is None
@@ -618,7 +618,7 @@ class TestWholeRollback:
         host.files[STATUS] = FileState(
             "".join((paragraph("nvidia-driver-cuda"), paragraph("dkms", conffile=path))).encode()
         )
-        done = undo(host, store, plan_rollback(store, host, newest(store), now()))
+        done = undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
         host.files[path] = None
         again = plan_rollback(store, host, done.run, machine(units={UNIT: unit(active=False, enabled=False)}))
         assert FileChange(path, None, edited) in again.files
@@ -634,14 +634,14 @@ class TestWholeRollback:
         run.commit("done")
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
         host.archives["driver"] = frozenset({OLD.version})
-        back = plan_rollback(store, host, run.id, now({"driver": NEW}))
+        back = plan_rollback(store, host, run.id, facts_now({"driver": NEW}))
         text = f"Package: driver\nStatus: install ok installed\nVersion: 1\nConffiles:\n {path} {sum_}"
         host.files[STATUS] = FileState(text.encode())
         host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
         done = undo(host, store, back)
         assert (host.files[path] is None) is not is_edited
         host.after_packages = {}  # dpkg takes a missing configuration file for one that somebody deleted
-        undo(host, store, plan_rollback(store, host, done.run, now({"driver": OLD})))
+        undo(host, store, plan_rollback(store, host, done.run, facts_now({"driver": OLD})))
         assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
         assert path not in store.footprint().files
 
@@ -684,32 +684,32 @@ class TestRemove:
 
         monkeypatch.setattr(host, "check", check)
         with pytest.raises(Refused, match="does not take it"):
-            undo(host, store, plan_removal(store, host, now()))
+            undo(host, store, plan_removal(store, host, facts_now()))
         assert host.files[CONTAINERD] == edited
 
     def test_remove_deletes_what_was_added_and_restores_the_rest(self, host: Machine, store: Store) -> None:
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert {str(change.id): change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
         undo(host, store, back)
         assert (host.files[CONTAINERD], host.files[CUDA_LIST], host.files[BLACKLIST]) == (FORMER, None, None)
 
     def test_purged_packages_are_named_and_not_reinstalled(self, host: Machine, store: Store) -> None:
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert "gpunode purged these packages and does not reinstall them: nvidia-driver" in back.notes
 
     def test_user_edit_is_kept(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine, edited\nnvidia = true\n")
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine, edited\n")]
         assert any("the edits stay" in note for note in back.notes)
 
     def test_edit_of_gpunode_lines_is_a_conflict_unless_forced(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine\nnvidia = false\n")
         with pytest.raises(Conflict, match="was edited since") as refused:
-            plan_removal(store, host, now())
+            plan_removal(store, host, facts_now())
         assert "+nvidia = false" in refused.value.why
         assert "-nvidia = true" in refused.value.why
-        forced = plan_removal(store, host, now(), force=True)
+        forced = plan_removal(store, host, facts_now(), force=True)
         assert [c.after for c in forced.files if c.path == CONTAINERD] == [FORMER]
 
     def test_edit_between_two_setups_is_kept(self, host: Machine, store: Store) -> None:
@@ -719,12 +719,12 @@ class TestRemove:
         run.done(run.intend("runtime", "step", again))
         run.commit("done")
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine\n# theirs\n")]
 
     def test_foreign_lines_in_a_file_gpunode_made_are_kept(self, host: Machine, store: Store) -> None:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CUDA_LIST] == [FileState(b"deb theirs\n")]
 
     @pytest.mark.parametrize(
@@ -748,9 +748,9 @@ class TestRemove:
         host.files[DAEMON_JSON] = FileState(document)
         if left is None:
             with pytest.raises(Conflict):
-                plan_removal(store, host, now())
+                plan_removal(store, host, facts_now())
             return
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
         assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
 
@@ -767,20 +767,20 @@ class TestRemove:
         cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
         cut.close()
         host.files[CONTAINERD] = OURS if is_made else second
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FORMER]
 
     def test_deleted_file_stays_deleted(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
-        assert CONTAINERD not in (one.subject for one in plan_removal(store, host, now()).changes)
+        assert CONTAINERD not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
 
     def test_file_of_a_forgotten_run_is_removed_by_its_hash(self, host: Machine, store: Store) -> None:
         forget(store, newest(store))
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
         assert any(CONTAINERD in note and "deleted" in note for note in back.remarks)
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
-        assert CUDA_LIST not in (one.subject for one in plan_removal(store, host, now()).changes)
+        assert CUDA_LIST not in (one.subject for one in plan_removal(store, host, facts_now()).changes)
 
     def test_edit_between_two_forgotten_runs_is_kept(self, host: Machine, store: Store) -> None:
         change = FileChange(BLACKLIST, FileState(b"blacklist nouveau\n# mine\n"), FileState(b"# both\n# mine\n"))
@@ -790,20 +790,20 @@ class TestRemove:
         host.files[BLACKLIST] = FileState(b"# both\n# mine\n")
         for name in store.ids():
             forget(store, name)
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         assert BLACKLIST not in {file.path for file in back.files}
         assert any(BLACKLIST in remark and "deleted" in remark for remark in back.remarks)
-        assert BLACKLIST in {file.path for file in plan_removal(store, host, now(), force=True).files}
+        assert BLACKLIST in {file.path for file in plan_removal(store, host, facts_now(), force=True).files}
 
     def test_package_installed_by_the_user_after_an_undo_is_kept(self, host: Machine, store: Store) -> None:
-        undo(host, store, plan_rollback(store, host, newest(store), now()))
+        undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
         back = plan_removal(store, host, machine(packages={"dkms": PackageState("3")}))
         assert back.packages == ()
 
     def test_driver_needed_by_others_keeps_its_files_and_units(self, host: Machine, store: Store) -> None:
         needs = paragraph("cuda-app", "nvidia-driver-cuda")
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
-        for back in (plan_removal(store, host, now()), plan_rollback(store, host, newest(store), now())):
+        for back in (plan_removal(store, host, facts_now()), plan_rollback(store, host, newest(store), facts_now())):
             subjects = {one.subject for one in back.changes}
             assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
             assert CONTAINERD in subjects
@@ -863,7 +863,7 @@ class TestRemove:
         run.done(run.intend("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after)))
         run.commit("done")
         state = PackageState("2", auto=now_auto)
-        back = plan_removal(store, host, now({**AFTER, "nvidia-persistenced": state}))
+        back = plan_removal(store, host, facts_now({**AFTER, "nvidia-persistenced": state}))
         marks = [change.after for change in back.packages if str(change.id) == "nvidia-persistenced"]
         assert marks == ([] if back_to_auto is None else [PackageState("2", auto=back_to_auto)])
 
@@ -872,14 +872,14 @@ class TestRemove:
         run = store.begin("setup", version="test")
         run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after)))
         run.commit("done")
-        back = plan_removal(store, host, now({**AFTER, "nvidia-persistenced": PackageState("2")}))
+        back = plan_removal(store, host, facts_now({**AFTER, "nvidia-persistenced": PackageState("2")}))
         assert "nvidia-persistenced" not in (one.subject for one in back.changes)
 
     def test_change_failure_is_reported_even_when_the_journal_is_full(
         self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On a full disk nobody says that a change was made which was not."""
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         host.files[STATUS] = FileState(
             "".join(
                 paragraph(name).replace("Version: 1", f"Version: {one.version}") for name, one in AFTER.items()
@@ -901,15 +901,15 @@ class TestRemove:
 
         assert failed.value.what == "could not change the packages"
         assert "the journal could not record the end of this run" in failed.value.why
-        assert {str(change.id) for change in plan_removal(store, host, now()).packages} == set(AFTER)
+        assert {str(change.id) for change in plan_removal(store, host, facts_now()).packages} == set(AFTER)
 
     def test_enrolled_secure_boot_key_is_named_with_its_removal(self, host: Machine, store: Store) -> None:
         host.enrolled = "/var/lib/dkms/mok.pub"
-        (note,) = (note for note in plan_removal(store, host, now()).notes if "Secure Boot" in note)
+        (note,) = (note for note in plan_removal(store, host, facts_now()).notes if "Secure Boot" in note)
         assert "mokutil --delete /var/lib/dkms/mok.pub" in note
 
     def test_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         rollback(back, host, store, version="test", argv=(), on_event=ignore_event, verb="remove", whole=True)
         assert plan_removal(store, host, machine()).steps == ()
 
@@ -918,7 +918,7 @@ class TestRemainder:
     """The leftovers that a removal finds at its end, by looking."""
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
-        back = plan_removal(store, host, now())
+        back = plan_removal(store, host, facts_now())
         rollback(back, host, store, version="test", argv=(), on_event=ignore_event, verb="remove", whole=True)
         return back
 
@@ -928,7 +928,7 @@ class TestRemainder:
     def test_objects_left_after_successful_commands_are_a_failure(self, host: Machine, store: Store) -> None:
         back = self.removed(host, store)
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
-        left = find_remainder(store, host, now({"dkms": PackageState("3")}), back)
+        left = find_remainder(store, host, facts_now({"dkms": PackageState("3")}), back)
         assert set(left.missed) == {BLACKLIST, "dkms", UNIT}
         assert isinstance(left.failure, VerifyFailed)
         assert "dkms" in left.failure.why
@@ -942,9 +942,9 @@ class TestRemainder:
     def test_objects_recreated_since_are_named(self, host: Machine, store: Store) -> None:
         self.removed(host, store)
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
-        nothing = plan_removal(store, host, now({"dkms": PackageState("3")}))
+        nothing = plan_removal(store, host, facts_now({"dkms": PackageState("3")}))
         assert nothing.steps == ()
-        left = find_remainder(store, host, now({"dkms": PackageState("3")}), nothing)
+        left = find_remainder(store, host, facts_now({"dkms": PackageState("3")}), nothing)
         assert left.failure is None
         notes = {one.subject: one.how for one in left.kept}
         assert f"`sudo rm {BLACKLIST}`" in notes[BLACKLIST]
