@@ -38,12 +38,12 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the project's own."""
+    """Add the project's own options."""
     parser.addoption("--skipped-to", metavar="FILE", help="write there which tests were skipped, one a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The process that the user sees shows how the run goes."""
+    """Show how the run goes, in the process that the user sees."""
     # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode breaks its lines there.
     os.environ.pop("COLUMNS", None)
     if not hasattr(config, "workerinput"):
@@ -132,12 +132,12 @@ sys.addaudithook(_guard.audit)
 
 @pytest.fixture
 def allow_subprocess() -> None:
-    """The test starts processes on purpose."""
+    """Allow the test to start processes."""
 
 
 @pytest.fixture
 def allow_socket() -> None:
-    """The test connects somewhere on purpose."""
+    """Allow the test to connect somewhere."""
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ class Tools:
     folder: Path
 
     def add(self, name: str, script: str) -> None:
-        """There is a program ``name`` that runs ``script`` under sh, where ``$T`` is ``folder``."""
+        """Add a program ``name`` that runs ``script`` under sh, where ``$T`` is ``folder``."""
         program = self.folder / "bin" / name
         program.write_text(f'#!/bin/sh\nT={self.folder}\necho "{name} $*" >> $T/calls\n{script}\n')
         program.chmod(0o755)

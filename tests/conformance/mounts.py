@@ -21,7 +21,7 @@ def why_not() -> str:
 
 
 def in_own_mounts(body: Callable[[], None]) -> None:
-    """``body`` done in a process whose mounts go with it; its failure is the caller's."""
+    """Do ``body`` in a process whose mounts go with it; its failure is the caller's."""
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -98,7 +98,7 @@ class Carried:
     failed: list[str] = field(default_factory=list)
 
     def add(self, command: str, done: Result) -> None:
-        """``command`` has run."""
+        """Run ``command``, and add it."""
         self.lines.append(f"$ {command}\n{(done.stdout + done.stderr)[-1500:]}[{done.returncode}]")
         # 7: gpunode has done its step, and says that more is to be done; 10: a reboot, which a later step makes.
         if done.returncode and not ("gpunode setup" in command and done.returncode in {7, 10}):
@@ -109,7 +109,7 @@ class Carried:
 
 
 def dress(node: Node, recipes: Callable[[str], str]) -> None:
-    """gpunode and sudo are on the node's PATH, the node counts as bare metal, and recipes name the lab's archives."""
+    """Put gpunode and sudo on the node's PATH; it counts as bare metal, and recipes name the lab's archives."""
     for path, text in _STAND_INS.items():
         node.write(path, text, 0o755)
     for name in ("bare-metal", "containerd", "docker", "k8s-containerd"):
@@ -252,7 +252,7 @@ sleep 0.5
 
 
 def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
-    """The tools with which the faults are made are on the node, which is dressed.
+    """Install the tools with which the faults are made, on a node that is dressed.
 
     Args:
         node: without a driver, or set up.
@@ -270,12 +270,12 @@ def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
 
 
 def add_kubelet(node: Node) -> None:
-    """A kubelet is installed and enabled, with systemd's cgroup driver and containerd."""
+    """Install and enable a kubelet with systemd's cgroup driver and containerd."""
     for path, text in _KUBELET.items():
         node.write(path, text, 0o755 if path.startswith("/usr/bin") else 0o644)
     node.run("systemctl", "enable", "--now", "kubelet.service")
 
 
 def make(node: Node, fault: Fault) -> None:
-    """The fault is there."""
+    """Make the fault."""
     node.run("sh", "-e", "-c", fault.shell, env=NONINTERACTIVE)

@@ -30,14 +30,14 @@ APT = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 def add_cuda(node: Chroot, repositories: Repositories, codename: str) -> None:
-    """The node has NVIDIA's repository as its keyring package adds it."""
+    """Add NVIDIA's repository as its keyring package adds it."""
     url = f"{repositories.cuda}/{DIRECTORIES[codename]}/x86_64/cuda-keyring_1.1-1_all.deb"
     node.run("/usr/lib/apt/apt-helper", "download-file", url, "/tmp/keyring.deb")
     node.run("dpkg", "-i", "/tmp/keyring.deb")
 
 
 def add_toolkit(node: Node, repositories: Repositories) -> None:
-    """The node has the container toolkit from its repository."""
+    """Install the container toolkit from its repository."""
     keyring = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
     repositories.keys.toolkit.write_keyring(node.path(keyring))
     line = f"deb [signed-by={keyring}] {repositories.toolkit}/stable/deb/$(ARCH) /\n"

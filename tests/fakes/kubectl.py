@@ -77,7 +77,7 @@ class _Command:
         self.errors: list[ApiError] = []
 
     def run(self) -> None:
-        """Carry it out."""
+        """Run the command."""
         context = self.options.get("--context", self.kubectl.context)
         if context != self.kubectl.context:
             missing = (

@@ -36,7 +36,7 @@ LINEAR_S = 4e-7
 
 
 def load() -> None:
-    """All of facts and diagnoses is imported, and doctor has read every scenario."""
+    """Import all of facts and diagnoses, and let doctor read every scenario."""
     for name in ("facts", "diagnoses"):
         package = importlib.import_module(f"gpunode.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"gpunode.{name}."):
@@ -136,7 +136,7 @@ def slowest(pattern: Pattern, length: int) -> tuple[float, float, str]:
 
 
 def main() -> None:
-    """Prints the slow ones."""
+    """Print the slow ones."""
 
     def raise_slow(*_: object) -> None:
         raise Slow

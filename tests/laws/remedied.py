@@ -629,7 +629,7 @@ class Shown:
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
     def distribution(self) -> None:
-        """None: the evidence tells."""
+        """Do nothing: the evidence tells the distribution."""
         return
 
     def simulate(self, changes: Sequence[PackageChange], /) -> None:

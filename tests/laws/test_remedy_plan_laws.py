@@ -80,7 +80,7 @@ def test_setup_named_by_a_remedy_changes_the_node(cause: str) -> None:
 
 
 def _does_something(where: str, setup: Setup, facts: Facts) -> None:
-    """The plan refuses nothing, has a change, and one of the steps that are named has it."""
+    """Assert that the plan refuses nothing, and has a change of one of the steps that are named."""
     plans = planned(setup.recipe, facts, setup.only)
     refused = next((stage.refusal for stage in plans if stage.refusal), None)
     assert refused is None, (where, setup.command, refused)

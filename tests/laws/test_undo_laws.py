@@ -82,7 +82,7 @@ def _setup(
 
 
 def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
-    """A setup has made ``changes``."""
+    """Record a setup that made ``changes``."""
     run = Store(node.root).begin("setup", version="law")
     for is_package, same in groupby(changes, key=lambda change: isinstance(change, PackageChange)):
         for batch in [tuple(same)] if is_package else [(change,) for change in same]:
@@ -95,13 +95,13 @@ def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
 
 
 def others_come_to_need(node: MemoryNode, package: PackageId) -> None:
-    """Somebody has installed a package of their own that depends on ``package``."""
+    """Install a package of a user's own that depends on ``package``."""
     bring(node, theirs := PackageId("lab-needs"))
     node.keep(replace(node.packages, depends={theirs: package}))
 
 
 def bring(node: MemoryNode, package: PackageId) -> None:
-    """Somebody has installed ``package``."""
+    """Install ``package`` as a user does."""
     found = node.packages
     node.keep(replace(found, states={**found.states, package: PackageState("1")}))
 

@@ -187,7 +187,7 @@ def test_next_run_settles_triggers_of_an_interrupted_one(recipe: Recipe, node: F
 
 
 def _forget_the_end(store: Store) -> None:
-    """A machine without power writes no last line, which a handler of this process did."""
+    """Remove the last line of the journal, which a machine without power does not write."""
     path = store.folder / "runs" / store.ids()[-1] / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     assert b'"is":"commit"' in lines[-1]

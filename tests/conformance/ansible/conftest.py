@@ -65,7 +65,7 @@ class StandIn:
     path: Path
 
     def answers(self, **verbs: Sequence[str]) -> None:
-        """For each verb its answers, one after another; the last one again and again."""
+        """Let each verb give its answers, one after another; the last one again and again."""
         self.path.with_name("answers.json").write_text(json.dumps(verbs))
 
     @property

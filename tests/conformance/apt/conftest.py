@@ -105,7 +105,7 @@ def package(folder: Path, name: str, version: str, **fields: str) -> None:
 
 
 def index(folder: Path, gnupg: Path, user: str, **release_fields: str) -> None:
-    """``Packages`` and a signed ``InRelease`` for what lies in the folder."""
+    """Write ``Packages`` and a signed ``InRelease`` for the packages in the folder."""
     packages = subprocess.run(["apt-ftparchive", "packages", "."], cwd=folder, check=True, capture_output=True).stdout
     (folder / "Packages").write_bytes(packages)
     (folder / "Packages.gz").write_bytes(gzip.compress(packages))

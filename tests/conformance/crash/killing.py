@@ -55,7 +55,7 @@ class Boundaries:
         self._torn = torn
 
     def watch(self) -> None:
-        """From here on, for as long as this process lives."""
+        """Watch from here on, for as long as this process lives."""
         for name in _PATCHED:
             setattr(os, name, self._patched(name, getattr(os, name)))
         sys.addaudithook(self._audit)
@@ -89,7 +89,7 @@ def _named(descriptor: int) -> str:
 
 
 def preload(arguments: Sequence[str]) -> None:
-    """This process has loaded what a run with ``arguments`` needs, so a child has nothing left to load."""
+    """Load what a run with ``arguments`` needs, so that a child has nothing left to load."""
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names")
         child = _fork(arguments, Path(folder, "said"), then=lambda: _list_modules(names))

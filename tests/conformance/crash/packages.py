@@ -53,10 +53,10 @@ class FilePackages:
         return self._root / name.lstrip("/")
 
     def refresh(self, lists: Sequence[str], /) -> None:
-        """There is no index."""
+        """Do nothing: there is no index."""
 
     def download(self, changes: Sequence[PackageChange], /) -> None:
-        """There is no archive."""
+        """Do nothing: there is no archive."""
 
     def fetch(self, url: str, limit_bytes: int, /) -> bytes:
         """There is no key."""

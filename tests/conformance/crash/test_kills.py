@@ -93,7 +93,7 @@ class Lab:
             shutil.rmtree(room)
 
     def survives(self, start: Path, kills: Iterable[tuple[str, Kill]]) -> None:
-        """Each of ``kills``, on a node of its own that is as ``start``, leaves what the next run can work with."""
+        """Assert that each of ``kills``, on a copy of ``start``, leaves what the next run can work with."""
         for label, kill in kills:
             with self.node(start) as node:
                 with Poller(partial(row, node, self.case.path), self._rows()) as reader:

@@ -43,7 +43,7 @@ class Case:
     json: bool = True
 
     def make(self, root: Path) -> None:
-        """``root`` holds what gpunode takes for a system."""
+        """Make ``root`` what gpunode takes for a system."""
         for path, text in (("etc/os-release", _OS_RELEASE), ("var/lib/dpkg/status", _DPKG_STATUS)):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
@@ -192,7 +192,7 @@ def _first_error(stdout: str) -> tuple[str, str, str]:
 
 
 def _is_whole(course: Course, root: Path) -> None:
-    """No file is anything but as before or as after; what is beside is a draft, which the next run takes away."""
+    """Assert that each file is as before or as after, and the rest a draft, which the next run removes."""
     for path, entry in _without_drafts(tree(root)).items():
         assert entry in (course.former.get(path), course.wanted.get(path)), f"{path} is neither: {entry}"
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
 
 
 def _mount_with_room(course: Course, root: Path, what: str, free: int) -> None:
-    """``root`` is a file system that holds the start of the course and has room for ``free`` more pages or inodes."""
+    """Mount a copy of the course's start at ``root``, with room for ``free`` more pages or inodes."""
     root.mkdir(exist_ok=True)
     mount("-t", "tmpfs", "tmpfs", root)
     shutil.copytree(course.start, root, symlinks=True, dirs_exist_ok=True)

@@ -66,7 +66,7 @@ def set_attribute(path: Path, name: str) -> None:
 
 
 def assert_replaced(root: Path, path: str = "/etc/file") -> None:
-    """The file is replaced, with the owner and mode that it has."""
+    """Assert that the file is replaced, with the owner and mode that it has."""
     before = files.read_state(path, root=str(root))
     assert before is not None
     change = FileChange(path, before, FileState(b"new", before.mode, before.uid, before.gid))

@@ -77,7 +77,7 @@ def tar_of(members: dict[str, bytes]) -> bytes:
 
 
 def zeros(path: Path, first: tarfile.TarInfo) -> None:
-    """A header and 320 MiB of nothing, in a third of a megabyte."""
+    """Write a header and 320 MiB of zeros, in a third of a megabyte."""
     first.size = 320 << 20
     with gzip.open(path, "wb", 6) as file:
         file.write(first.tobuf(tarfile.GNU_FORMAT))

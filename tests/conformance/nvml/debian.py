@@ -80,6 +80,6 @@ def only(pattern: str) -> Path:
 
 
 def without_gpu() -> None:
-    """Skips where there is an NVIDIA driver, since then the libraries do not fail."""
+    """Skip where there is an NVIDIA driver, since then the libraries do not fail."""
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("an NVIDIA driver is loaded here: tests/gpu runs instead")

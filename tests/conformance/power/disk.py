@@ -244,7 +244,7 @@ class Machine:
         return self._live.tree()
 
     def see(self, event: Event) -> None:
-        """``event`` has happened."""
+        """Record that ``event`` has happened."""
         if isinstance(event, Synced):
             self._sync(self._inode(event.path))
         elif not isinstance(event, Ended):

@@ -66,7 +66,7 @@ def small_system() -> Tree:
 
 
 def build(tree: Tree, root: Path) -> None:
-    """``root`` is made, and holds ``tree``."""
+    """Make ``root``, with the content of ``tree``."""
     for path, node in sorted(tree.items()):
         place = root / path.lstrip("/")
         if node.data is None:
@@ -126,7 +126,7 @@ class Story:
         return ("setup", str(path), *_ONLY)
 
     def run(self, argv: Sequence[str], back: Sequence[str] = ("rollback", "--yes")) -> None:
-        """``argv`` has been run and recorded; ``back`` is what undoes it."""
+        """Run ``argv``, and record it; ``back`` is the command that undoes it."""
         former = tree_of(self.root)
         number = len(self.commands) + 1
         self.events += record(
@@ -135,7 +135,7 @@ class Story:
         self.commands.append(Command(tuple(argv), tuple(back), number, former, tree_of(self.root)))
 
     def undo(self) -> None:
-        """The last setup has been rolled back, as another command."""
+        """Roll back the last setup, as another command."""
         newest = Store(self.root).ids()[-1]
         self.run(("rollback", "--yes", newest), back=self.commands[-1].again)
 

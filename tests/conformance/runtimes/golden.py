@@ -113,7 +113,7 @@ class Vector:
         return self.verdict == "refuse" or len(self.ours) > 1
 
     def lay_out(self, root: Path) -> None:
-        """``root`` is as nvidia-ctk found it."""
+        """Write the files that nvidia-ctk found to ``root``."""
         (root / "etc").mkdir(parents=True)
         for path, data in self.files.items():
             file = Path(f"{root}{path}")

@@ -149,7 +149,7 @@ def test_other_mode_is_refused_or_written_once_and_undone(
 
 
 def _check_round_trip(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
-    """Having been told ``words`` gpunode lost no comment, has nothing to do a second time, and can take it back."""
+    """Assert that ``words`` lose no comment, leave nothing to do a second time, and can be undone."""
     once, recorded = tree(root), runs(root)
     for path in vector.paths:
         if path in before and path.endswith(".toml"):
@@ -194,7 +194,7 @@ def _compare(vector: Vector, root: Path, told: Told) -> None:
 
 
 def _compare_printed(vector: Vector, out: str) -> None:
-    """Two documents, the drop-in first, are parted by a blank line."""
+    """Assert that a blank line parts two documents, the drop-in first."""
     assert vector.stdout is not None
     kind = ".json" if vector.stdout.startswith("{") else ".toml"
     if not (vector.paths[1] and kind == ".toml"):

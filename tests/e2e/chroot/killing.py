@@ -103,7 +103,7 @@ class Orphans:
         return any(Path(f"/proc/{pid}").exists() for pid in self.pids)
 
     def send(self, number: signal.Signals) -> None:
-        """All that are still there get the signal."""
+        """Send the signal to all that are still there."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -219,5 +219,5 @@ def copy_disk(node: Chroot, target: Path) -> Path:
 
 
 def discard(layer: Path) -> None:
-    """The layer is gone."""
+    """Remove the layer."""
     shutil.rmtree(layer)

@@ -111,7 +111,7 @@ class Called:
 
 
 def as_machine(node: Chroot) -> None:
-    """``node`` counts as bare metal, and what is asked of apt and dpkg is recorded."""
+    """Make ``node`` count as bare metal, and record what is asked of apt and dpkg."""
     node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
     # A base from the cache holds the stand-in as it was when the base was built.
     node.write("/usr/sbin/modprobe", (NATIVE / "modprobe.sh").read_text(), 0o755)
@@ -176,7 +176,7 @@ def setup_ok(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
 
 
 def install_old_driver(node: Chroot) -> None:
-    """The distribution's driver of branch 470 is installed from the distribution's own archive.
+    """Install the distribution's driver of branch 470 from the distribution's own archive.
 
     dkms of Debian 13 breaks the module package of that age; the legacy packages are what such a node still has.
     """
@@ -189,7 +189,7 @@ def install_old_driver(node: Chroot) -> None:
 
 
 def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
-    """NVIDIA's toolkit repository, as its installation guide adds it."""
+    """Add NVIDIA's toolkit repository, as its installation guide adds it."""
     keyring = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
     repositories.keys.toolkit.write_keyring(node.path(keyring))
     line = f"deb [signed-by={keyring}] {repositories.toolkit}/stable/deb/$(ARCH) /\n"

@@ -48,7 +48,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def _offer_headers(node: Chroot, key: Key) -> None:
-    """An archive that has the headers of a kernel that is not there yet: those of this one by another name."""
+    """Add an archive with the headers of a kernel that is not installed yet: those of this one by another name."""
     folder = node.path("/root/kernel")
     folder.mkdir()
     headers = f"/usr/src/linux-headers-{node.kernel}"

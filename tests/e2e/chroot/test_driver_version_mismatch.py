@@ -41,7 +41,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def heals(node: Chroot, before: dict[str, str]) -> None:
-    """plan names the driver, setup brings back ``before``, and a second one finds nothing."""
+    """Assert that plan names the driver, setup restores ``before``, and a second one finds nothing."""
     found = ask(node, "plan", RECIPE, "--check")
     assert found.exit_code == 4, found.envelope
     assert {step["id"] for step in found.result["steps"] if step["changes"]} == {"driver"}

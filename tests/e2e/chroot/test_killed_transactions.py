@@ -133,7 +133,7 @@ def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
 
 
 def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
-    """A rollback brings the configuration back, and where it is asked to, the packages, too."""
+    """Assert that a rollback restores the configuration and, where it is asked to, the packages."""
     orphans.send(signal.SIGCONT)
     back = node.gpunode("rollback", "--yes")
     assert back.returncode == 0 or "there is nothing to roll back" in back.stderr, back.stderr
@@ -220,7 +220,7 @@ def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Pre
 
 
 def fill(node: Chroot, folder: str, free_kib: int) -> None:
-    """``folder`` is a file system of its own, which holds what it held and has room for ``free_kib`` KiB more."""
+    """Make ``folder`` a file system of its own, with its content and room for ``free_kib`` KiB more."""
     script = """set -e
 mkdir /mnt/room
 mount -t tmpfs room /mnt/room

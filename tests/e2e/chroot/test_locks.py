@@ -60,7 +60,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """``condition`` has come true; ``what`` says why it has not."""
+    """Wait until ``condition`` is true; ``what`` says why it is not."""
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -68,7 +68,7 @@ def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def says(node: Chroot, log: str, word: str) -> None:
-    """``word`` stands in ``log`` now."""
+    """Wait until ``word`` stands in ``log``."""
     path = node.path(log)
     until(lambda: path.exists() and word in path.read_text(), lambda: f"no {word!r} in {log}:\n{path.read_text()}")
 
@@ -95,7 +95,7 @@ def number(node: Chroot, command: str) -> int:
 
 
 def let_go(node: Chroot, pid: int) -> None:
-    """The holder has ended by itself."""
+    """Wait until the holder has ended by itself."""
     node.write("/root/go", "")
     until(lambda: not node.path(f"/proc/{pid}").exists(), lambda: "the holder goes on")
 

@@ -210,7 +210,7 @@ def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, B
 
 
 def _install_what_needs(node: Chroot, name: str, *, folder: Path) -> None:
-    """A package of somebody's own depends on ``name``."""
+    """Install a package of a user's own that depends on ``name``."""
     wanted = Package(f"lab-needs-{name}", "1", depends=(name,), architecture="all")
     build_all([wanted], folder)
     node.path("/root/needs.deb").write_bytes((folder / wanted.file_name).read_bytes())

@@ -143,7 +143,7 @@ PROGRAMS = "programs and libraries are those of their packages"
 
 
 def _check_container(node: Chroot, runtime: str) -> None:
-    """verify --container passes with a runtime that mounts the GPUs, and fails with one that does not."""
+    """Assert that verify --container passes with a runtime that mounts the GPUs, and fails with another."""
     # The real nvidia-smi is a program that loads NVML, and what it is linked with is what the image must hold.
     source = node.write("/root/nvidia-smi.c", NVIDIA_SMI.read_text())
     node.run("gcc", "-o", "/usr/bin/nvidia-smi", f"/root/{source.name}")

@@ -37,7 +37,7 @@ def own_key(node: Chroot, lab: Lab) -> Key:
 
 
 def assert_untouched(node: Chroot, packages: dict[str, str]) -> None:
-    """No NVIDIA package, key or source has come; apt trusts whom it trusted before."""
+    """Assert that no NVIDIA package, key or source has come, and that apt trusts the same keys as before."""
     assert node.installed() == packages
     assert not node.path(KEYRING).exists()
     assert sorted(p.name for p in node.path("/etc/apt/sources.list.d").iterdir()) == ["lab.list"]

@@ -50,7 +50,7 @@ def node_like(bases: dict[str, Bases], chroots: Lab) -> Chroot:
 
 
 def release(node: Chroot, chroots: Lab, newer: Path) -> None:
-    """The newer driver is in the repository that ``node`` sees."""
+    """Publish the newer driver in the repository that ``node`` sees."""
     node.server.mount(chroots.repositories.cuda_path(DIRECTORY), newer)
 
 

@@ -97,7 +97,7 @@ class System:
         self._sandbox.close()
 
     def put(self, file: Path, path: str, mode: int = 0o644) -> None:
-        """A copy of ``file`` stands at ``path`` inside, root's own."""
+        """Copy ``file`` to ``path`` inside, root's own."""
         target = self.root / path.lstrip("/")
         target.write_bytes(file.read_bytes())
         target.chmod(mode)

@@ -142,11 +142,11 @@ class Fleet:
         return f"{PLAYS}/{name}"
 
     def cut(self, name: str) -> None:
-        """The host's link is down."""
+        """Cut the host's link."""
         self.hosts[name].sandbox.run("ip", "link", "set", "eth0", "down")
 
     def join(self, name: str) -> None:
-        """The host's link is up."""
+        """Restore the host's link."""
         self.hosts[name].sandbox.run("ip", "link", "set", "eth0", "up")
 
     def processor_s(self, node: Node) -> float:
@@ -204,7 +204,7 @@ class Fleet:
 
 
 def start_sshd(node: Node) -> None:
-    """The host's SSH server answers, as after a boot."""
+    """Start the host's SSH server, as a boot does."""
     node.path("/run/sshd").mkdir(exist_ok=True)
     node.start("/usr/sbin/sshd", "-D", "-e", log="/var/log/sshd.log")
     deadline = time.monotonic() + 30
@@ -215,7 +215,7 @@ def start_sshd(node: Node) -> None:
 
 
 def kill_all(node: Node) -> None:
-    """Every process of the host is dead but the one that holds its namespaces, as after a power cut."""
+    """Kill every process of the host but the one that holds its namespaces, as a power cut does."""
     node.sandbox.finish("sh", "-c", "kill -KILL -1")
 
 

@@ -64,7 +64,7 @@ class Fleets:
         assert [found for of in left for found in leftovers(of)] == []
 
     def _furnish(self, fleet: Fleet) -> None:
-        """All have gpunode, the hosts count as bare metal; the controller has the collection and a recipe for them."""
+        """Install gpunode on all, the collection and a recipe on the controller; the hosts count as bare metal."""
         machines = Machines(self.folder, self.repositories, self.code)
         for node in fleet.nodes:
             machines.furnish(node)
@@ -90,7 +90,7 @@ class Fleets:
 
 
 def during(playing: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    """``condition`` has come true while the play ran."""
+    """Wait until ``condition`` is true while the play runs."""
     deadline = time.monotonic() + _LATEST_S
     while not condition():
         assert playing.poll() is None, "the play has ended before"

@@ -39,7 +39,7 @@ class Api:
         return self.call("PATCH", path, body)
 
     def delete(self, path: str, *, grace_s: int = 0) -> None:
-        """The object is being deleted."""
+        """Delete the object."""
         self.call("DELETE", f"{path}?gracePeriodSeconds={grace_s}")
 
     def is_ready(self) -> bool:

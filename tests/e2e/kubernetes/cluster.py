@@ -42,7 +42,7 @@ class Cluster:
     plane: ControlPlane
 
     def import_images(self) -> None:
-        """containerd has the images that the recipe's objects name."""
+        """Import the images that the recipe's objects name into containerd."""
         self.node.run("gpunode", "k8s", "render", RECIPE, "--out", RENDERED)
         rendered = self.node.run("grep", "-rhoE", "image: .*", RENDERED).stdout
         references = {line.removeprefix("image: ") for line in rendered.splitlines()}
@@ -53,7 +53,7 @@ class Cluster:
         return ask(self.node, "k8s", verb, *arguments, "--kubeconfig", KUBECONFIG)
 
     def apply(self) -> None:
-        """The recipe's objects are in the cluster; the GPUs are offered."""
+        """Apply the recipe's objects, and wait until the GPUs are offered."""
         done = self.gpunode("apply", RECIPE, "--yes", "--timeout=90")
         assert done.exit_code == 0, f"{done.error}\n{self.plane.state()}"
         self.await_gpus(2)
@@ -72,7 +72,7 @@ class Cluster:
         )
 
     def restart_kubelet(self) -> None:
-        """The kubelet runs anew and has GPUs to give; before that it rejects the pods that ask for them."""
+        """Restart the kubelet, and wait until it has GPUs to give; until then it rejects pods that ask for them."""
         before = self.node.registrations()
         self.node.run("systemctl", "restart", KUBELET)
         self.plane.wait_for("the plugin has registered", lambda: self.node.registrations() > before)
@@ -110,7 +110,7 @@ class Cluster:
         return found[1] if found else ""
 
     def delete(self, name: str) -> None:
-        """The pod is gone."""
+        """Delete the pod, and wait until it is gone."""
         self.plane.kubectl("delete", "pod", name, "--now", "--timeout=60s")
 
     def await_phase(self, name: str, phase: str, timeout_s: float = 60) -> float:

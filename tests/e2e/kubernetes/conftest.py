@@ -40,7 +40,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture(scope="session")
 def kubelet_programs() -> None:
-    """All that a cluster with a node consists of is here; asked before the lab's bases are made for it."""
+    """Require all programs of a cluster with a node, before the lab's bases are made for it."""
     if reason := lacking_assets(*API_PROGRAMS, *SCHEDULING_PROGRAMS, "kubelet") or lacking_network():
         pytest.skip(reason)
 

@@ -222,7 +222,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it has started have ended."""
+    """Stop the process and what it has started."""
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)

@@ -94,7 +94,7 @@ def _specification(devices: Path) -> str:
 
 
 def _serve(devices: Path, kubelet: Socket) -> None:
-    """Until the plugin's pod has ended, or another kubelet is there than that of socket ``kubelet``."""
+    """Serve until the plugin's pod has ended, or another kubelet is there than that of socket ``kubelet``."""
     ending = Event()
     server = grpc.server(ThreadPoolExecutor(4), handlers=[_Service(devices, ending)])
     Path(_SOCKET).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def _runs() -> bool:
 
 
 def main() -> None:
-    """Serves each kubelet that comes."""
+    """Serve each kubelet that comes."""
     folder, devices = (Path(word) for word in sys.argv[1:])
     while not folder.exists():
         time.sleep(_POLL_S)

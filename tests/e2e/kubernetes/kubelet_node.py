@@ -152,7 +152,7 @@ class KubeletNode(Machine):
         self.run("systemctl", "enable", KUBELET)
 
     def offer_gpus(self, count: int) -> None:
-        """The device plugin's stand-in offers GPUs whenever the plugin's pod runs."""
+        """Offer GPUs by the device plugin's stand-in whenever the plugin's pod runs."""
         self.set_health(["Healthy"] * count)
         program = (sys.executable, "-m", "tests.e2e.kubernetes.device_plugin")
         folders = (str(self.sandbox.scratch / "kubelet/device-plugins"), str(self._devices))
@@ -160,7 +160,7 @@ class KubeletNode(Machine):
         self.spawn(argv, self.sandbox.scratch / "plugin.log")
 
     def set_health(self, health: list[str]) -> None:
-        """Each GPU is ``Healthy`` or ``Unhealthy``."""
+        """Set each GPU to ``Healthy`` or ``Unhealthy``."""
         names = (f"GPU-00000000-0000-0000-0000-{number:012x}" for number in range(1, len(health) + 1))
         partial = self._devices.with_suffix(".partial")
         partial.write_text(json.dumps(dict(zip(names, health, strict=True))))

@@ -261,7 +261,7 @@ def of_fake(fake: Kubectl, step: Step) -> FinishedCommand:
 
 
 def assert_contained(made: bytes, real: bytes) -> None:
-    """All that the stand-in printed the real one printed, too; what that has more are defaults and other objects."""
+    """Assert that the real server printed all that the stand-in did; its surplus is defaults and other objects."""
     if not made.startswith(b"{"):
         assert set(made.split()) <= set(real.split())
         return

@@ -38,7 +38,7 @@ def debian_archive(etc: Path = Path("/etc")) -> str:
 
 
 def demand_archive(address: str, codename: str) -> None:
-    """The archive at ``address`` answers, through apt's own downloader and its proxy.
+    """Require that the archive at ``address`` answers, through apt's own downloader and its proxy.
 
     Raises:
         NoArchive: it does not.

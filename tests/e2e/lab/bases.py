@@ -131,7 +131,7 @@ def _kernel(debs: Path) -> tuple[str, str]:
 
 
 def _add_layer(base: Base, target: Path, packages: tuple[str, ...]) -> None:
-    """``target`` holds what installing ``packages`` from the base's own packages adds to ``base``."""
+    """Write to ``target`` what installing ``packages`` from the base's own packages adds to ``base``."""
     index = run(["env", f"--chdir={base.debs}", "apt-ftparchive", "packages", "."]).stdout
     (base.debs / "Packages").write_text(index)
     with Chroot(base, target.with_name(f"{target.name}-build")) as node:

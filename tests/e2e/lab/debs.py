@@ -110,13 +110,13 @@ class Release:
 
 
 def build_all(packages: Iterable[Package], folder: Path) -> None:
-    """All ``packages`` are files in ``folder``."""
+    """Build all ``packages`` as files in ``folder``."""
     for package in packages:
         package.build(folder)
 
 
 def publish(folder: Path, release: Release, key: Key) -> None:
-    """``folder`` is a flat apt archive of the packages in it, signed by ``key``."""
+    """Make ``folder`` a flat apt archive of the packages in it, signed by ``key``."""
     _remove_index(folder)
     packages = _ftparchive(folder, "packages", ".")
     (folder / "Packages").write_text(packages)

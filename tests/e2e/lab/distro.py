@@ -84,7 +84,7 @@ def ubuntu_archive(ubuntu: Ubuntu, debian: Base) -> Iterator[Package]:
 
 
 def become(node: Node, ubuntu: Ubuntu) -> None:
-    """``node``, made from ``ubuntu.base``, has Ubuntu's label and kernel package instead of Debian's."""
+    """Give ``node``, made from ``ubuntu.base``, Ubuntu's label and kernel package instead of Debian's."""
     # /etc/os-release leads here.
     node.write("/usr/lib/os-release", ubuntu.os_release)
     images = [name for name in node.installed() if name.startswith("linux-image-")]
@@ -109,7 +109,7 @@ def old_driver() -> Iterator[Package]:
 
 
 def add_nonfree(node: Node) -> None:
-    """apt of ``node`` also knows the archive that holds the old driver."""
+    """Add the archive that holds the old driver to apt of ``node``."""
     line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /\n"
     node.write("/etc/apt/sources.list.d/nonfree.list", line)
     node.run("apt-get", "update")

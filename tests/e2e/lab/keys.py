@@ -34,7 +34,7 @@ class Key:
         return self._gpg("--local-user", self.fingerprint, "--armor", "--detach-sign", text=text)
 
     def write_keyring(self, path: Path) -> None:
-        """The public key is at ``path``, binary, as apt's signed-by takes it."""
+        """Write the public key to ``path``, binary, as apt's signed-by takes it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._gpg("--yes", "--output", os.fspath(path), "--export", self.fingerprint)
 
@@ -53,7 +53,7 @@ def make_key(home: Path, owner: str) -> Key:
 
 
 def stop_agent(home: Path) -> None:
-    """No gpg-agent serves ``home`` any longer."""
+    """Stop every gpg-agent that serves ``home``."""
     run(["gpgconf", "--homedir", os.fspath(home), "--kill", "all"])
 
 

@@ -55,7 +55,7 @@ def add_packages(base: Base, layer: Path, packages: tuple[str, ...]) -> Path:
 
 
 def download(base: Base, debs: Path, packages: tuple[str, ...]) -> None:
-    """``debs`` holds ``packages`` and what else ``base`` lacks for them: the machine's apt with the base's status."""
+    """Download ``packages`` and what else ``base`` lacks for them to ``debs``, by this machine's apt."""
     mirror = debian_archive()
     demand_archive(mirror, base.codename)
     scratch = debs.with_name("apt")

@@ -68,7 +68,7 @@ class Machine(Node):
         return self.sandbox.inside(Path(f"/proc/{self._leader()}/root{path}"))
 
     def wait_running(self) -> None:
-        """systemd has started all units of its default target, or has given up on some."""
+        """Wait until systemd has started all units of its default target, or has given up on some."""
         self._wait(lambda: self._state() in {"running", "degraded"}, "booted")
 
     def boot_id(self) -> str:
@@ -76,13 +76,13 @@ class Machine(Node):
         return self.read("/proc/sys/kernel/random/boot_id").strip()
 
     def reboot(self) -> None:
-        """The node has rebooted and is running again."""
+        """Reboot the node, and wait until it is running again."""
         before = self.boot_id()
         self.finish("systemctl", "reboot")
         self.wait_reboot(before)
 
     def wait_reboot(self, before: str) -> None:
-        """The node is running in another boot than ``before``, whoever asked for it."""
+        """Wait until the node runs in another boot than ``before``, whoever asked for it."""
         self._wait(lambda: self._booted_since(before), "rebooted")
         self.wait_running()
 

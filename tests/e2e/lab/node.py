@@ -103,12 +103,12 @@ class Node(ABC):
         self.close()
 
     def close(self) -> None:
-        """No process, mount or file of the node is left."""
+        """Remove every process, mount and file of the node."""
         self.halt()
         run(["rm", "-rf", os.fspath(self.sandbox.scratch)])
 
     def halt(self) -> None:
-        """No process or mount is left; the node's own files are still in ``upper``."""
+        """End every process and mount; the node's own files are still in ``upper``."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -196,7 +196,7 @@ class Node(ABC):
 
     @abstractmethod
     def _boot(self) -> None:
-        """The node's files are there; now commands can run in it."""
+        """Boot the node, whose files are there; afterwards commands can run in it."""
 
     def bound(self) -> dict[str, Path]:
         """Return the read-only mounts, by their place."""

@@ -125,7 +125,7 @@ def make_repositories(root: Path, bases: Iterable[Base]) -> Repositories:
 
 
 def discard_keys(keys: Keys) -> None:
-    """The keys and their agent are gone."""
+    """Remove the keys and their agent."""
     stop_agent(keys.cuda.home)
     shutil.rmtree(keys.cuda.home)
 

@@ -83,7 +83,7 @@ def _finish(root: Path) -> None:
 
 
 def _record(root: Path) -> None:
-    """dpkg's status has the daemons and dpkg itself, which unpacking alone leaves out."""
+    """Record the daemons and dpkg itself in dpkg's status, which unpacking alone leaves out."""
     status, architecture = root / "var/lib/dpkg/status", (root / "var/lib/dpkg/arch").read_text().split()[0]
     versions = {"dpkg": "1"}
     for package, program in _RECORDED.items():

@@ -87,7 +87,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """All processes of the namespaces are dead, their mounts and their cgroup are gone."""
+        """Kill all processes of the namespaces, and remove their mounts and their cgroup."""
         if self._holder is None:
             return
         # unshare ends with its child, having reaped it: then the kernel is done with the whole pid namespace.
@@ -113,11 +113,11 @@ class Sandbox:
         return run(self.argv(*command), timeout=timeout)
 
     def mount(self, *arguments: str | os.PathLike[str]) -> None:
-        """``mount`` has been called with ``arguments`` in the mount namespace."""
+        """Call ``mount`` with ``arguments`` in the mount namespace."""
         self.run("mount", *(os.fspath(argument) for argument in arguments))
 
     def bind(self, source: Path, target: Path, *, read_only: bool = False) -> None:
-        """``source`` is seen at ``target`` inside."""
+        """Bind ``source`` to ``target`` inside."""
         self.mount("--bind", source, target)
         if read_only:
             self.mount("-o", "remount,bind,ro", target)

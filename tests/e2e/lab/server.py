@@ -37,13 +37,13 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """The port is free and nothing is being served."""
+        """Stop serving, and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def gone(self, *prefixes: str) -> None:
-        """From now on everything below ``prefixes`` (everything, if none is given) is a 404."""
+        """Answer 404 from now on for everything below ``prefixes`` (everything, if none is given)."""
         self._gone = prefixes or ("/",)
 
     def gone_after(self, count: int, prefix: str) -> None:
@@ -51,15 +51,15 @@ class Server:
         self._left[prefix] = count
 
     def replace(self, path: str, content: bytes) -> None:
-        """From now on ``path`` is ``content``, whatever the folder holds."""
+        """Serve ``content`` at ``path`` from now on, whatever the folder holds."""
         self._replaced[path] = content
 
     def mount(self, prefix: str, folder: Path) -> None:
-        """From now on what lies below ``prefix`` comes from ``folder``."""
+        """Serve the content of ``folder`` below ``prefix`` from now on."""
         self._mounted[prefix] = folder
 
     def restore(self) -> None:
-        """Everything is served as it lies in the folder again."""
+        """Serve everything as it lies in the folder again."""
         self._gone = ()
         self._left.clear()
         self._replaced.clear()

@@ -120,7 +120,7 @@ def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
 
 
 def furnish(root: Path, hardware: Hardware) -> None:
-    """The node below ``root`` has a name, its kernel's release and apt's settings."""
+    """Give the node below ``root`` a name, its kernel's release and apt's settings."""
     _write(root / "etc/hostname", "lab\n")
     _write(root / "etc/hosts", "127.0.0.1 localhost lab\n")
     _write(root / "etc/apt/apt.conf.d/90lab", _APT_CONF)
@@ -134,7 +134,7 @@ def furnish(root: Path, hardware: Hardware) -> None:
 
 
 def use_archive(root: Path, base: Base, keyring: bytes) -> None:
-    """apt of the node below ``root`` knows the lab's Debian archive and nothing else."""
+    """Make apt of the node below ``root`` know the lab's Debian archive and nothing else."""
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
     (root / "usr/share/keyrings/lab.gpg").write_bytes(keyring)
     line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/{base.archive}/ /\n"

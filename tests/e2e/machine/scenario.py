@@ -86,7 +86,7 @@ class Machines:
         return kind(base, scratch, devices=devices, archives=self.repositories, code=self.code)
 
     def furnish(self, node: Node, directory: str = "debian12") -> None:
-        """gpunode is installed on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
+        """Install gpunode on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
         node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
         node.write(PROGRAM, _ENTRY_POINT.replace("SETTINGS", ""), 0o755)
         for name, more in _RECIPES.items():
@@ -116,7 +116,7 @@ class Start:
 
 
 def run_old_driver(node: Machine) -> None:
-    """The distribution's driver of branch 470 is installed and loaded."""
+    """Install and load the distribution's driver of branch 470."""
     node.write("/usr/lib/lab/load-old", _LOADED, 0o755)
     add_nonfree(node)
     node.run("apt-get", "-y", "install", "nvidia-driver", env=NONINTERACTIVE)
@@ -167,7 +167,7 @@ def is_up(node: Machine, unit: str) -> bool:
 
 
 def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
-    """The daemon will not start with NVIDIA's runtime in its configuration, which its parser takes nevertheless.
+    """Keep the daemon from starting with NVIDIA's runtime in its configuration, which its parser takes nevertheless.
 
     Args:
         how: ``refuses`` exits at once, ``hangs`` never is ready, ``dies`` is up for 3 s.
@@ -182,7 +182,7 @@ def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
 
 
 def make_tame(node: Machine, unit: str) -> None:
-    """The daemon starts as its package has it."""
+    """Let the daemon start as its package has it."""
     node.path(_drop_in(unit)).unlink(missing_ok=True)
     node.run("systemctl", "daemon-reload")
 
@@ -192,7 +192,7 @@ def _drop_in(unit: str) -> str:
 
 
 def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
-    """The daemon, as its package has it, runs with ``content`` as its configuration."""
+    """Run the daemon, as its package has it, with ``content`` as its configuration."""
     make_tame(node, unit)
     if content is None:
         node.path(path).unlink(missing_ok=True)
@@ -203,7 +203,7 @@ def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
 
 
 def put_programs(node: Machine, base: Base) -> None:
-    """docker, containerd and runc are those of ``base``; what starts them stays."""
+    """Replace docker, containerd and runc by those of ``base``; what starts them stays."""
     node.run("systemctl", "stop", "docker.socket", DOCKER, CONTAINERD)
     for name in _PROGRAMS:
         for source in (root / name for root in base.layers if (root / name).is_file()):

@@ -88,7 +88,7 @@ def user_data(release: Path, repositories: Repositories) -> Callable[[str], str]
 
 
 def works(node: Machine) -> None:
-    """cloud-init has no complaint, no unit has failed, and the node is what the recipe wants."""
+    """Assert that cloud-init has no complaint, no unit has failed, and the node is what the recipe wants."""
     found = status(node)
     log = node.read("/var/log/cloud-init-output.log")
     assert (found["status"], found["errors"]) == ("done", []), f"{found}\n{log}"

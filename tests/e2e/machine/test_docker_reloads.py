@@ -109,13 +109,13 @@ def training(node: Machine) -> Iterator[Training]:
 
 
 def start_with(node: Machine, options: str) -> None:
-    """dockerd runs with ``options`` on its command line."""
+    """Start dockerd with ``options`` on its command line."""
     node.write(OPTIONS, f'DOCKER_OPTS="{options}"\n')
     node.run("systemctl", "restart", DOCKER)
 
 
 def give_up(node: Machine) -> None:
-    """dockerd was started as often as its unit allows, and has failed."""
+    """Start dockerd as often as its unit allows, and let it fail."""
     for _ in range(8):
         node.finish("systemctl", "restart", DOCKER)
         if show(node, DOCKER, "ActiveState") == ["failed"]:

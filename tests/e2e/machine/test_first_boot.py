@@ -62,12 +62,12 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
 
 
 def ends(node: Machine, stage: str) -> None:
-    """The stage is told to end."""
+    """Let the stage end."""
     node.write(f"/run/cloud-init/lab-end--mode={stage}", "")
 
 
 def says(node: Machine, log: str, word: str) -> None:
-    """``word`` stands in ``log`` now."""
+    """Wait until ``word`` stands in ``log``."""
     deadline = time.monotonic() + _PATIENCE_S
     while not (node.path(log).exists() and word in node.read(log)):
         assert time.monotonic() < deadline, f"no {word!r} in {log}: {node.path(log).exists() and node.read(log)}"

@@ -188,7 +188,7 @@ def shipped(node: Node) -> dict[str, object]:
 
 
 def main() -> None:
-    """Prints what was seen in each scene."""
+    """Print the observations of each scene."""
     node = Node(Path(sys.argv[1]))
     print(json.dumps({scene.__name__: _played(scene, node) for scene in (docker, containerd, shipped)}))
 

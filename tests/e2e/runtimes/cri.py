@@ -79,7 +79,7 @@ class Cri:
         return Told(str(config["defaultRuntimeName"]), binaries)
 
     def run(self, image: str, *command: str, handler: str, logs: str) -> None:
-        """``command`` has run to its end in a pod of its own, what it printed is in ``logs``; nothing else is left.
+        """Run ``command`` to its end in a pod of its own, its output in ``logs``; nothing else is left.
 
         Args:
             handler: as a RuntimeClass names it; empty for the default one.

@@ -65,7 +65,7 @@ class Root:
         self.path = path
 
     def lay(self, files: Files) -> None:
-        """The runtimes' folders hold ``files`` and what those name, and nothing else."""
+        """Write ``files`` and what those name to the runtimes' folders, and nothing else."""
         for folder in (*_FOLDERS, *_GPUNODES_OWN):
             shutil.rmtree(self.path / folder, ignore_errors=True)
         for folder in _FOLDERS:

@@ -86,7 +86,7 @@ def asked(runtime: str) -> list[Vector]:
 
 
 def main() -> None:
-    """Prints the cells."""
+    """Print the cells."""
     root, runtime, is_core = Root(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "core"
     _load(root, runtime)
     # All of them first: a process in which gRPC has been at work cannot be forked.
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _load(root: Root, runtime: str) -> None:
-    """This process has loaded what its children would else load one after another."""
+    """Load what this process's children would else load one after another."""
     root.lay({})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         boundary.run_cli(["ctk", "runtime", "configure", "--runtime", runtime, "--root", str(root.path)])

@@ -122,7 +122,7 @@ class Machine:
         return [line[1:].split() for line in whole.splitlines() if line.startswith("@")]
 
     def wait_until_ready(self) -> None:
-        """The guest's program runs.
+        """Wait until the guest's program runs.
 
         Raises:
             LabError: it does not come up.
@@ -135,7 +135,7 @@ class Machine:
             time.sleep(0.1)
 
     def cut(self) -> None:
-        """The power is gone: nothing that the guest had in its memory is written any more."""
+        """Cut the power: nothing that the guest had in its memory is written any more."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()

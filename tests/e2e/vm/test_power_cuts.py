@@ -83,7 +83,7 @@ def _assert_promises_kept(found: Path, said: list[list[str]], where: str) -> Non
 
 
 def _assert_whole(found: Path, where: str) -> None:
-    """Every journal and every backup can be read, and each file is as it was once or as a journaled change made it."""
+    """Assert that every journal and backup can be read, and each file is as before or as a journaled change made it."""
     store, start = Store(found), small_system()
     changes = [e.change for run in store.ids() for e in store.read(run) if isinstance(e, Intent)]
     for name in CONFIGURATION:
@@ -97,7 +97,7 @@ def _assert_whole(found: Path, where: str) -> None:
 
 
 def _assert_goes_on(found: Path, folder: Path, where: str) -> None:
-    """Setup, a rollback and the rollback of that work on what was found, and nothing half is left."""
+    """Assert that setup, a rollback and the rollback of that work on the remains, and nothing half is left."""
     for name in ("containerd", "docker"):
         path = folder / f"{name}.toml"
         path.write_text(_RECIPES[name])

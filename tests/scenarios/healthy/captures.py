@@ -50,7 +50,7 @@ class Standing:
         return _capture(probe, self.node.get(probe.key))
 
     def distribution(self) -> None:
-        """None: the evidence tells."""
+        """Do nothing: the evidence tells the distribution."""
         return
 
     def simulate(self, _: Sequence[PackageChange], /) -> Simulation | None:

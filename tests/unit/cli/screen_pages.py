@@ -74,7 +74,7 @@ def rehearse(screen: Screen) -> None:
 
 
 def setup(screen: Screen) -> None:
-    """Events with fixed times, as a real run tells them."""
+    """Print events with fixed times, as a real run tells them."""
     done = nodes.set_up(nodes.free(), lambda _: None)
     settled = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
@@ -98,7 +98,7 @@ def converged(screen: Screen) -> None:
 
 
 def one_step(screen: Screen) -> None:
-    """Of ``setup --only runtime-config``: nothing is said of what was left out."""
+    """Print ``setup --only runtime-config``: nothing is said of what was left out."""
     whole = nodes.set_up(nodes.converged(), screen.show_event)
     stages = tuple(
         replace(stage, steps=tuple(one for one in stage.steps if one.step.id == "runtime-config"))

@@ -22,7 +22,7 @@ def put(root: Path, path: str, content: bytes) -> None:
 
 
 def enable(root: Path, unit: str) -> None:
-    """The unit is there, and starts at the next boot."""
+    """Enable the unit, so that it starts at the next boot."""
     put(root, f"/etc/systemd/system/{unit}", b"[Service]\nExecStart=/bin/true\n")
     put(root, f"/etc/systemd/system/multi-user.target.wants/{unit}", b"")
 

@@ -99,7 +99,7 @@ def test_unknown_name_is_answered_with_similar_ones() -> None:
 
 @pytest.fixture
 def sick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine is one with nouveau."""
+    """Make doctor see a machine with nouveau."""
 
     def examine(_: HostView) -> Evidence:
         return pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU])

@@ -65,7 +65,7 @@ USER, GROUP_OBJ, GROUP, MASK = 0x02, 0x04, 0x08, 0x10
 
 
 def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
-    """``place`` has an ACL of these entries (tag, rights, id) beside those that every ACL has."""
+    """Give ``place`` an ACL of these entries (tag, rights, id) beside those that every ACL has."""
     nobody, group = 0xFFFFFFFF, () if any(tag == GROUP_OBJ for tag, _, _ in entries) else ((GROUP_OBJ, 4, 0),)
     every = sorted([(0x01, 6, nobody), *group, *entries, (MASK, mask, nobody), (0x20, 4, nobody)])
     try:

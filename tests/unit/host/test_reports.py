@@ -307,7 +307,7 @@ def test_json_list_in_a_windows_encoding_is_read(encoding: str, tmp_path: Path) 
 
 
 def deny_even_root(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``of`` is as closed to root, too, as it is to others."""
+    """Deny root access to ``of``, as it is denied to others."""
     for name in ("stat", "lstat", "open", "scandir"):
         real = getattr(os, name)
 

@@ -38,7 +38,7 @@ def handlers(host: Machine, name: str) -> set[str]:
 
 
 def edit_by_hand(host: Machine) -> None:
-    """Somebody writes something of their own into every file."""
+    """Write something of a user's own into every file."""
     for path, content in dict(host.contents).items():
         mine = content.replace(b"{", b'{ "mine": 1,', 1) if path.endswith(".json") else content + b"# mine\n"
         host.files[path] = FileState(mine)

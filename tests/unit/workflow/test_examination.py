@@ -143,7 +143,7 @@ def test_doctor_runs_only_read_only_commands() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every limit is a small part of what it is; nothing is asked but what the tests put there."""
+    """Set every limit to a small part of what it is; nothing is asked but what the tests put there."""
 
     def few(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
         wanted = {"smi", "smi-query", "dmesg", "kernel-journal"}
