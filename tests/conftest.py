@@ -142,7 +142,7 @@ def allow_socket() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Signals do what they do in a terminal, also where a shell started pytest in the background with them ignored."""
+    """Give signals their effect in a terminal, also where a shell started pytest in the background without."""
     former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -152,7 +152,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of the programs that are on every machine, whatever else this one has."""
+    """Return a folder of the programs that are on every machine, whatever else this one has."""
     folder = tmp_path_factory.mktemp("programs")
     for name in _EVERYWHERE:
         if found := shutil.which(name, path=process.PATH):
@@ -167,7 +167,7 @@ def isolate_from_machine(
     monkeypatch: pytest.MonkeyPatch,
     programs: str,
 ) -> Iterator[None]:
-    """Unit tests and laws leave the machine as it was, and whether it has a program makes no difference to them."""
+    """Keep unit tests and laws from changing the machine, and from seeing which programs it has."""
     if not any(Path(request.node.path).is_relative_to(folder) for folder in _PURE):
         yield
         return
@@ -214,7 +214,7 @@ class Tools:
 def tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, isolate_from_machine: None, programs: str
 ) -> Tools:
-    """Stand-in programs, for tests of what is done with their answers."""
+    """Return stand-in programs, for tests of what is done with their answers."""
     folder = tmp_path / "tools"
     (folder / "bin").mkdir(parents=True)
     monkeypatch.setattr(process, "PATH", f"{folder}/bin:{programs}")

@@ -65,6 +65,6 @@ def command(*arguments: str) -> tuple[str, ...]:
 
 
 def cost(output: str) -> Cost:
-    """The cost that ``command`` printed last."""
+    """Return the cost that ``command`` printed last."""
     patterns, processes, modules, lines = json.loads(output.splitlines()[-1])
     return Cost(patterns, tuple(map(tuple, processes)), frozenset(modules), lines)

@@ -39,7 +39,7 @@ class Results:
         return sum(sum(counts.values()) for counts in self.counts.values())
 
     def lines(self) -> Iterator[str]:
-        """The screen: a table of the groups, the failures, the skips, and what would enable those."""
+        """Yield the screen: a table of the groups, the failures, the skips, and what would enable those."""
         yield f"{'group':12}{''.join(f'{outcome:>9}' for outcome in OUTCOMES)}   minutes"
         for group in sorted(self.counts, key=GROUPS.index):
             row = "".join(f"{self.counts[group][outcome]:>9}" for outcome in OUTCOMES)

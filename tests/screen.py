@@ -90,7 +90,7 @@ class Screen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """A test has no sign of its own, unless ``-v`` asks for it."""
+        """Give a test no sign of its own, unless ``-v`` asks for it."""
         outcome = _outcome(report)
         return (outcome.replace("errors", "error") if outcome else "", "", "") if self._is_terse else None
 

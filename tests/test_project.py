@@ -109,7 +109,7 @@ def test_every_internal_link_is_valid(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to the headings of a page."""
+    """Return the names that GitHub gives to the headings of a page."""
     heads = re.findall(r"^#{1,6} (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 

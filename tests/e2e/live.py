@@ -119,7 +119,7 @@ def dress(node: Node, recipes: Callable[[str], str]) -> None:
 
 
 def preserved(node: Node, folder: Path) -> Base:
-    """A base with what ``node`` has on its disk, which is halted; nodes start from it in no time."""
+    """Return a base with what ``node`` has on its disk, which is halted; nodes start from it in no time."""
     node.halt()
     node.upper.rename(folder)
     return replace(node.base, layers=(folder, *node.base.layers))
@@ -180,7 +180,7 @@ def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot:
 
 
 def typed(command: str) -> str:
-    """``command`` as it is typed in the lab: setup is told its recipe, for the lab's archives, and its leave."""
+    """Return ``command`` as it is typed in the lab: setup is told its recipe, for the lab's archives, and its leave."""
     if "gpunode setup" not in command:
         return command
     words = shlex.split(command)
@@ -196,7 +196,7 @@ def typed(command: str) -> str:
 
 
 def said(carried: Carried, *answers: Diagnosed) -> str:
-    """All of it, for a test that fails."""
+    """Return all of it, for a test that fails."""
     return "\n".join(_parts(carried, answers))
 
 

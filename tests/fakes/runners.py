@@ -32,7 +32,7 @@ class ScriptedRunner(Runner):
         self.stdin: list[bytes] = []
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **given: Any) -> FinishedCommand:
-        """The scripted end of ``argv``."""
+        """Return the scripted end of ``argv``."""
         self.calls.append(tuple(argv))
         self.stdin.append(stdin)
         return self._answer(tuple(argv))
@@ -41,7 +41,7 @@ class ScriptedRunner(Runner):
 def ended(
     argv: Sequence[str] = (), status: int = 0, out: bytes = b"", err: bytes = b"", *, late: bool = False
 ) -> FinishedCommand:
-    """A command that has ended so."""
+    """Return a command that has ended so."""
     return FinishedCommand(tuple(argv), 124 if late else status, out, err, 0.1, late)
 
 

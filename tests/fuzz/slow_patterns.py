@@ -108,7 +108,7 @@ class Slow(Exception):
 
 
 def spent(pattern: Pattern, text: str) -> float:
-    """The processor time of finding all matches of ``pattern`` in ``text``."""
+    """Return the processor time of finding all matches of ``pattern`` in ``text``."""
     started = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
     try:

@@ -61,7 +61,7 @@ _ROWS: Final = (
 
 
 def in_events(why: str) -> tuple[tuple[str, str], ...]:
-    """The pod's events."""
+    """Return the pod's events."""
     event = (
         f'  Warning  Failed     5m    kubelet  Failed to pull image "{IMAGE}": rpc error: code = Unknown desc = {why}'
     )
@@ -71,7 +71,7 @@ def in_events(why: str) -> tuple[tuple[str, str], ...]:
 
 
 def in_the_journal(why: str) -> tuple[tuple[str, str], ...]:
-    """The kubelet's log, which quotes it."""
+    """Return the kubelet's log, which quotes it."""
     desc = f"rpc error: code = Unknown desc = {why}".replace('"', '\\"')
     said = f'E1122 11:00:00.000000    812 kuberuntime_image.go:55] "Failed to pull image" err="{desc}" image="{IMAGE}"'
     return (_ROWS, ("journalctl -u kubelet", f"Nov 22 11:00:00 node kubelet[812]: {said}\n"))

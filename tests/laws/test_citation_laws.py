@@ -19,7 +19,7 @@ from tests.scenarios.reports import Report, some_reports
 
 
 def list_citations(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
-    """Every citation, with what it is to prove."""
+    """Yield every citation, with what it is to prove."""
     for finding in found.findings:
         yield from ((finding.cause, citation) for citation in finding.citations)
     for doubt in found.open_questions:
@@ -36,7 +36,7 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
 
 
 def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
-    """The citations that stand nowhere."""
+    """Return the citations that stand nowhere."""
     node = take_snapshot(evidence)
     return [(what, one) for what, one in list_citations(diagnose(node)) if not stands_there(node, one)]
 

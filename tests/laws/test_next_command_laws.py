@@ -34,7 +34,7 @@ ENABLE = "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri -
 
 
 def with_containerd(config: bytes, **more: object) -> Facts:
-    """A node with driver, toolkit and containerd."""
+    """Return a node with driver, toolkit and containerd."""
     units = {"containerd.service": unit(started_at=100.0), "nvidia-persistenced.service": unit()}
     facts = with_driver("580.95.05", packages={**PACKAGES, "containerd": "1.7.24"}, files={CONTAINERD: config},
                         units=units, device_nodes=frozenset({"/dev/nvidiactl", "/dev/nvidia0"}))  # fmt: skip

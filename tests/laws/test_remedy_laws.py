@@ -44,7 +44,7 @@ TREES = re.compile(r"/var/lib/dkms/nvidia[a-z0-9-]*/\d[\w.+~-]*")
 
 
 def printed(found: Diagnosis) -> Iterator[str]:
-    """Every command that the diagnosis has a person type."""
+    """Yield every command that the diagnosis has a person type."""
     for finding in found.findings:
         for fix in finding.remedy:
             yield from fix.commands
@@ -58,7 +58,7 @@ def of_rows(rows: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 @cache
 def fixes() -> tuple[Fix, ...]:
-    """Every fix over all scenarios, and of every cause on every kind of system."""
+    """Return every fix over all scenarios, and of every cause on every kind of system."""
     nodes = [take_snapshot(pasted.collect_pieces(rows)) for rows in wholes()]
     found = {fix for node in nodes for finding in diagnose(node).findings for fix in finding.remedy}
     return tuple(found | {fix for system in SYSTEMS for fix in fixes_on(system)})
@@ -66,7 +66,7 @@ def fixes() -> tuple[Fix, ...]:
 
 @cache
 def fixes_on(system: str) -> tuple[Fix, ...]:
-    """Every fix of every cause on a node of that system."""
+    """Return every fix of every cause on a node of that system."""
     node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     return tuple(fix for rule in rules_by_cause().values() for fix in rule.remedy(node))
 
@@ -94,7 +94,7 @@ def taken() -> tuple[tuple[Rows, str], ...]:
 
 
 def _words(command: str) -> set[str]:
-    """The words of a command, and what they are made of."""
+    """Return the words of a command, and what they are made of."""
     words = re.findall(r"[\w./:@+~-]+", command)
     parts = (part for word in words for part in (word, *re.split(r"[/=]", word), re.sub(r"^[a-z-]+-(?=\d)", "", word)))
     return set(parts)

@@ -51,7 +51,7 @@ class Case:
 
 @cache
 def cases() -> Mapping[str, list[Case]]:
-    """Every such remedy, by its cause."""
+    """Return every such remedy, by its cause."""
     found: dict[str, list[Case]] = {}
     for one in _every_case():
         if any(parsed(command) for fix in one.remedy for command in fix.commands):
@@ -119,7 +119,7 @@ def test_remedy_installs_another_driver(cause: str) -> None:
 
 
 def run_setup(setup: Setup, facts: Facts) -> Facts:
-    """The node after the command."""
+    """Return the node after the command."""
     return after(facts, planned(setup.recipe, facts, setup.only))
 
 

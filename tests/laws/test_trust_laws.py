@@ -25,7 +25,7 @@ BATCHES = range(-(-len(reports()) // PODS))
 
 
 def log(report: Report, form: str) -> str:
-    """The evidence of ``report`` as somebody may have a container print it."""
+    """Return the evidence of ``report`` as somebody may have a container print it."""
     prompt = "$ {source}\n{text}" if form == "as a transcript" else "{text}"
     text = "\n".join(prompt.format(**one) for one in report.evidence)
     stamp = "2026-11-16T06:12:43.123456789Z stdout F "
@@ -33,7 +33,7 @@ def log(report: Report, form: str) -> str:
 
 
 def with_pods(node: Evidence, logs: Mapping[str, str]) -> Evidence:
-    """``node`` with a pod of each name, which has printed that."""
+    """Return ``node`` with a pod of each name, which has printed that."""
     glob = node["pod-logs"]
     added = (
         Found(f"/var/log/pods/tenant_my-nvidia-{name}_6f1c1f3e-{at:04}/app/0.log", data=text.encode(errors="replace"),

@@ -64,7 +64,7 @@ def stories(draw: st.DrawFn) -> Story:
 def _setup(
     draw: st.DrawFn, number: int, packages: dict[PackageId, PackageState], files: dict[str, FileState]
 ) -> tuple[Change, ...]:
-    """The changes of a setup; ``packages`` and ``files`` are then as it leaves them."""
+    """Return the changes of a setup; ``packages`` and ``files`` are then as it leaves them."""
     changes: list[Change] = []
     for path in draw(st.lists(st.sampled_from(tuple(PATHS)), unique=True)):
         after = FileState(b"# Written by gpunode: %d\n" % number)

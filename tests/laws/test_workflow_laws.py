@@ -195,7 +195,7 @@ def _forget_the_end(store: Store) -> None:
 
 
 def _facts_for_next_run(node: Facts, host: Memory) -> Facts:
-    """The node as the next run finds it: its files as the cut left them, all else as before the first run."""
+    """Return the node as the next run finds it: its files as the cut left them, all else as before the first run."""
     import dataclasses
 
     files = {path: Known(state, f"file:{path}") for path, state in host.files.items()}

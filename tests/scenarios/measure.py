@@ -77,7 +77,7 @@ def _suspected(found: Diagnosis) -> Iterator[str]:
 
 
 def told(name: str, given: Sequence[Answer]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
 
     def share(count: int) -> str:
         return f"{count / len(given):7.1%}"

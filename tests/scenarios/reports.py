@@ -39,12 +39,12 @@ class Report:
 
 @cache
 def reports() -> tuple[Report, ...]:
-    """Every report, by name."""
+    """Return every report, by name."""
     return tuple(_read(path) for path in sorted(FOLDER.rglob("*.json")))
 
 
 def some_reports(law: str) -> list[Report]:
-    """The same reports in each run, others for each ``law``; every report in the long run."""
+    """Return the same reports in each run, others for each ``law``; every report in the long run."""
     return sample(reports(), law, lambda report: report.name)
 
 
@@ -62,10 +62,10 @@ def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Dia
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:
-    """The causes that nothing explains, without what is no fault."""
+    """Return the causes that nothing explains, without what is no fault."""
     return tuple(finding.cause for finding in found.roots if finding.severity != "info")
 
 
 def roots(evidence: Iterable[Piece]) -> tuple[str, ...]:
-    """The causes in these pieces that nothing explains, without what is no fault."""
+    """Return the causes in these pieces that nothing explains, without what is no fault."""
     return faults(diagnosis(evidence))

@@ -141,7 +141,7 @@ def _may_be_one(root: Report, consequence: Report) -> bool:
 
 
 def _kinds() -> Iterator[tuple[str, str, int]]:
-    """A cause, a consequence of it, and the consequence's place among all of that cause."""
+    """Yield a cause, a consequence of it, and the consequence's place among all of that cause."""
     for cause, rule in rules_by_cause().items():
         for place, other in enumerate(sorted(rule.explains)):
             if not {(cause, other), (cause, "*"), ("*", other)} & set(_TWO_MACHINES):
@@ -158,7 +158,7 @@ def _by_cause() -> Mapping[str, Sequence[Report]]:
 
 
 def _pairs(kinds: Iterable[tuple[str, str, int]]) -> Iterator[tuple[Report, Report]]:
-    """For each kind a pair of reports that may be of one machine, where there is one."""
+    """Yield for each kind a pair of reports that may be of one machine, where there is one."""
     for cause, other, place in kinds:
         every = [p for p in product(_by_cause().get(cause, ()), _by_cause().get(other, ())) if _may_be_one(*p)]
         if every:

@@ -60,7 +60,7 @@ _KERNEL_LOG = ("journalctl -k", "sudo dmesg", "journalctl -b -k --no-pager", "/v
 
 
 def _otherwise(source: str, number: int) -> str:
-    """The same source in other words, by turns."""
+    """Return the same source in other words, by turns."""
     command = _command(source)
     if _PLACED.match(command):
         return command

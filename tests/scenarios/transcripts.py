@@ -46,7 +46,7 @@ def is_right(report: Report, form: str) -> bool:
 
 
 def answers(report: Report) -> dict[str, bool]:
-    """For each form whether doctor is right."""
+    """Return for each form whether doctor is right."""
     return {form: is_right(report, form) for form in FORMS}
 
 

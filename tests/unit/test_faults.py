@@ -18,7 +18,7 @@ MENDED = {
 
 
 def row(fault: Fault) -> str:
-    """The fault as the page has it."""
+    """Return the fault as the page has it."""
     family = next(one for one in rule_families() if any(rule.cause == fault.cause for rule in one.rules))
     return f"| {fault.what} | [`{fault.cause}`](causes/{family.id}.md#{fault.cause}) | {MENDED[fault.mended]} |"
 

@@ -12,7 +12,7 @@ OURS = BEFORE + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
 
 
 def without_our_change(now: bytes) -> bytes | None:
-    """``now`` without what made OURS of BEFORE."""
+    """Return ``now`` without what made OURS of BEFORE."""
     return merged(OURS, BEFORE, now)
 
 

@@ -30,7 +30,7 @@ def refusal(text: str, file: str = "node.toml", load: Mapping[str, str] | None =
 
 
 def toml(text: str) -> dict[str, Any]:
-    """``text`` as another reader of TOML than the parser's understands it."""
+    """Return ``text`` as another reader of TOML than the parser's understands it."""
     import tomlkit
 
     return tomlkit.parse(text).unwrap()

@@ -35,7 +35,7 @@ Node = tuple[Any, Any]
 
 @cache
 def every_expression() -> frozenset[tuple[str, int]]:
-    """Every expression of the package: those written out, and those that are made when its modules are imported."""
+    """Return every expression of the package: those written out, and those made when its modules are imported."""
     found = set[tuple[str, int]]()
     for module in pkgutil.walk_packages(gpunode.__path__, "gpunode."):
         if not module.name.endswith("__main__"):
@@ -58,7 +58,7 @@ def _written_patterns(tree: ast.Module) -> Iterator[str]:
 
 
 def exponential(expression: str, flags: int = 0) -> list[str]:
-    """The loops in loops of which one text can be taken in many ways: ``(a+b?)*`` by each ``a`` in two.
+    """Return the loops in loops of which one text can be taken in many ways: ``(a+b?)*`` by each ``a`` in two.
 
     Such is a loop over signs from which a way leads out, round the loop that it stands in and back, by those signs.
     """
@@ -89,7 +89,7 @@ def _parts(node: Node) -> tuple[Sequence[Node], ...]:
 
 
 def _loops(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
-    """The bodies of all loops."""
+    """Yield the bodies of all loops."""
     for node in nodes:
         for part in _parts(node):
             if _is_loop(node):
@@ -104,7 +104,7 @@ def _is_loop(node: Node) -> bool:
 def _inner(
     nodes: Sequence[Node], before: tuple[Node, ...], after: tuple[Node, ...], state: Any
 ) -> Iterator[frozenset[str]]:
-    """The signs of each loop within the body of a loop from which there is a way round by these signs."""
+    """Yield the signs of each loop within the body of a loop from which there is a way round by these signs."""
     for number, node in enumerate(nodes):
         ahead, behind = (*before, *nodes[:number]), (*nodes[number + 1 :], *after)
         for part in map(_without_groups, _parts(node)):
@@ -117,7 +117,7 @@ def _inner(
 
 
 def _without_groups(nodes: Sequence[Node]) -> Sequence[Node]:
-    """``nodes`` without the brackets around all of them."""
+    """Return ``nodes`` without the brackets around all of them."""
     while len(nodes) == 1 and _kind(nodes[0]) == "SUBPATTERN":
         (nodes,) = _parts(nodes[0])
     return nodes

@@ -60,7 +60,7 @@ WORDS = PLAIN.map(lambda word: (word, word)) | st.text("a \"'#:\\-0", max_size=6
 
 
 def _block(draw: st.DrawFn, depth: int, step: int) -> tuple[list[str], Any]:
-    """Lines and their meaning, as Go's encoders write: block style, each level indented by ``step``."""
+    """Return lines and their meaning, as Go's encoders write: block style, each level indented by ``step``."""
     if depth == 0 or draw(st.booleans()):
         text, value = draw(WORDS)
         return [text], value

@@ -81,7 +81,7 @@ class StandIn:
 
 
 def stand_in(folder: Path) -> StandIn:
-    """A new one in ``folder``."""
+    """Return a new stand-in in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "gpunode"
     path.write_text(f"#!{sys.executable}\n{_STAND_IN.read_text()}")
@@ -91,19 +91,19 @@ def stand_in(folder: Path) -> StandIn:
 
 @pytest.fixture
 def program(tmp_path: Path) -> StandIn:
-    """The gpunode of one host."""
+    """Return the gpunode of one host."""
     return stand_in(tmp_path / "host")
 
 
 @pytest.fixture(scope="session", params=[pytest.param("oldest", marks=pytest.mark.long), "newest"])
 def ansible(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
-    """Each ansible-core; made once and kept."""
+    """Return each ansible-core; made once and kept."""
     return _ansible(request.param, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Ansible:
-    """The newest ansible-core, with ansible-lint."""
+    """Return the newest ansible-core, with ansible-lint."""
     return _ansible("newest", tmp_path_factory)
 
 
@@ -115,7 +115,7 @@ def _ansible(which: str, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
 
 
 def _environment(which: str) -> Path:
-    """An environment with the wanted ansible-core, of this Python's version."""
+    """Return an environment with the wanted ansible-core, of this Python's version."""
     place = _CACHE / f"{which}-{sys.version_info.major}.{sys.version_info.minor}"
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / "lock").open("w") as lock:

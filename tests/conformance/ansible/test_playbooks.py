@@ -50,7 +50,7 @@ class Site:
         )  # fmt: skip
 
     def hooks(self) -> dict[str, str]:
-        """The variables of a drain and an uncordon that write down that they ran."""
+        """Return the variables of a drain and an uncordon that write down that they ran."""
         for word in ("drain", "uncordon"):
             (self.folder / f"{word}.yml").write_text(DRAINS.replace("WORD", word))
         return {

@@ -153,7 +153,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 
 @pytest.fixture(scope="session")
 def signed(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of two repositories, and their key."""
+    """Return the folder of two repositories, and their key."""
     key = keys.make("archive@localhost")
     folder = tmp_path_factory.mktemp("www")
     cuda, toolkit = folder / "debian12/x86_64", folder / "toolkit"

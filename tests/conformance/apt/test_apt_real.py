@@ -19,7 +19,7 @@ CUDA, TOOLKIT = "debian12/x86_64", "toolkit"
 
 @pytest.fixture
 def ready(world: World, archive: Archive) -> World:
-    """A world with the CUDA repository's index."""
+    """Return a world with the CUDA repository's index."""
     world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
     archive.asked.clear()
     return world

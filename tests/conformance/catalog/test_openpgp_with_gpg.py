@@ -59,7 +59,7 @@ class Gpg:
 
 
 def primaries(colons: bytes) -> list[str]:
-    """The fingerprints that follow a ``pub`` record."""
+    """Return the fingerprints that follow a ``pub`` record."""
     found, of_a_primary = [], False
     for record in colons.decode().splitlines():
         fields = record.split(":")

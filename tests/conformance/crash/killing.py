@@ -150,7 +150,7 @@ def _fork(
 
 
 def _be_gpunode(arguments: list[str], said: Path, watched: Boundaries | None, then: Callable[[], None]) -> NoReturn:
-    """The rest of this process is ``gpunode ARGUMENTS``, as a shell would start it."""
+    """Be ``gpunode ARGUMENTS`` for the rest of this process, as a shell would start it."""
     status = 99
     try:
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):

@@ -47,7 +47,7 @@ class Case:
     command: tuple[str, ...] = ()
 
     def make(self, root: Path) -> Path:
-        """``root`` is the node before setup."""
+        """Make ``root`` the node before setup."""
         for folder in _FOLDERS:
             (root / folder).mkdir(parents=True)
         release = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
@@ -62,13 +62,13 @@ class Case:
         return root
 
     def setup(self, root: Path) -> tuple[str, ...]:
-        """The command line that sets ``root`` up."""
+        """Return the command line that sets ``root`` up."""
         if self.command:
             return (*self.command, "--root", str(root), "--json")
         return ("setup", "--root", str(root), "--gpu", "10de:1eb8", *self.options, "--yes", "--json")
 
     def rollback(self, root: Path) -> tuple[str, ...]:
-        """The command line that takes it back."""
+        """Return the command line that takes it back."""
         return ("rollback", "--root", str(root), *self.undo, "--yes", "--json")
 
 
@@ -134,7 +134,7 @@ def row(root: Path, name: str) -> Row | None:
 
 
 def copy(root: Path, target: Path) -> Path:
-    """``target`` is as ``root``, owners too."""
+    """Copy ``root`` to ``target``, owners too."""
     shutil.copytree(root, target, symlinks=True)
     for path in root.rglob("*"):
         status = path.lstat()

@@ -29,7 +29,7 @@ class FilePackages:
         )
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """The one version of each."""
+        """Return the one version of each."""
         return {package: frozenset({_VERSION}) for package in packages}
 
     def transact(self, changes: Sequence[PackageChange], /) -> None:

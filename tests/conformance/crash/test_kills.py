@@ -79,13 +79,13 @@ class Lab:
         assert self.former != self.wanted
 
     def boundaries(self, command: Command, start: Path) -> list[str]:
-        """The calls of a whole run from ``start`` on."""
+        """Return the calls of a whole run from ``start`` on."""
         with self.node(start) as node:
             return boundaries(command(node))
 
     @contextmanager
     def node(self, start: Path) -> Iterator[Path]:
-        """A copy of ``start``, gone afterwards."""
+        """Yield a copy of ``start``, gone afterwards."""
         room = self.folder / "node"
         try:
             yield copy(start, room / "root")
@@ -137,12 +137,12 @@ def _differences(after: str, found: Tree, meant: Tree) -> Iterator[str]:
 
 
 def setup_or_rollback(lab: Lab) -> tuple[tuple[str, Command, Path], ...]:
-    """The two commands, each with the node from which it has something to do."""
+    """Return the two commands, each with the node from which it has something to do."""
     return ("setup", lab.case.setup, lab.bare), ("rollback", lab.case.rollback, lab.done)
 
 
 def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
-    """A run that dies right before its call ``number``, or in the middle of it."""
+    """Return a run that dies right before its call ``number``, or in the middle of it."""
 
     def kill(node: Path) -> Ended:
         ended = run(command(node), Boundaries(number, torn=torn))
@@ -153,7 +153,7 @@ def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
 
 
 def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
-    """A kill before each call and, for a write, one in its middle; so there is one after each, too.
+    """Yield a kill before each call and, for a write, one in its middle; so there is one after each, too.
 
     A sample of the calls, but in the long run.
     """
@@ -174,7 +174,7 @@ def kill_both(first: Kill, second: Kill) -> Kill:
 
 
 def signalled_after(command: Command, number: int, after_s: float) -> Kill:
-    """A signal ``number`` comes ``after_s`` after the start."""
+    """Return a kill by signal ``number``, ``after_s`` after the start."""
     return lambda node: run(command(node), sent=number, after_s=after_s)
 
 
@@ -185,7 +185,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def chance() -> random.Random:
-    """Random moments; the seed is said when the test fails, and is to be put in here to have them again."""
+    """Return random moments; the seed is said when the test fails, and is to be put in here to have them again."""
     seed = 0 if settings().derandomize else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     return random.Random(seed)

@@ -38,7 +38,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
 
 
 def remove(root: Path) -> tuple[str, ...]:
-    """The command line that takes everything away."""
+    """Return the command line that takes everything away."""
     return ("remove", "--root", str(root), "--yes", "--json")
 
 

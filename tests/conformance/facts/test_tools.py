@@ -123,7 +123,7 @@ LISTS = [
 
 
 def fetched_by_apt(path: Path) -> tuple[set[str], set[str]]:
-    """The release files and the components that apt would fetch for the one list at ``path``."""
+    """Return the release files and the components that apt would fetch for the one list at ``path``."""
     parts = path.parent
     options = ("-o", "Dir::Etc::SourceList=/dev/null", "-o", f"Dir::Etc::SourceParts={parts}", "--print-uris")
     state = ("-o", f"Dir::State={parts.parent}", "-o", f"Dir::Cache={parts.parent}")

@@ -55,7 +55,7 @@ class Case:
                 os.setxattr(root / CONFIG, "trusted.note", b"kept")
 
     def arguments(self, verb: Verb, root: Path) -> tuple[str, ...]:
-        """The command line of ``verb`` on ``root``."""
+        """Return the command line of ``verb`` on ``root``."""
         words = _SETUP if verb == "setup" else _ROLLBACK
         return (*words, "--root", str(root), *(["--json"] if self.json else []))
 
@@ -87,7 +87,7 @@ class Course:
         return self.wanted if self.verb == "setup" else self.former
 
     def calls(self) -> tuple[Call, ...]:
-        """The calls of an undisturbed run that write."""
+        """Return the calls of an undisturbed run that write."""
         with _copy(self.start, "watched") as root:
             return calls(self.case.arguments(self.verb, root))
 
@@ -139,7 +139,7 @@ def _entry(path: Path) -> Entry:
 
 
 def temporaries(root: Path) -> list[str]:
-    """The drafts of files and backups that nobody took away."""
+    """Return the drafts of files and backups that nobody took away."""
     return [str(path.relative_to(root)) for path in root.rglob(".*") if _TEMPORARY.fullmatch(path.name)]
 
 

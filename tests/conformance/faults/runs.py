@@ -136,7 +136,7 @@ def calls(arguments: Sequence[str]) -> tuple[Call, ...]:
 
 
 def calls_of_python(arguments: Sequence[str]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """The writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
+    """Return the writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
     with _scratch() as folder:
         names = ",".join(f"?{name}" for name in _KIND_OF)
         strace = ("strace", "-f", "-y", "-e", f"trace={names}", "-o", str(folder / "log"))
@@ -216,7 +216,7 @@ class _Child:
 
 
 def _forked(body: Callable[[], object], folder: Path, strace: Sequence[str] = ()) -> _Child:
-    """A process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
+    """Return a process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
     ready, go = os.pipe()
     # Opened before the fork: on a busy machine strace would count a call of the child's own as the program's first.
     names = (Path(os.devnull), folder / "stdout", folder / "stderr")

@@ -68,7 +68,7 @@ def test_full_disk_of_every_size_loses_nothing(
 
 
 def _until_enough() -> Iterator[int]:
-    """Every number of pages or inodes in the long run, else every fourth."""
+    """Yield every number of pages or inodes in the long run, else every fourth."""
     yield from range(0, 60, 4 if examples(1) == 1 else 1)
 
 

@@ -25,7 +25,7 @@ Watched: TypeAlias = Callable[[Course], tuple[Call, ...]]
 
 @pytest.fixture(scope="module")
 def watched() -> Watched:
-    """The calls by which a course writes, looked up once."""
+    """Return the calls by which a course writes, looked up once."""
     return cache(lambda course: course.calls())
 
 
@@ -51,7 +51,7 @@ def test_fresh_python_makes_the_same_calls(
 
 
 def _of_kind(kind: str, calls: tuple[Call, ...]) -> tuple[tuple[int, Call], ...]:
-    """The calls of that kind; each with its place among all, by which the errors take turns."""
+    """Return the calls of that kind; each with its place among all, by which the errors take turns."""
     return tuple((place, call) for place, call in enumerate(calls) if call.kind == kind)
 
 

@@ -65,7 +65,7 @@ def tree(root: Path) -> list[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root without programs."""
+    """Return a root without programs."""
     root = tmp_path / "image"
     for folder in ("bin", "usr/sbin", "proc", "sys", "dev", "etc"):
         (root / folder).mkdir(parents=True)

@@ -29,7 +29,7 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER, _NOBODY = 0x01, 0x02, 0x04, 0x10, 0x20, 0x
 
 
 def acl(user: int) -> bytes:
-    """An ACL that lets ``user`` read and write beside the owner."""
+    """Return an ACL that lets ``user`` read and write beside the owner."""
     entries = ((_OWNER, 6, _NOBODY), (_USER, 6, user), (_GROUP, 4, _NOBODY), (_MASK, 6, _NOBODY), (_OTHER, 4, _NOBODY))
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
@@ -46,7 +46,7 @@ ATTRIBUTES = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root with one file in it."""
+    """Return a root with one file in it."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/file").write_bytes(b"old")
     (tmp_path / "etc/file").chmod(0o664)
@@ -97,7 +97,7 @@ def listing(root: Path) -> dict[str, bytes]:
 
 
 def hinted_command(hint: str, program: str) -> list[str]:
-    """The command of ``program`` that a hint names."""
+    """Return the command of ``program`` that a hint names."""
     line = next(line.strip() for line in hint.splitlines() if line.strip().startswith(program))
     return ["sh", "-c", line]
 
@@ -184,7 +184,7 @@ def test_created_folders_have_mode_0755_and_root_as_owner(root: Path, umask: int
 
 @pytest.fixture
 def chattr(root: Path) -> Iterator[Callable[[str, Path], None]]:
-    """chattr(1), undone afterwards."""
+    """Yield chattr(1), undone afterwards."""
     if reason := lacking("chattr"):
         pytest.skip(reason)
     sealed: list[Path] = []

@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def kernel_inode(root: Path, path: str) -> int | None:
-    """The inode that the kernel reaches; None when it reaches none."""
+    """Return the inode that the kernel reaches; None when it reaches none."""
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)

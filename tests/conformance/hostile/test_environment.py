@@ -25,7 +25,7 @@ def image(tmp_path: Path) -> Iterator[Image]:
 
 
 def run(image: Image, script: str, env: dict[str, str] | None = None) -> Done:
-    """bash runs ``script``, where $SETUP sets the image up, $PLAN plans it and $G is gpunode."""
+    """Run ``script`` with bash, where $SETUP sets the image up, $PLAN plans it and $G is gpunode."""
     gpunode, arguments = shlex.join(command()), f"{image.recipe()} --root {image.root}"
     words = {"G": gpunode, "SETUP": f"{gpunode} setup {arguments} --yes", "PLAN": f"{gpunode} plan {arguments}"}
     return shell(("bash", "-c", f"cd {image.folder}; {script}"), env={**words, **(env or {})})

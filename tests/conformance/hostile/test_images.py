@@ -40,7 +40,7 @@ RUNTIME = ("ctk", "runtime")
 
 
 def _program() -> bytes:
-    """An ELF file of one segment."""
+    """Return an ELF file of one segment."""
     text = b"/CANARY\0"
     code = _CODE + text
     start = 64 + 56
@@ -55,7 +55,7 @@ def _program() -> bytes:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    """An image whose package sources are in place, so that what it needs is asked of apt."""
+    """Return an image whose package sources are in place, so that what it needs is asked of apt."""
     made = make_image(tmp_path)
     status = "Package: {}\nStatus: install ok installed\nArchitecture: {}\nVersion: 1\nDescription: x\n\n"
     made.path("var/lib/dpkg/status").write_text(status.format("dpkg", "amd64"))

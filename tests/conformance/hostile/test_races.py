@@ -26,7 +26,7 @@ NOBODY = 65534
 
 @contextmanager
 def attacker(swap: Callable[[], None]) -> Iterator[None]:
-    """A process of its own calls ``swap`` all the while."""
+    """Call ``swap`` all the while in a process of its own."""
     child = os.fork()
     if not child:
         while True:
@@ -65,7 +65,7 @@ class Victim:
 
 
 def swap_links(place: Path, victim: Path) -> Callable[[], None]:
-    """``place`` is in turn a file, a link to the victim, and nothing."""
+    """Return a swap: ``place`` is in turn a file, a link to the victim, and nothing."""
     draft = place.with_name("draft")
 
     def swap() -> None:
@@ -154,7 +154,7 @@ def test_create_output_never_replaces_a_racing_symlink(tmp_path: Path) -> None:
 
 @pytest.fixture
 def theirs() -> Iterator[Path]:
-    """A folder of nobody's that nobody can reach."""
+    """Yield a folder of nobody's that nobody can reach."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         theirs = Path(folder, "theirs")

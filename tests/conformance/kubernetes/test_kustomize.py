@@ -47,7 +47,7 @@ pytestmark = [
 
 
 def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The objects that kustomize makes of these files, and the calls of helm."""
+    """Return the objects that kustomize makes of these files, and the calls of helm."""
     for path, text in {**made, "bin/helm": HELM}.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ EMPTY = MigLayout(enabled=True)
 
 
 def layout(**counts: int) -> MigLayout:
-    """The layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
+    """Return the layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
     wanted = {name.strip("_").replace("_", ".").replace(".me", "+me"): count for name, count in counts.items()}
     places = mig.place_instances(H100, wanted)
     assert places is not None

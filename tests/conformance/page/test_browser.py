@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason=lacking("chromium"))
 
 @contextmanager
 def proxy() -> Iterator[tuple[int, list[str]]]:
-    """A proxy that notes who is asked for, and answers nobody."""
+    """Yield a proxy that notes who is asked for, and answers nobody."""
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -56,7 +56,7 @@ def proxy() -> Iterator[tuple[int, list[str]]]:
 
 
 def open_page(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
-    """The page as the browser has it, what the browser said, and which hosts were asked for."""
+    """Return the page as the browser has it, what the browser said, and which hosts were asked for."""
     file = tmp_path / "page.html"
     file.write_text(text)
     with proxy() as (port, asked):

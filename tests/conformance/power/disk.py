@@ -311,7 +311,7 @@ def _losses(pending: Sequence[_Effect], chance: random.Random) -> Iterator[tuple
 
 
 def _torn(effect: _Bytes) -> Iterator[tuple[str, _Bytes]]:
-    """A write of which a part reached the disk."""
+    """Yield a write of which a part reached the disk."""
     half = len(effect.data) // 2
     for length in {1, half, len(effect.data) - 1} - {0, len(effect.data)}:
         yield f"the first {length} bytes", replace(effect, data=effect.data[:length])

@@ -23,7 +23,7 @@ def configuration(tree: Tree) -> Tree:
 
 
 def temporaries(tree: Tree) -> list[str]:
-    """The files that gpunode writes for itself for a moment."""
+    """Return the files that gpunode writes for itself for a moment."""
     return sorted(path for path in tree if _TEMPORARY.fullmatch(path))
 
 

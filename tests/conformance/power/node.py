@@ -48,12 +48,12 @@ default = {default}
 
 
 def recipe(runtime: str, *, default: bool = False) -> str:
-    """A recipe that asks for nothing but the configuration of ``runtime``."""
+    """Return a recipe that asks for nothing but the configuration of ``runtime``."""
     return _RECIPE.format(runtime=runtime, default=str(default).lower())
 
 
 def small_system() -> Tree:
-    """A root with the little that ``--only runtime-config`` looks at."""
+    """Return a root with the little that ``--only runtime-config`` looks at."""
     files = {
         "/etc/os-release": Node(0o644, 0, 0, _OS_RELEASE),
         "/var/lib/dpkg/status": Node(0o644, 0, 0, _STATUS),
@@ -79,7 +79,7 @@ def build(tree: Tree, root: Path) -> None:
 
 @contextmanager
 def standing(tree: Tree, work: Path) -> Iterator[Path]:
-    """``tree`` as real files, in a folder of its own below ``work`` that is gone afterwards."""
+    """Yield ``tree`` as real files, in a folder of its own below ``work`` that is gone afterwards."""
     folder = work / "case"
     folder.mkdir()
     build(tree, folder / "found")
@@ -120,7 +120,7 @@ class Story:
         return self.folder / "root"
 
     def recipe(self, runtime: str, *, default: bool = False) -> tuple[str, ...]:
-        """The command that sets ``runtime`` up."""
+        """Return the command that sets ``runtime`` up."""
         path = self.folder / f"{runtime}-{default}.toml"
         path.write_text(recipe(runtime, default=default))
         return ("setup", str(path), *_ONLY)
@@ -141,14 +141,14 @@ class Story:
 
 
 def start(folder: Path, tree: Tree) -> Story:
-    """A story that begins with ``tree``, in a new folder."""
+    """Return a story that begins with ``tree``, in a new folder."""
     folder.mkdir(parents=True)
     build(tree, folder / "root")
     return Story(folder, tree)
 
 
 def gpunode(argv: Sequence[str], said: Path) -> int:
-    """gpunode's exit code; what it printed stands in ``said``."""
+    """Return gpunode's exit code; what it printed stands in ``said``."""
     for name in _PRELOADED:
         importlib.import_module(name)
     child = os.fork()

@@ -64,7 +64,7 @@ def cannot_trace() -> str:
 
 
 def tree_of(root: Path) -> Tree:
-    """The files and folders below ``root``, which is ``/``."""
+    """Return the files and folders below ``root``, which is ``/``."""
     paths = [root, *root.rglob("*")]
     return {str(Path("/", path.relative_to(root))): _node(path) for path in paths}
 
@@ -201,7 +201,7 @@ class _Reader:
         return position
 
     def _inside(self, path: str) -> str | None:
-        """The path as it is below the root; None for one elsewhere."""
+        """Return the path as it is below the root; None for one elsewhere."""
         if path == self.root:
             return "/"
         return path.removeprefix(self.root) if path.startswith(f"{self.root}/") else None

@@ -27,14 +27,14 @@ _PROCESSES = os.cpu_count() or 1
 
 
 def _command(story: Story, cut: Cut) -> tuple[Command, bool]:
-    """The command that was under way when the power went, or that had just ended; and whether it had."""
+    """Return the command that was under way when the power went, or that had just ended; and whether it had."""
     ended = sum(isinstance(event, Ended) for event in story.events[: cut.events])
     has_ended = isinstance(story.events[cut.events - 1], Ended)
     return story.commands[ended - has_ended], has_ended
 
 
 def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = False) -> Iterator[str]:
-    """Every law that does not hold of a crash state in ``found``, and where the power went."""
+    """Yield every law that does not hold of a crash state in ``found``, and where the power went."""
     for cut in found:
         command, has_ended = _command(story, cut)
         with standing(cut.tree, work) as root:
@@ -104,7 +104,7 @@ def test_every_crash_state_is_recoverable(story: Story, scratch: Path, seed: int
 
 
 def _story_killed_at(story: Story, number: int, at: int, work: Path) -> Story:
-    """The story in which the command ``number`` was killed before its event ``at`` and run again."""
+    """Return the story in which the command ``number`` was killed before its event ``at`` and run again."""
     machine = Machine(story.start)
     for event in story.events[:at]:
         machine.see(event)
@@ -116,7 +116,7 @@ def _story_killed_at(story: Story, number: int, at: int, work: Path) -> Story:
 
 
 def _syncs(story: Story, number: int) -> list[int]:
-    """The places of a command's syncs among the events: what came before each of them is not on the disk yet."""
+    """Return the places of a command's syncs among the events: what came before each of them is not on the disk yet."""
     ends = [0, *(place for place, event in enumerate(story.events, 1) if isinstance(event, Ended))]
     return [n for n in range(ends[number], ends[number + 1]) if isinstance(story.events[n], Synced)]
 
@@ -152,7 +152,7 @@ def _journal_unsynced(events: Sequence[Event]) -> list[Event]:
 
 
 def _effect_first(events: Sequence[Event]) -> list[Event]:
-    """The file is replaced and synced before the intent is in the journal."""
+    """Return the events of a file replaced and synced before the intent is in the journal."""
     said = next(n for n, e in enumerate(events) if isinstance(e, Written) and b'"is":"intent"' in e.data)
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     intent, effect = events[said : said + 2], events[said + 2 : replaced + 2]
@@ -161,7 +161,7 @@ def _effect_first(events: Sequence[Event]) -> list[Event]:
 
 
 def _in_place(events: Sequence[Event]) -> list[Event]:
-    """The file is written where it stands, as most tools do it."""
+    """Return the events of a file written where it stands, as most tools do it."""
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     renamed = events[replaced]
     content = next(e for e in events[:replaced] if isinstance(e, Written) and e.path == renamed.path and e.offset == 0)

@@ -64,7 +64,7 @@ class Vector:
         return words if self.runtime == "toolkit-config" else [*words, "--mode", self.told["mode"]]
 
     def undo(self, root: Path) -> list[str]:
-        """The words that take it back."""
+        """Return the words that take it back."""
         if self.runtime == "toolkit-config":
             return ["rollback", "--root", str(root), "--yes"]
         kept = ("--runtime", "--config", "--drop-in-config", "--nvidia-runtime-name")
@@ -83,12 +83,12 @@ class Vector:
         return str(self.told["runtime"])
 
     def read(self, name: str) -> bytes | None:
-        """The vector's own file of that name, whatever its suffix."""
+        """Return the vector's own file of that name, whatever its suffix."""
         found = [path for path in self.folder.iterdir() if path.stem == name and path.suffix in {".toml", ".json"}]
         return found[0].read_bytes() if found else None
 
     def others(self, kind: str) -> dict[str, bytes]:
-        """Further files by their path: ``input`` or ``expected``."""
+        """Return further files by their path: ``input`` or ``expected``."""
         start = f"{kind}-other__"
         return {
             "/" + path.name.removeprefix(start).replace("__", "/"): path.read_bytes()
@@ -128,12 +128,12 @@ class Vector:
 
 
 def vectors() -> list[Vector]:
-    """All of them, by their numbers."""
+    """Return all of them, by their numbers."""
     return [Vector(folder, json.loads((folder / "vector.json").read_text())) for folder in sorted(FOLDER.iterdir())]
 
 
 def tree(root: Path) -> Tree:
-    """Every file below ``root`` with its mode and bytes; gpunode's own left out."""
+    """Return every file below ``root`` with its mode and bytes; gpunode's own left out."""
     return dict(_files(root))
 
 
@@ -145,7 +145,7 @@ def _files(root: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
 
 
 def runs(root: Path) -> tuple[str, ...]:
-    """The runs that are recorded in ``root``."""
+    """Return the runs that are recorded in ``root``."""
     return Store(root).ids()
 
 
@@ -159,7 +159,7 @@ _NO_COMMENT = r"\"{3}(?:\\.|[^\\])*?\"{3}|'{3}.*?'{3}|\"(?:\\.|[^\"\\\n])*\"|'[^
 
 
 def comments(text: str) -> list[str]:
-    """Every comment of a TOML document."""
+    """Return every comment of a TOML document."""
     found = re.findall(rf"{_NO_COMMENT}|(#[^\r\n]*)", text, re.DOTALL)
     return [comment.rstrip() for comment in found if comment]
 
@@ -205,7 +205,7 @@ def _may_add(vector: Vector, way: Sequence[str]) -> bool:
 
 
 def _missing(found: Any, wanted: Any) -> list[tuple[str, ...]]:
-    """The ways at which ``found`` lacks or changes something of ``wanted``; lists are values."""
+    """Return the ways at which ``found`` lacks or changes something of ``wanted``; lists are values."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [(key, *way) for key in wanted for way in (_missing(found[key], wanted[key]) if key in found else [()])]
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (found, wanted)]
@@ -215,5 +215,5 @@ def _missing(found: Any, wanted: Any) -> list[tuple[str, ...]]:
 
 
 def _added(found: Any, wanted: Any) -> list[tuple[str, ...]]:
-    """The ways at which ``found`` has what ``wanted`` has not."""
+    """Return the ways at which ``found`` has what ``wanted`` has not."""
     return [way for way in _missing(wanted, found) if way not in _missing(found, wanted)]

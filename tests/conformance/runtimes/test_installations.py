@@ -50,7 +50,7 @@ def tree(case: str, name: str) -> Files:
 
 
 def row_and_files(case: str) -> tuple[Runtime, Files]:
-    """The row that the kubelet of the case leads to, and of its files those that the row reads."""
+    """Return the row that the kubelet of the case leads to, and of its files those that the row reads."""
     present = tree(case, "before")
     known: dict[str, Fact[FileState | None]] = {
         path: Known(FileState(data), f"file:{path}") for path, data in present.items()

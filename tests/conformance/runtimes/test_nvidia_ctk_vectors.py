@@ -48,7 +48,7 @@ def name(vector: Vector) -> str:
 
 
 def _desired_config(vector: Vector) -> DesiredConfig:
-    """The desired that the vector's command line expresses."""
+    """Return the desired configuration that the vector's command line expresses."""
     flags: Mapping[str, str] = dict(word.partition("=")[::2] for word in vector.told["argv"])
     drop_in = flags.get("--drop-in-config")
     return DesiredConfig(
@@ -162,7 +162,7 @@ def test_cri_plugin_keeps_a_valid_default_runtime(vector: Vector, version: tuple
 
 
 def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` without what configuring may change."""
+    """Return ``document`` without what configuring may change."""
     plugins = {name: dict(table) for name, table in document.get("plugins", {}).items()}
     for name in ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
         cri = plugins.pop(name, {})

@@ -65,7 +65,7 @@ def name(vector: Vector) -> str:
 
 @pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The vector's node as nvidia-ctk found it."""
+    """Return the vector's node as nvidia-ctk found it."""
     vector: Vector = request.getfixturevalue("vector")
     folder = tmp_path / "root"
     vector.lay_out(folder)

@@ -58,7 +58,7 @@ class State:
 
 
 def state(node: Chroot) -> State:
-    """The node's, now."""
+    """Return the state of the node now."""
     listing = "${Package} ${Version} ${Status}\n"
     packages, auto, held, audit = (
         node.run(*argv).stdout
@@ -135,7 +135,7 @@ class Started:
         return self.node.read(self.log)
 
     def kill_at(self, step: int, victims: Victims) -> Orphans:
-        """It is dead since dpkg has written down the change number ``step`` of this run.
+        """Kill it once dpkg has written down the change number ``step`` of this run.
 
         Returns:
             What it has started, if that lives on; it stands still.
@@ -174,7 +174,7 @@ class Started:
         return orphans
 
     def until(self, text: str) -> str:
-        """All that it has printed, ``text`` by now among it.
+        """Wait until ``text`` is in all that it has printed, and return that.
 
         Raises:
             AssertionError: it ended before.
@@ -188,19 +188,19 @@ class Started:
 
 
 def start(node: Chroot, *arguments: str) -> Started:
-    """``gpunode ARGUMENTS`` under way in ``node``."""
+    """Return ``gpunode ARGUMENTS`` under way in ``node``."""
     python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
     log = f"/root/{arguments[0]}.log"
     return Started(node, node.start("env", *python, "python3", "-m", "gpunode", *arguments, log=log), log)
 
 
 def start_setup(node: Chroot) -> Started:
-    """``gpunode setup`` under way in ``node``."""
+    """Return ``gpunode setup`` under way in ``node``."""
     return start(node, "setup", RECIPE, "--yes")
 
 
 def _stopped(pid: int) -> list[int]:
-    """The process and all of its descendants, which stand still, so that none goes on after another one's death."""
+    """Stop the process and all of its descendants, so that none goes on after another one's death; return them."""
     found: list[int] = []
     waiting = [pid]
     while waiting:

@@ -62,12 +62,12 @@ class Lab:
     code: Mounts
 
     def node(self, base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Chroot:
-        """A node that is not entered yet."""
+        """Return a node that is not entered yet."""
         scratch = self.folder / f"scenario-{next(_NUMBERS)}"
         return Chroot(base, scratch, devices=devices, archives=self.repositories, code=self.code, kernel=kernel)
 
     def recipe(self, node: Chroot, directory: str, extends: str = "containerd", more: str = "") -> str:
-        """A recipe in ``node`` that takes its packages from the lab's repositories."""
+        """Return a recipe in ``node`` that takes its packages from the lab's repositories."""
         text = f'schema = 1\nextends = "{extends}"\n{self.repositories.recipe(directory)}{more}'
         node.write(RECIPE, text)
         return RECIPE
@@ -120,7 +120,7 @@ def as_machine(node: Chroot) -> None:
 
 
 def mount_image(builder: Chroot, path: str, base: Base, repositories: Repositories) -> tuple[Path, Path]:
-    """The builder has at ``path`` a second tree of ``base``, none of the lab's stand-ins in it.
+    """Mount at ``path`` for the builder a second tree of ``base``, with none of the lab's stand-ins in it.
 
     Returns it, and the folder of what is written to it.
     """
@@ -156,7 +156,7 @@ def ask(node: Chroot, *arguments: str, timeout: float = 300) -> Answer:
 
 
 def answer(done: Result) -> Answer:
-    """``done`` as the envelope that it is; standard output holds nothing else."""
+    """Return ``done`` as the envelope that it is; standard output holds nothing else."""
     assert done.stdout.count("\n") == 1, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     envelope = json.loads(done.stdout)
     assert envelope["exit_code"] == done.returncode
@@ -198,5 +198,5 @@ def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
 
 
 def by_kind(changes: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Mapping[str, Any]]:
-    """The changes of one kind, by what they change."""
+    """Return the changes of one kind, by what they change."""
     return {change["subject"]: change for change in changes if change["kind"] == kind}

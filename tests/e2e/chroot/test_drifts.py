@@ -160,5 +160,5 @@ def test_verify_names_modified_files_and_how_to_restore_them(node: Chroot) -> No
 
 
 def automatic(node: Chroot) -> list[str]:
-    """The packages that autoremove may take once nothing needs them."""
+    """Return the packages that autoremove may take once nothing needs them."""
     return node.run("apt-mark", "showauto").stdout.split()

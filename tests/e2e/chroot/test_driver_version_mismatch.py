@@ -23,7 +23,7 @@ OTHERS = "/root/others"
 
 @pytest.fixture(scope="module")
 def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
-    """A node that gpunode has set up, after which the repository got a newer driver of its branch."""
+    """Yield a node that gpunode has set up, after which the repository got a newer driver of its branch."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as made:
         as_machine(made)
         chroots.recipe(made, DIRECTORY, "bare-metal")

@@ -31,7 +31,7 @@ _RECIPES: dict[Start, tuple[str, str]] = {
 
 @pytest.fixture(scope="module")
 def enter(bases: dict[str, Bases], chroots: Lab) -> Iterator[Enter]:
-    """Enters a node that has booted from the disk of one of the starting nodes."""
+    """Enter a node that has booted from the disk of one of the starting nodes."""
     keyring = chroots.folder / "stranger.gpg"
     chroots.repositories.keys.stranger.write_keyring(keyring)
     stranger = keyring.read_bytes()

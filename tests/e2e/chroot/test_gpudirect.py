@@ -37,7 +37,7 @@ set -e
 
 
 def dkms_package(name: str, module: str, version: str) -> Package:
-    """A package whose module dkms builds for real, with the relations of NVIDIA's: dkms alone."""
+    """Return a package whose module dkms builds for real, with the relations of NVIDIA's: dkms alone."""
 
     def of(text: str) -> str:
         return text.replace("@MODULE@", module).replace("@VERSION@", version)

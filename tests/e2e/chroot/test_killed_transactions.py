@@ -53,12 +53,12 @@ class Prepared:
     steps: int
 
     def node(self) -> Chroot:
-        """A new one."""
+        """Return a new node."""
         return self.lab.node(self.base, [T4])
 
     @contextmanager
     def killed(self, step: int, victims: Victims) -> Iterator[tuple[Chroot, Orphans]]:
-        """A node whose setup was killed at ``step``, and what lives on of it."""
+        """Yield a node whose setup was killed at ``step``, and what lives on of it."""
         with self.node() as node:
             orphans = start_setup(node).kill_at(step, victims)
             try:
@@ -68,7 +68,7 @@ class Prepared:
 
     @contextmanager
     def copied(self, node: Chroot) -> Iterator[Chroot]:
-        """Another node whose disk is as that of ``node`` is now."""
+        """Yield another node whose disk is as that of ``node`` is now."""
         layer = copy_disk(node, self.lab.folder / f"copied-{next(_COPIES)}")
         try:
             with self.lab.node(replace(self.base, layers=(layer, *self.base.layers)), [T4]) as other:
@@ -148,7 +148,7 @@ def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
 
 
 def litter(node: Chroot) -> list[str]:
-    """Temporary files of a killed run that nobody has removed."""
+    """Return temporary files of a killed run that nobody has removed."""
     places = ("/etc/*/.gpunode-*", "/etc/*/*/.gpunode-*", "/tmp/gpunode-*", "/var/lib/apt/gpunode-*")
     return [str(path) for place in places for path in node.path("/").glob(place.lstrip("/"))]
 

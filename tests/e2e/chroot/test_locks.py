@@ -74,13 +74,13 @@ def says(node: Chroot, log: str, word: str) -> None:
 
 
 def begin(node: Chroot, log: str, *words: str) -> subprocess.Popen[bytes]:
-    """A ``gpunode setup`` that goes on by itself and writes to ``log``."""
+    """Return a ``gpunode setup`` that goes on by itself and writes to ``log``."""
     python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
     return node.start("env", *python, "python3", "-m", "gpunode", "setup", RECIPE, "--yes", *words, log=log)
 
 
 def hold(node: Chroot, path: str) -> int:
-    """The process that holds the lock at ``path`` until /root/go is there, by its number in the node."""
+    """Return the process that holds the lock at ``path`` until /root/go is there, by its number in the node."""
     node.path("/root/go").unlink(missing_ok=True)
     node.path("/root/hold.log").unlink(missing_ok=True)
     node.write("/root/hold.py", HOLD)
@@ -90,7 +90,7 @@ def hold(node: Chroot, path: str) -> int:
 
 
 def number(node: Chroot, command: str) -> int:
-    """The number in the node of the process that runs ``command``."""
+    """Return the number in the node of the process that runs ``command``."""
     return int(node.run("pgrep", "-o", "-f", command).stdout)
 
 

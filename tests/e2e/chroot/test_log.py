@@ -34,7 +34,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def read_log(node: Chroot) -> dict[str, Any]:
-    """All that is recorded of the first run."""
+    """Return all that is recorded of the first run."""
     run: dict[str, Any] = ask(node, "log", "1").result["run"]
     return run
 

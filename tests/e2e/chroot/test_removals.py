@@ -53,5 +53,5 @@ def test_planned_purges_are_exactly_what_is_purged(needed: str, bases: dict[str,
 
 
 def purged_packages(changes: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The packages of which nothing is left afterwards."""
+    """Return the packages of which nothing is left afterwards."""
     return {name for name, change in by_kind(changes, "package").items() if change["after"] is None}

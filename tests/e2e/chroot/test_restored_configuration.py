@@ -39,7 +39,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def state(node: Chroot) -> tuple[str, int, int, int]:
-    """Everything of the configuration file that a rollback has to bring back."""
+    """Return everything of the configuration file that a rollback has to restore."""
     path = node.path(CONFIG)
     status = path.stat()
     return path.read_text(), status.st_mode & 0o7777, status.st_uid, status.st_gid

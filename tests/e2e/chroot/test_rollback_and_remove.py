@@ -42,7 +42,7 @@ def bare_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 @contextmanager
 def used_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """Another driver, an older toolkit from NVIDIA's own list, and a configuration written by hand."""
+    """Yield another driver, an older toolkit from NVIDIA's own list, and a configuration written by hand."""
     with lab.node(bases.runtime, [GTX_1080]) as node:
         as_machine(node)
         node.write(CONFIG, COMMENTED, 0o640)
@@ -55,7 +55,7 @@ def used_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 @contextmanager
 def node_with_docker(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """docker is there, its daemon.json is not, and neither is its folder."""
+    """Yield a node with docker, without its daemon.json and the folder of that."""
     with lab.node(bases.runtime, [T4]) as node:
         as_machine(node)
         lab.recipe(node, DIRECTORIES[bases.runtime.codename], "docker")

@@ -24,7 +24,7 @@ DIRECTORY = DIRECTORIES["bookworm"]
 
 @pytest.fixture(scope="module")
 def newer(chroots: Lab) -> Path:
-    """The CUDA repository after a release: the branch has a newer driver."""
+    """Return the CUDA repository after a release: the branch has a newer driver."""
     folder = chroots.folder / "newer"
     made = driver.make_driver(NEWER.partition("-")[0], chroots.folder / "newer-native")
     return chroots.repositories.variant(DIRECTORY, folder, added=driver.debian_packages(made))
@@ -32,7 +32,7 @@ def newer(chroots: Lab) -> Path:
 
 @pytest.fixture(scope="module")
 def lock(bases: dict[str, Bases], chroots: Lab) -> Iterator[tuple[str, dict[str, str], Chroot]]:
-    """A lock, the packages of the node that it was written on, and that node."""
+    """Yield a lock, the packages of the node that it was written on, and that node."""
     with node_like(bases, chroots) as first:
         as_machine(first)
         chroots.recipe(first, DIRECTORY, more=f'[toolkit]\nversion = "{TOOLKIT}"\n')

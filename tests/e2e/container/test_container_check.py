@@ -42,7 +42,7 @@ print("RESULT" + json.dumps(found))
 
 @pytest.fixture(scope="session")
 def runtimes() -> Path:
-    """A folder with Debian's containerd, docker and runc and all that they start."""
+    """Return a folder with Debian's containerd, docker and runc and all that they start."""
     if os.geteuid() != 0:
         pytest.skip("namespaces and container runtimes need root")
     for tool in ("apt-get", "dpkg-deb", "unshare"):

@@ -41,7 +41,7 @@ class Machine:
     code: Mounts
 
     def run(self, *commands: str) -> subprocess.CompletedProcess[str]:
-        """Runs ``commands`` one after the other, whatever each ends with, in a fresh /run, /dev and /tmp."""
+        """Run ``commands`` one after the other, whatever each ends with, in a fresh /run, /dev and /tmp."""
         script = "\n".join((SETTINGS, *commands))
         inside = ["bash", HERE / "podman-node.sh", self.root, self.code.project, self.code.site, script]
         namespaces = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]

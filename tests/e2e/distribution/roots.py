@@ -34,7 +34,7 @@ _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 
 
 def provide(suite: str, folder: Path) -> Path:
-    """The file tree of ``suite`` below ``folder``, from the cache or made.
+    """Return the file tree of ``suite`` below ``folder``, from the cache or made.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -109,7 +109,7 @@ class System:
         return finish(argv, env={**_ENVIRONMENT, **(env or {})}, timeout=300)
 
     def run(self, *command: str, user: str = "root", env: Mapping[str, str] | None = None) -> str:
-        """The standard output of ``command``, which has to succeed."""
+        """Return the standard output of ``command``, which has to succeed."""
         done = self.finish(*command, user=user, env=env)
         assert done.returncode == 0, (
             f"{command}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -117,7 +117,7 @@ class System:
         return done.stdout
 
     def files(self) -> frozenset[str]:
-        """Every file, link and folder of the system's own disk; none of dpkg's, rpm's and man's own records."""
+        """Return every file, link and folder of the system's own disk; none of dpkg's, rpm's and man's own records."""
         others = ("/var/lib/dpkg*", "/var/lib/rpm*", "/var/cache/man*")
         found = self.run("find", "/", "-xdev", *(word for path in others for word in ("-not", "-path", path)))
         return frozenset(found.splitlines())

@@ -74,11 +74,11 @@ class Played:
     main_s: float
 
     def of(self, host: str, action: str = "") -> list[Task]:
-        """The tasks of ``host``, or those of one module."""
+        """Return the tasks of ``host``, or those of one module."""
         return [task for task in self.tasks if task.host == host and action in {"", task.action}]
 
     def hosts(self, figure: str) -> set[str]:
-        """The hosts for which ``figure`` of the stats is not zero."""
+        """Return the hosts for which ``figure`` of the stats is not zero."""
         return {host for host, row in self.stats.items() if row[figure]}
 
 
@@ -137,7 +137,7 @@ class Fleet:
         return Played(status, output, last["stats"], tasks, last["main_s"])
 
     def write(self, name: str, text: str) -> str:
-        """``text`` is a file of the controller beside the plays; returns its path."""
+        """Write ``text`` to a file of the controller beside the plays, and return its path."""
         self.controller.write(f"{PLAYS}/{name}", text)
         return f"{PLAYS}/{name}"
 
@@ -150,7 +150,7 @@ class Fleet:
         self.hosts[name].sandbox.run("ip", "link", "set", "eth0", "up")
 
     def processor_s(self, node: Node) -> float:
-        """The processor time that all processes of ``node`` have taken so far, ended ones included."""
+        """Return the processor time that all processes of ``node`` have taken so far, ended ones included."""
         text = node.sandbox.run("cat", "/sys/fs/cgroup/cpu.stat").stdout
         return int(text.split("usage_usec")[1].split()[0]) / 1e6
 

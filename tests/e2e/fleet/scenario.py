@@ -50,7 +50,7 @@ class Fleets:
 
     @contextmanager
     def make(self, hosts: Iterable[str], booted: Iterable[str] = (), controller: str = "bookworm") -> Iterator[Fleet]:
-        """A fleet of chroots ``hosts`` and machines with systemd ``booted``; afterwards nothing of it is left.
+        """Yield a fleet of chroots ``hosts`` and machines with systemd ``booted``; afterwards nothing of it is left.
 
         Args:
             controller: the suite whose Python and version of Ansible the controller has (``layers.VERSIONS``).

@@ -26,7 +26,7 @@ BATCHES = ("-e", '{"gpunode_serial": [1, 2, 2]}')
 
 @pytest.fixture
 def fleet(fleets: Fleets) -> Iterator[Fleet]:
-    """Five hosts that were set up with a toolkit of which there is a newer one."""
+    """Yield five hosts that were set up with a toolkit of which there is a newer one."""
     base = fleets.host("bookworm")
     folder = fleets.folder / "fleet-set-up"
     with Chroot(

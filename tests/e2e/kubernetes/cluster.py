@@ -66,7 +66,7 @@ class Cluster:
         return "\n".join(f"{one['id']}: {one['detail']}" for one in failed)
 
     def await_gpus(self, allocatable: int, timeout_s: float = 60) -> float:
-        """The seconds until the node offered so many GPUs."""
+        """Return the seconds until the node offered so many GPUs."""
         return self.plane.wait_for(
             f"{allocatable} GPUs are offered", lambda: self.resources("allocatable") == allocatable, timeout_s
         )
@@ -78,7 +78,7 @@ class Cluster:
         self.plane.wait_for("the plugin has registered", lambda: self.node.registrations() > before)
 
     def await_ready(self, state: str = "True", timeout_s: float = 60) -> float:
-        """The seconds until the node's condition Ready was ``state``."""
+        """Return the seconds until the node's condition Ready was ``state``."""
         return self.plane.wait_for(
             f"Ready is {state}", lambda: self.condition("Ready").get("status") == state, timeout_s
         )
@@ -114,16 +114,16 @@ class Cluster:
         self.plane.kubectl("delete", "pod", name, "--now", "--timeout=60s")
 
     def await_phase(self, name: str, phase: str, timeout_s: float = 60) -> float:
-        """The seconds until the pod was in ``phase``."""
+        """Return the seconds until the pod was in ``phase``."""
         return self.plane.wait_for(f"pod {name} is {phase}", lambda: self.status(name).get("phase") == phase, timeout_s)
 
     def status(self, name: str) -> dict[str, Any]:
-        """The pod's status."""
+        """Return the pod's status."""
         found: dict[str, Any] = self.plane.get("pod", name)["status"]
         return found
 
     def container(self, name: str) -> dict[str, Any]:
-        """The status of the pod's container."""
+        """Return the status of the pod's container."""
         found: dict[str, Any] = (self.status(name).get("containerStatuses") or [{}])[0]
         return found
 
@@ -159,7 +159,7 @@ class Cluster:
         return {one["reason"]: one["message"] for one in ordered if one["reason"] not in _LACKS}
 
     def await_event(self, name: str, reason: str, timeout_s: float = 60) -> str:
-        """The event's message, once it is there."""
+        """Return the event's message, once it is there."""
         self.plane.wait_for(f"event {reason} of {name}", lambda: reason in self.events(name), timeout_s)
         return self.events(name)[reason]
 

@@ -101,7 +101,7 @@ class ControlPlane:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
-        """The file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
+        """Return the file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
         path = self.folder / f"{user}.kubeconfig"
         authority = base64.b64encode(self.certificate.read_bytes()).decode()
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
@@ -130,12 +130,12 @@ class ControlPlane:
         return done.stdout
 
     def get(self, *what: str) -> dict[str, Any]:
-        """An object or a list as kubectl finds it: ``get("pod", "one")``."""
+        """Return an object or a list as kubectl finds it: ``get("pod", "one")``."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *what, "--output=json"))
         return found
 
     def wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float = 60) -> float:
-        """The seconds after which ``condition`` was true.
+        """Return the seconds after which ``condition`` was true.
 
         Raises:
             LabError: it did not become true; shows the cluster as it is.
@@ -215,7 +215,7 @@ class ControlPlane:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Return ports that nobody listens on."""
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in listening]

@@ -43,7 +43,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._ending = ending
 
     def service(self, details: Any) -> Any:
-        """The handler of a method."""
+        """Return the handler of a method."""
         match details.method.rpartition("/")[2]:
             case "GetDevicePluginOptions":
                 return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")

@@ -54,7 +54,7 @@ def add_node(
 
 
 def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The status of a pod that may end, and has Succeeded, or of one that runs on, and is ready."""
+    """Return the status of a pod that may end, and has Succeeded, or of one that runs on, and is ready."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if spec.get("restartPolicy") == "Always":
         return status(spec, "Running", {"running": {"startedAt": now}}, ready=True)
@@ -65,7 +65,7 @@ def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 def status(
     spec: Mapping[str, Any], phase: str, state: Mapping[str, Any], *, ready: bool = False, restarts: int = 0
 ) -> dict[str, Any]:
-    """The status of a pod whose containers are all in one state."""
+    """Return the status of a pod whose containers are all in one state."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     containers = [
         {

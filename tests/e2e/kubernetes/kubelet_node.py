@@ -129,11 +129,11 @@ class KubeletNode(Machine):
     """A machine that can join a cluster as the node NAME."""
 
     def storage(self) -> dict[str, Path]:
-        """Also the kubelet's."""
+        """Return the folders, the kubelet's among them."""
         return {**super().storage(), "/var/lib/kubelet": self.sandbox.scratch / "kubelet"}
 
     def bound(self) -> dict[str, Path]:
-        """Also the programs of a Kubernetes node."""
+        """Return the mounts, the programs of a Kubernetes node among them."""
         programs = {f"/usr/local/bin/{name}": Path(asset(name) or "") for name in ("kubelet", "kubectl")}
         return {**super().bound(), **programs, CNI: Path(CNI)}
 
@@ -171,7 +171,7 @@ class KubeletNode(Machine):
         return (self.sandbox.scratch / "plugin.log").read_text().count("registered")
 
     def journal(self, unit: str, lines: int = 30) -> str:
-        """The last words of a unit."""
+        """Return the last words of a unit."""
         return self.finish("journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines), "-u", unit).stdout
 
     @property

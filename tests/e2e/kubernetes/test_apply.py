@@ -52,7 +52,7 @@ class User:
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
 
     def __call__(self, *words: str, check: int | None = 0) -> Answer:
-        """gpunode's answer to these words, as a program gets it."""
+        """Return gpunode's answer to these words, as a program gets it."""
         argv = [sys.executable, "-m", "gpunode", *words, "--json"]
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.startswith("{"), done.stderr
@@ -60,11 +60,11 @@ class User:
         return Answer(done.returncode, done.stderr, json.loads(done.stdout))
 
     def apply(self, recipe: str = "k8s-containerd", *more: str, check: int | None = 0) -> Answer:
-        """Of ``k8s apply`` for the node gpu-1."""
+        """Return the answer of ``k8s apply`` for the node gpu-1."""
         return self("k8s", "apply", recipe, "--node", f"gpu-1={CAPTURE}", "--yes", *more, check=check)
 
     def plan(self, recipe: str = "k8s-containerd", *more: str, check: int | None = 0) -> Answer:
-        """Of ``k8s plan`` for the node gpu-1."""
+        """Return the answer of ``k8s plan`` for the node gpu-1."""
         return self("k8s", "plan", recipe, "--node", f"gpu-1={CAPTURE}", *more, check=check)
 
 

@@ -18,7 +18,7 @@ GPU = "nvidia.com/gpu"
 
 
 def gpu_pod(name: str, gpus: int, **spec: object) -> str:
-    """A pod that asks for GPUs and ends."""
+    """Return a pod that asks for GPUs and ends."""
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: gpus}}}
     body = {"restartPolicy": "Never", "containers": [container], **spec}
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body})

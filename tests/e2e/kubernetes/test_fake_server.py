@@ -91,7 +91,7 @@ def gpu_node(name: str = "gpu-1", **metadata: object) -> Body:
 
 
 def forgo(version: str) -> Step:
-    """gpunode's entry, the first one, is taken out of the plugin's managedFields."""
+    """Take gpunode's entry, the first one, out of the plugin's managedFields."""
     patch = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": version},
         {"op": "remove", "path": "/metadata/managedFields/0"},
@@ -207,7 +207,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Step]]] = {
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server without controllers, which would act between two steps."""
+    """Yield an API server without controllers, which would act between two steps."""
     if reason := lacking_assets(*API_PROGRAMS):
         pytest.skip(reason)
     with ControlPlane(tmp_path_factory.mktemp("kubernetes") / "plane", scheduling=False) as plane:
@@ -293,7 +293,7 @@ CHANGING: Final = {"uid", "resourceVersion", "generation", "creationTimestamp", 
 
 
 def owners(metadata: Body) -> Mapping[str, Any]:
-    """The managers of an object; with their fields where they applied them: an update owns defaults, too."""
+    """Return the managers of an object; with their fields where they applied them: an update owns defaults, too."""
     return {
         f"{one['manager']} {one['operation']}": one["fieldsV1"] if one["operation"] == "Apply" else True
         for one in metadata["managedFields"]

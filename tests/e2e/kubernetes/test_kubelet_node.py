@@ -162,7 +162,7 @@ def test_mismatched_cgroup_driver_runs_pods_and_is_found_by_plan(joined: Joined,
 
 @pytest.fixture
 def steady(cluster: Cluster) -> Iterator[str]:
-    """A pod that computes all the time."""
+    """Yield a pod that computes all the time."""
     assert cluster.create("steady", image=WAITS, restartPolicy="Always").returncode == 0
     cluster.await_phase("steady", "Running")
     yield str(cluster.container("steady")["containerID"])

@@ -29,7 +29,7 @@ def user(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
-    """A node on which k8s-containerd was applied, and runs."""
+    """Yield a node on which k8s-containerd was applied, and runs."""
     with FakeNode(control_plane, "gpu-1", allocatable={GPU: "1"}) as one:
         user.apply()
         yield one
@@ -39,7 +39,7 @@ def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
 
 @pytest.fixture
 def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
-    """The same, as it was, and afterwards no pod of a test is left."""
+    """Yield the same, as it was, and afterwards no pod of a test is left."""
     yield applied
     applied.says(PASSED)
     applied.status_of = as_run
@@ -47,13 +47,13 @@ def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
 
 
 def pods(plane: ControlPlane) -> list[str]:
-    """The pods of tests that the cluster has."""
+    """Return the pods of tests that the cluster has."""
     found = plane.get("pods", "--namespace", WHERE, "--selector", "gpunode-test")["items"]
     return [one["metadata"]["name"] for one in found]
 
 
 def verify(user: User, *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
-    """Status and detail of each check, by the first two parts of its id."""
+    """Return status and detail of each check, by the first two parts of its id."""
     found = user("k8s", "verify", *(words or ("k8s-containerd",)), *NODE, check=code).envelope["result"]["checks"]
     return {"/".join(one["id"].split("/")[:2]): (one["status"], one["detail"]) for one in found}
 

@@ -51,7 +51,7 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str
 
 
 def compile_library(source: Path, target: Path, *defines: str) -> Path:
-    """The C file ``source`` as a shared library at ``target``."""
+    """Return the C file ``source`` as a shared library at ``target``."""
     options = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
     run(["gcc", *options, *(f"-D{define}" for define in defines), "-o", os.fspath(target), os.fspath(source)])
     return target

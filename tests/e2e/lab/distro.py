@@ -61,7 +61,7 @@ class Ubuntu:
         return "".join(f"{name}={value}\n" for name, value in fields.items())
 
     def base(self, debian: Base) -> Base:
-        """A node with this release's kernel and archive over Debian's files."""
+        """Return a node with this release's kernel and archive over Debian's files."""
         return replace(debian, archive=f"ubuntu/{self.codename}", kernel=self.kernel)
 
 
@@ -94,7 +94,7 @@ def become(node: Node, ubuntu: Ubuntu) -> None:
 
 
 def old_driver() -> Iterator[Package]:
-    """Debian's driver of branch 470 under its ordinary names, and under those of the legacy packages."""
+    """Yield Debian's driver of branch 470 under its ordinary names, and under those of the legacy packages."""
     yield from (Package(name, OLD_VERSION) for name in (*OLD_LIBRARIES, "nvidia-alternative", "nvidia-modprobe"))
     yield _package("nvidia-kernel-support", "nvidia-modprobe")
     yield _old_module("nvidia-kernel-dkms", "nvidia-current", OLD_VERSION, "nvidia-kernel-support")
@@ -158,7 +158,7 @@ def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
 
 
 def _headers(release: str, version: str, debian: Base) -> Package:
-    """Headers of Ubuntu's name with Debian's behind them."""
+    """Return headers of Ubuntu's name with Debian's behind them."""
     return Package(
         f"linux-headers-{release}",
         version,

@@ -26,11 +26,11 @@ class Key:
         return self._gpg("--armor", "--export", self.fingerprint)
 
     def clearsigned(self, text: str) -> str:
-        """``text`` with its signature around it (InRelease)."""
+        """Return ``text`` with its signature around it (InRelease)."""
         return self._gpg("--local-user", self.fingerprint, "--clearsign", text=text)
 
     def signature(self, text: str) -> str:
-        """The signature of ``text`` alone (Release.gpg)."""
+        """Return the signature of ``text`` alone (Release.gpg)."""
         return self._gpg("--local-user", self.fingerprint, "--armor", "--detach-sign", text=text)
 
     def write_keyring(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Key:
 
 
 def make_key(home: Path, owner: str) -> Key:
-    """A new key of ``owner``; many may share one ``home``, whose path must be short (gpg's sockets lie in it)."""
+    """Make a new key of ``owner``; many may share one ``home``, whose path must be short (gpg's sockets lie in it)."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f"{owner} (gpunode's tests)"
     _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa3072", "sign", "never")

@@ -20,7 +20,7 @@ _KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def provide_layer(kind: str, recipe: str, base: Base, folder: Path, add: Callable[[Base, Path], None]) -> Base:
-    """``base`` with one more layer, made in ``folder`` from the cache or by ``add``.
+    """Return ``base`` with one more layer, made in ``folder`` from the cache or by ``add``.
 
     Args:
         kind: the layer's name in the cache.
@@ -42,7 +42,7 @@ def provide_layer(kind: str, recipe: str, base: Base, folder: Path, add: Callabl
 
 
 def add_packages(base: Base, layer: Path, packages: tuple[str, ...]) -> Path:
-    """``layer`` is what installing ``packages`` adds to ``base``; returns the folder of their files.
+    """Write to ``layer`` what installing ``packages`` adds to ``base``, and return the folder of their files.
 
     Raises:
         NoArchive: no Debian archive can be reached.

@@ -58,7 +58,7 @@ class Machine(Node):
     patience_s: ClassVar[float] = 60
 
     def enter(self, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` in the node."""
+        """Return the command line that runs ``argv`` in the node."""
         kinds = ("mount", "pid", "net", "uts", "ipc", "cgroup", "root", "wd")
         leader = self._leader()
         return self.sandbox.argv("nsenter", f"--target={leader}", *(f"--{kind}" for kind in kinds), "--", *argv)
@@ -72,7 +72,7 @@ class Machine(Node):
         self._wait(lambda: self._state() in {"running", "degraded"}, "booted")
 
     def boot_id(self) -> str:
-        """Different after each boot."""
+        """Return an id that differs after each boot."""
         return self.read("/proc/sys/kernel/random/boot_id").strip()
 
     def reboot(self) -> None:
@@ -124,7 +124,7 @@ class Machine(Node):
         ]
 
     def _leader(self) -> int:
-        """The process of the node's systemd, as the sandbox numbers it."""
+        """Return the process of the node's systemd, as the sandbox numbers it."""
         processes = {}
         for stat in self.sandbox.inside(Path("/proc")).glob("[0-9]*/stat"):
             try:

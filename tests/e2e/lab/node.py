@@ -143,12 +143,12 @@ class Node(ABC):
         return result
 
     def start(self, *argv: str, log: str) -> subprocess.Popen[bytes]:
-        """A daemon of the node; it writes to ``log`` inside and dies with the node at the latest."""
+        """Start a daemon of the node; it writes to ``log`` inside and dies with the node at the latest."""
         settings = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         return self.spawn(self.enter("env", "--ignore-environment", *settings, *argv), self.path(log))
 
     def spawn(self, argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-        """A process of the machine that ends with the node at the latest; it writes to ``log``."""
+        """Start a process of the machine that ends with the node at the latest; it writes to ``log``."""
         with log.open("ab") as output:
             daemon = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         self._daemons.append(daemon)
@@ -165,7 +165,7 @@ class Node(ABC):
         return self.sandbox.inside(self.merged / path.lstrip("/"))
 
     def write(self, path: str, text: str, mode: int = 0o644) -> Path:
-        """``path`` holds ``text``, its folders exist."""
+        """Write ``text`` to ``path``, and make its folders."""
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
@@ -173,17 +173,17 @@ class Node(ABC):
         return target
 
     def read(self, path: str) -> str:
-        """The text of ``path``."""
+        """Return the text of ``path``."""
         return self.path(path).read_text()
 
     def installed(self) -> dict[str, str]:
-        """Version by name of every installed package."""
+        """Return the version by name of every installed package."""
         listing = self.run("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\n").stdout
         rows = (line.split() for line in listing.splitlines())
         return {row[1]: row[2] for row in rows if row[0].startswith("ii")}
 
     def fingerprint(self, *folders: str) -> str:
-        """A hash over names, contents, modes, owners and modification times of all files in ``folders``."""
+        """Return a hash over names, contents, modes, owners and modification times of all files in ``folders``."""
         digest = hashlib.sha256()
         for folder in folders:
             for row in _rows(self.path(folder), folder):
@@ -192,7 +192,7 @@ class Node(ABC):
 
     @abstractmethod
     def enter(self, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` in the node."""
+        """Return the command line that runs ``argv`` in the node."""
 
     @abstractmethod
     def _boot(self) -> None:
@@ -203,7 +203,7 @@ class Node(ABC):
         return {} if self.code is None else {PROJECT: self.code.project, SITE: self.code.site}
 
     def storage(self) -> dict[str, Path]:
-        """The folders for the daemons' storage, by where they are mounted."""
+        """Return the folders for the daemons' storage, by where they are mounted."""
         return {f"/var/lib/{name}": self.sandbox.scratch / name for name in STORAGE}
 
     def _furnish(self) -> None:

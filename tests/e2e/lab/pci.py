@@ -46,7 +46,7 @@ class Device:
         return bytes(space)
 
     def attributes(self) -> dict[str, str]:
-        """The text files that sysfs has for it."""
+        """Return the text files that sysfs has for it."""
         vendor, device = self.subsystem
         return {
             "vendor": f"0x{self.vendor:04x}",
@@ -73,7 +73,7 @@ RADEON = Device("0000:03:00.0", 0x73BF, vendor=0x1002, subsystem=(0x1002, 0x0E3A
 
 
 def write_bus(bus: Path, devices: Iterable[Device]) -> Path:
-    """``bus`` is a folder like /sys/bus/pci that holds ``devices`` and no others."""
+    """Make ``bus`` a folder like /sys/bus/pci that holds ``devices`` and no others."""
     for name in ("devices", "drivers", "slots"):
         (bus / name).mkdir(parents=True, exist_ok=True)
     for device in devices:

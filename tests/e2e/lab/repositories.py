@@ -47,7 +47,7 @@ class Keys:
     stranger: Key
 
     def of(self, directory: str) -> Key:
-        """The key of the CUDA repository ``directory``."""
+        """Return the key of the CUDA repository ``directory``."""
         return self.cuda13 if directory == "debian13" else self.cuda
 
 
@@ -74,7 +74,7 @@ class Repositories:
         return f"{ADDRESS}{TOOLKIT_PATH}"
 
     def recipe(self, directory: str) -> str:
-        """The recipe's table that leads to these repositories."""
+        """Return the recipe's table that leads to these repositories."""
         rows = {
             "cuda": self.cuda,
             "toolkit": self.toolkit,
@@ -94,7 +94,7 @@ class Repositories:
     def variant(
         self, directory: str, folder: Path, *, added: Iterable[Package] = (), without: str = "", key: Key | None = None
     ) -> Path:
-        """The CUDA repository ``directory`` again in ``folder``, to be mounted over the first on a server.
+        """Return the CUDA repository ``directory`` again in ``folder``, to be mounted over the first on a server.
 
         Args:
             added: further packages.
@@ -111,7 +111,7 @@ class Repositories:
 
 
 def make_repositories(root: Path, bases: Iterable[Base]) -> Repositories:
-    """All repositories below ``root``; the distributions' archives hold what ``bases`` can install."""
+    """Return all repositories below ``root``; the distributions' archives hold what ``bases`` can install."""
     home = Path(tempfile.mkdtemp(prefix="gpunode-lab-gpg-"))
     owners = ("cudatools", "cudatools13", "libnvidia-container", "debian", "stranger")
     keys = Keys(*(make_key(home, owner) for owner in owners))
@@ -146,7 +146,7 @@ def _make_cuda(root: Path, keys: Keys) -> None:
 
 
 def _driver_packages(build: Path, family: str) -> Iterable[Path]:
-    """The packages of all releases, built once for the family and the same in its repositories."""
+    """Return the packages of all releases, built once for the family and the same in its repositories."""
     folder = build / family
     if not folder.exists():
         packages = driver.debian_packages if family == "debian" else driver.ubuntu_packages

@@ -42,7 +42,7 @@ _KERNEL: Final = "6.0.0-lab"
 
 
 def provide_runtimes(suite: str, folder: Path) -> Base:
-    """A base with the containerd, docker and runc of ``suite`` in ``folder``, from the cache or unpacked.
+    """Return a base with the containerd, docker and runc of ``suite`` in ``folder``, from the cache or unpacked.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.

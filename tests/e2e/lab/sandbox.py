@@ -98,7 +98,7 @@ class Sandbox:
         run([*removal, os.fspath(self.scratch / "cgroup"), self._cgroup])
 
     def argv(self, *command: str) -> list[str]:
-        """The command line that runs ``command`` inside."""
+        """Return the command line that runs ``command`` inside."""
         enter = ["nsenter", "--target", str(self.pid), *(f"--{kind}" for kind in ("mount", "pid", "net", "uts", "ipc"))]
         return [*enter, "--cgroup", "--", "sh", "-c", _JOIN, "sh", *command]
 
@@ -127,7 +127,7 @@ class Sandbox:
         return Path(f"/proc/{self.pid}/root{path}")
 
     def listen(self, port: int) -> socket.socket:
-        """A socket that listens on the sandbox's own loopback address."""
+        """Return a socket that listens on the sandbox's own loopback address."""
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(_listen, self.pid, port).result()
 

@@ -66,7 +66,7 @@ class Server:
         self._mounted.clear()
 
     def located(self, path: str) -> Path | None:
-        """The file of a mounted folder that ``path`` means, or None."""
+        """Return the file of a mounted folder that ``path`` means, or None."""
         for prefix, folder in self._mounted.items():
             if path.startswith(f"{prefix}/"):
                 return folder / path.removeprefix(f"{prefix}/")

@@ -28,7 +28,7 @@ class Snapshot:
     rows: Mapping[str, tuple[object, ...]]
 
     def differences(self, other: Snapshot) -> str:
-        """A line for each thing that is another in ``other``."""
+        """Return a line for each thing that is another in ``other``."""
         names = sorted(self.rows.keys() | other.rows.keys())
         pairs = ((name, self.rows.get(name), other.rows.get(name)) for name in names)
         return "\n".join(f"{name}: {mine} became {others}" for name, mine, others in pairs if mine != others)

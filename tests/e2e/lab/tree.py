@@ -93,7 +93,7 @@ class Hardware:
 
 
 def make_hardware(folder: Path, kernel: str, devices: Iterable[Device]) -> Hardware:
-    """A machine with ``devices`` whose running kernel is ``kernel``."""
+    """Return a machine with ``devices`` whose running kernel is ``kernel``."""
     hardware = Hardware(folder)
     for path in (hardware.modules, hardware.driver):
         path.mkdir(parents=True)
@@ -108,7 +108,7 @@ def make_hardware(folder: Path, kernel: str, devices: Iterable[Device]) -> Hardw
 
 
 def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
-    """The folder inside ``sandbox`` where the base's tree can be written to without changing the base."""
+    """Return the folder inside ``sandbox`` where the base's tree can be written to without changing the base."""
     upper, work, merged = (sandbox.scratch / name for name in ("upper", "work", "merged"))
     for folder in (upper, work, merged):
         folder.mkdir()

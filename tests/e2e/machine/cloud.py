@@ -28,7 +28,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def provide_cloud(base: Base, folder: Path) -> Base:
-    """``base`` with cloud-init and an SSH server, made in ``folder`` from the cache or from the Debian archive.
+    """Return ``base`` with cloud-init and an SSH server, made in ``folder`` from the cache or from the Debian archive.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -67,7 +67,7 @@ class Cloud:
 
     @contextmanager
     def start(self, base: Base, user_data: str) -> Iterator[CloudMachine]:
-        """A machine of ``base`` that has booted for the first time; afterwards nothing of it is left."""
+        """Yield a machine of ``base`` that has booted for the first time; afterwards nothing of it is left."""
         name = f"{self.folder.name}-cloud-{next(_NUMBERS)}"
         seed = self.folder / f"{name}-seed"
         nocloud = seed / "var/lib/cloud/seed/nocloud"

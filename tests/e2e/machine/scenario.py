@@ -76,7 +76,7 @@ class Machines:
     code: Mounts
 
     def make(self, base: Base, devices: Iterable[Device] = (GTX_1080,)) -> Machine:
-        """A machine that has not booted yet."""
+        """Return a machine that has not booted yet."""
         return self.make_of(Machine, base, devices)
 
     def make_of(self, kind: type[_M], base: Base, devices: Iterable[Device]) -> _M:
@@ -124,7 +124,7 @@ def run_old_driver(node: Machine) -> None:
 
 
 def impatient(node: Machine) -> str:
-    """Installs gpunode again, for which a daemon must have started within 4 s; returns the program."""
+    """Install gpunode again, for which a daemon must have started within 4 s; return the program."""
     settings = "import gpunode.host.services as services\nservices._START_TIMEOUT_S = 4.0"
     node.write(f"{PROGRAM}-impatient", _ENTRY_POINT.replace("SETTINGS", settings), 0o755)
     return f"{PROGRAM}-impatient"
@@ -153,7 +153,7 @@ def show(node: Machine, unit: str, *properties: str) -> list[str]:
 
 
 def start_of(node: Machine, unit: str) -> Start:
-    """The daemon's latest start."""
+    """Return the daemon's latest start."""
     pid, at = show(node, unit, "MainPID", "ExecMainStartTimestampMonotonic")
     node.run("journalctl", "--sync")
     started = node.run("journalctl", "--boot", "-q", "-o", "cat", f"UNIT={unit}", f"MESSAGE_ID={_STARTING}")
@@ -213,7 +213,7 @@ def put_programs(node: Machine, base: Base) -> None:
 
 
 def kill_at_restart(node: Machine) -> Result:
-    """``gpunode setup`` dies when it has written the configuration and asks for the daemon's restart."""
+    """Kill ``gpunode setup`` when it has written the configuration and asks for the daemon's restart."""
     stand_in = '#!/bin/sh\n[ "$1" != restart ] || { kill -KILL $PPID; exit 1; }\nexec /usr/bin/systemctl "$@"\n'
     path = node.write("/usr/local/sbin/systemctl", stand_in, 0o755)
     try:

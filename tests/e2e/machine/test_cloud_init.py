@@ -57,7 +57,7 @@ def cloud(lab: Path, repositories: Repositories) -> Cloud:
 
 @pytest.fixture(scope="module")
 def cloud_bases(lab: Path, bases: dict[str, Bases]) -> Callable[[str], Base]:
-    """Bare machines of a suite, made once."""
+    """Return bare machines of a suite, made once."""
 
     @cache
     def provide(codename: str) -> Base:
@@ -71,7 +71,7 @@ def cloud_bases(lab: Path, bases: dict[str, Bases]) -> Callable[[str], Base]:
 
 @pytest.fixture(scope="module")
 def user_data(release: Path, repositories: Repositories) -> Callable[[str], str]:
-    """The user data for a bare machine of a suite, with the address and the checksum that a person sets."""
+    """Return the user data for a bare machine of a suite, with the address and the checksum that a person sets."""
     (repositories.root / "release").mkdir()
     shutil.copy(release / "gpunode.pyz", repositories.root / "release/gpunode.pyz")
     checksum = hashlib.sha256((release / "gpunode.pyz").read_bytes()).hexdigest()
@@ -136,13 +136,13 @@ def test_setup_continues_after_the_reboot_for_a_new_driver(
 
 
 def image_recipe(repositories: Repositories) -> str:
-    """The recipe of an image; the newest branch does not drive this GPU."""
+    """Return the recipe of an image; the newest branch does not drive this GPU."""
     return (IMAGES / "node.toml").read_text().replace('"production"', '"580"') + repositories.recipe("debian12")
 
 
 @pytest.fixture(scope="module")
 def image(lab: Path, cloud_bases: Callable[[str], Base], release: Path, repositories: Repositories) -> Base:
-    """An image, made as mkosi.finalize makes it."""
+    """Return an image, made as mkosi.finalize makes it."""
     base = cloud_bases("bookworm")
     with Chroot(base, lab / "cloud-builder", archives=repositories, kernel="9.9.9-of-the-builder") as builder:
         root, upper = mount_image(builder, "/srv/image", base, repositories)

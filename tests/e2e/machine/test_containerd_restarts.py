@@ -75,7 +75,7 @@ def course(bases: dict[str, Bases], machines: Machines) -> Iterator[Course]:
 
 @pytest.fixture
 def node(course: Course) -> Machine:
-    """The machine with its driver, and with containerd as it was before gpunode came."""
+    """Return the machine with its driver, and with containerd as it was before gpunode came."""
     restore(course.node, CONTAINERD, CONTAINERD_CONFIG, CONFIG)
     return course.node
 

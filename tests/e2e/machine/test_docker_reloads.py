@@ -63,7 +63,7 @@ def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: M
 
 @pytest.fixture
 def node(machine: Machine) -> Machine:
-    """The machine with its driver, and with docker as it was before gpunode came."""
+    """Return the machine with its driver, and with docker as it was before gpunode came."""
     machine.path(OPTIONS).unlink(missing_ok=True)
     if machine.path(DROP_IN).exists():
         machine.path(DROP_IN).unlink()
@@ -93,7 +93,7 @@ def _state_of_training(node: Machine) -> str:
 
 @contextmanager
 def running(node: Machine) -> Iterator[Training]:
-    """A container runs meanwhile."""
+    """Run a container meanwhile."""
     node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
     state = _state_of_training(node)
     assert state.startswith("true")
@@ -103,7 +103,7 @@ def running(node: Machine) -> Iterator[Training]:
 
 @pytest.fixture
 def training(node: Machine) -> Iterator[Training]:
-    """A container that has run since before the test."""
+    """Yield a container that has run since before the test."""
     with running(node) as one:
         yield one
 
@@ -129,7 +129,7 @@ def configure(node: Machine, *options: str, verb: str = "configure") -> Answer:
 
 
 def runtimes(node: Machine) -> tuple[set[str], str]:
-    """The runtimes that the running daemon has, and its default."""
+    """Return the runtimes that the running daemon has, and its default."""
     told = json.loads(node.run("docker", "info", "--format", "{{json .}}").stdout)
     return set(told["Runtimes"]), told["DefaultRuntime"]
 

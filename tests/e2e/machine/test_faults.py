@@ -24,7 +24,7 @@ Boot = Callable[[Start], AbstractContextManager[Machine]]
 
 @pytest.fixture(scope="module")
 def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
-    """Boots a machine from the disk of one that was set up once."""
+    """Boot a machine from the disk of one that was set up once."""
 
     @cache
     def disk(start: Start) -> Base:

@@ -45,7 +45,7 @@ WantedBy=sysinit.target
 
 @pytest.fixture
 def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
-    """A machine with the distribution's old driver, installed and loaded."""
+    """Yield a machine with the distribution's old driver, installed and loaded."""
     with machines.make(bases["bookworm"].runtime) as node:
         machines.furnish(node)
         run_old_driver(node)
@@ -68,7 +68,7 @@ def boots(node: Machine) -> int:
 
 
 def loaded_driver(node: Machine) -> str:
-    """The version of the loaded driver."""
+    """Return the version of the loaded driver."""
     return node.read("/proc/driver/nvidia/version").split("Module")[1].split()[0]
 
 

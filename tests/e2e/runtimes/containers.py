@@ -114,7 +114,7 @@ def inspected(node: Node) -> str:
 
 
 def docker(node: Node) -> dict[str, object]:
-    """docker by the runtime's name, by default after a SIGHUP, and after unconfigure."""
+    """Return docker by the runtime's name, by default after a SIGHUP, and after unconfigure."""
     seen: dict[str, object] = {}
     node.root.lay({DOCKER: OWN_JSON})
     node.gpunode("configure", "--runtime=docker")
@@ -171,7 +171,7 @@ def containerd(node: Node) -> dict[str, object]:
 
 
 def shipped(node: Node) -> dict[str, object]:
-    """The file of the containerd.io package: no CRI until it is asked for, then pods."""
+    """Return the file of the containerd.io package: no CRI until it is asked for, then pods."""
     seen: dict[str, object] = {}
     node.root.lay({CONTAINERD: SHIPPED})
     seen["told"] = "cri" in node.gpunode("configure", "--runtime=containerd")

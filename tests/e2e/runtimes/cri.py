@@ -57,7 +57,7 @@ class Cri:
         self._channel.close()
 
     def call(self, method: str, message: Message | None = None, *, patience_s: float = 20) -> dict[int, bytes | int]:
-        """The answer's fields, of a repeated one the last; a plugin that is still starting is waited for.
+        """Return the answer's fields, of a repeated one the last; a plugin that is still starting is waited for.
 
         Raises:
             NoCri: there is none, or it refuses.
@@ -124,12 +124,12 @@ class Cri:
 
 
 def encode(message: Message) -> bytes:
-    """``message`` as protobuf has it; a sequence is a repeated field."""
+    """Return ``message`` as protobuf has it; a sequence is a repeated field."""
     return b"".join(_field(number, value) for number, value in message.items())
 
 
 def decode(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a message, of the two kinds that CRI's answers are made of."""
+    """Yield the fields of a message, of the two kinds that CRI's answers are made of."""
     place = 0
     while place < len(data):
         key, place = _varint_at(data, place)
@@ -143,7 +143,7 @@ def decode(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def text(value: bytes | int) -> str:
-    """The string of a field."""
+    """Return the string of a field."""
     assert isinstance(value, bytes)
     return value.decode()
 

@@ -89,7 +89,7 @@ class Root:
 
     @contextmanager
     def daemon(self, *argv: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """``argv`` runs inside meanwhile; with it comes the file that it writes to."""
+        """Run ``argv`` inside meanwhile, and yield the process and the file that it writes to."""
         log = self.path / f"var/log/{argv[0]}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(self._enter(argv), env=_ENVIRONMENT, stdout=output, stderr=output)

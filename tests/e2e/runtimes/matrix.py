@@ -137,7 +137,7 @@ def _answered(root: Root, vector: Vector, mode: str) -> tuple[int, str, Files]:
 
 
 def _in_a_child(words: list[str], output: int) -> int:
-    """The exit code of ``gpunode WORDS``, which a fork of this process runs: Python need not start for each."""
+    """Return the exit code of ``gpunode WORDS``, which a fork of this process runs: Python need not start for each."""
     from gpunode.__main__ import main as gpunode
 
     child = os.fork()

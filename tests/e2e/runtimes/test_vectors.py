@@ -52,11 +52,11 @@ class Told:
     cells: tuple[Cell, ...]
 
     def of(self, *modes: str) -> Iterator[tuple[Vector, Cell]]:
-        """The cells of these modes."""
+        """Return the cells of these modes."""
         return ((VECTORS[cell.vector], cell) for cell in self.cells if cell.mode in modes)
 
     def in_scope(self) -> Iterator[tuple[Vector, Cell]]:
-        """The cells whose answer is asked for: the daemon took the files before, and none is to be refused."""
+        """Yield the cells whose answer is asked for: the daemon took the files before, and none is to be refused."""
         for vector, cell in self.of(OWN, AUTO):
             is_refused = vector.is_refused if cell.mode == OWN else vector.verdict == "refuse"
             if loads(cell, "before") and not is_refused and not self._is_of_later_schema(vector):
@@ -67,7 +67,7 @@ class Told:
         return ((vector, cell) for vector, cell in self.in_scope() if cell.code == 0 and loads(cell, "after"))
 
     def _is_of_later_schema(self, vector: Vector) -> bool:
-        """containerd 1.6 takes a file of schema 3, and uses nothing of it."""
+        """True for a file of schema 3, which containerd 1.6 takes, and of which it uses nothing."""
         return self.version.startswith("1.6.") and b"version = 3" in vector.files.get(vector.paths[0], b"")
 
 
@@ -254,7 +254,7 @@ _OVERRULING: Final = (".default_runtime.", ".systemd_cgroup.")
 
 
 def others_changed(vector: Vector, cell: Cell) -> list[str]:
-    """The keys of the effective configuration that differ and are not those that were asked for."""
+    """Return the keys of the effective configuration that differ and are not those that were asked for."""
     former, now = (_others(vector, state.read.dump) for state in (cell.before, cell.after))
     return sorted(key for key in former.keys() | now.keys() if former.get(key) != now.get(key))
 

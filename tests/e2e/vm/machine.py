@@ -57,7 +57,7 @@ class Images:
 
 
 def make_images(folder: Path, recipes: dict[str, str], node: Path) -> Images:
-    """A Debian 12 that runs ``guest.py`` on a node whose files are those below ``node``.
+    """Return a Debian 12 that runs ``guest.py`` on a node whose files are those below ``node``.
 
     Raises:
         NoArchive: there is no Debian archive that can be reached.
@@ -117,7 +117,7 @@ class Machine:
             )
 
     def said(self) -> list[list[str]]:
-        """The words of every whole line so far that the guest's program wrote."""
+        """Return the words of every whole line so far that the guest's program wrote."""
         whole = self.console.read_bytes().rpartition(b"\n")[0].decode(errors="replace")
         return [line[1:].split() for line in whole.splitlines() if line.startswith("@")]
 
@@ -153,7 +153,7 @@ def _command(images: Images) -> Sequence[str]:
 
 
 def files_of(image: Path, folder: Path) -> Path:
-    """The files of a disk as the next boot would find them, its journal replayed, in a new ``folder``.
+    """Return the files of a disk as the next boot would find them, its journal replayed, in a new ``folder``.
 
     Raises:
         LabError: the file system itself is damaged beyond that.

@@ -81,7 +81,7 @@ def _capture(probe: Probe, said: Said | None) -> Capture:
 
 
 def journal(lines: Iterable[str], start: str = "2026-11-16T06:12", host: str = "gpu-node-17") -> str:
-    """Lines of the journal as ``-o short-iso-precise`` has them, a moment apart."""
+    """Return lines of the journal as ``-o short-iso-precise`` has them, a moment apart."""
     rows = enumerate(lines)
     return "".join(
         f"{start}:{at // 20 % 60:02}.{at % 20 * 50:03}{at % 997:03}+0000 {host} {line}\n" for at, line in rows

@@ -89,12 +89,12 @@ def facts(**changed: object) -> Facts:
 
 
 def free() -> Facts:
-    """The same node without nouveau: no reboot is needed."""
+    """Return the same node without nouveau: no reboot is needed."""
     return facts(modules=Known(frozenset(), "modules"))
 
 
 def host(node: Facts) -> RehearsalHost:
-    """The node in memory."""
+    """Return the node in memory."""
     return RehearsalHost({}, {path: fact.value for path, fact in node.files.items() if isinstance(fact, Known)})
 
 
@@ -104,7 +104,7 @@ def planned(node: Facts, recipe: Recipe = RECIPE) -> tuple[StagePlan, ...]:
 
 
 def converged() -> Facts:
-    """The node after the plan."""
+    """Return the node after the plan."""
     node = free()
     for stage in planned(node):
         node = project_stage(node, stage)

@@ -176,7 +176,7 @@ def runs(screen: Screen) -> None:
 
 
 def _logged() -> tuple[RunRecord, ...]:
-    """A run as the log reads it, the same cut short, and one that undid it."""
+    """Return a run as the log reads it, the same cut short, and one that undid it."""
     data = [b"".join(record.encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", of=RUN)
     told = (
@@ -253,7 +253,7 @@ class Wide(io.StringIO):
 
 
 def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) -> str:
-    """The page at ``width`` columns, without the time at which it was drawn."""
+    """Return the page at ``width`` columns, without the time at which it was drawn."""
     stream = Wide()
     with redirect_stdout(stream):
         screen = Screen(verbose=verbose, silent=False, argv=("plan", "--runtime", "containerd"))

@@ -102,7 +102,7 @@ def log_answer(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") ->
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An image in which two runs are recorded; the backups of both are gone, the second was cut short."""
+    """Return an image in which two runs are recorded; the backups of both are gone, the second was cut short."""
     (tmp_path / "etc").mkdir()
     store = Store(tmp_path)
     for number in (1, 2):

@@ -19,7 +19,7 @@ PROJECT = str(Path(gpunode.__file__).parent.parent)
 
 
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """``line``, in which ``gpunode`` is this one."""
+    """Run ``line``, in which ``gpunode`` is this one."""
     env = {**os.environ, "PYTHONPATH": PROJECT, "PYTHON": sys.executable}
     script = f'gpunode() {{ "$PYTHON" -m gpunode "$@"; }}\n{line}'
     return subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=cwd, env=env, check=False)

@@ -63,14 +63,14 @@ def test_parser_accepts_real_commands_and_rejects_others() -> None:
 
 
 def literal(node: ast.expr) -> str:
-    """A text as it stands in the code; a value that is put in stands as VALUE."""
+    """Return a text as it stands in the code; a value that is put in stands as VALUE."""
     if isinstance(node, ast.JoinedStr):
         return "".join(literal(part) for part in node.values)
     return str(node.value) if isinstance(node, ast.Constant) else VALUE
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The literal texts of a module but its docstrings; a value that is put in stands as VALUE."""
+    """Yield the literal texts of a module but its docstrings; a value that is put in stands as VALUE."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     prose = {
         id(node.body[0].value)
@@ -95,7 +95,7 @@ def named_commands(text: str) -> Iterator[list[str]]:
 
 
 def read_of(words: list[str]) -> list[str]:
-    """The command at the beginning of ``words``, of which nobody can tell where the prose begins again."""
+    """Return the command at the beginning of ``words``, of which nobody can tell where the prose begins again."""
     for number in range(len(words), 0, -1):
         # The last option's value may stand in another text.
         if parses(words[:number]) or (words[number - 1].startswith("--") and parses([*words[:number], VALUE])):
@@ -198,7 +198,7 @@ def test_share_of_hints_with_a_command_does_not_fall() -> None:
 
 
 def hints_in(tree: ast.Module) -> Iterator[str]:
-    """The texts given as ``hint`` to an error, a refusal or a check; a command that is built stands as one."""
+    """Yield the texts given as ``hint`` to an error, a refusal or a check; a command that is built stands as one."""
     places = {"Refusal": 2, "Check": 4}
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):

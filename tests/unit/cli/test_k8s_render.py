@@ -25,7 +25,7 @@ SAMPLE = str(SAMPLES_FOLDER / "debian12-gtx1080")
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
-    """A folder with the captures of two nodes."""
+    """Return a folder with the captures of two nodes."""
     for name in ("gpu-01", "GPU-02"):
         shutil.copytree(SAMPLE, tmp_path / "fleet" / name)
     return tmp_path / "fleet"

@@ -23,7 +23,7 @@ LOST = "gpunode's record of this node was lost"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An image with the pin, and a driver package under it."""
+    """Return an image with the pin, and a driver package under it."""
     release = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
     for path, text in ((PIN_FILE, PIN.decode()), (STATUS, PACKAGES.status), ("/etc/os-release", release)):
         file = tmp_path / path.lstrip("/")

@@ -29,7 +29,7 @@ class Terminal:
         self.stream: TextIO = os.fdopen(there, "w", encoding="utf-8")
 
     def shown(self) -> str:
-        """All that was written so far."""
+        """Return all that was written so far."""
         self.stream.flush()
         os.set_blocking(self._here, False)
         parts = []

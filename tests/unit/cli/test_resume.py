@@ -73,7 +73,7 @@ PROXIES = {
 
 
 def run_with_request(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
-    """The id of a run that kept ``content`` for after the reboot."""
+    """Return the id of a run that kept ``content`` for after the reboot."""
     run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
     run.keep_request(content)
     run.commit("waiting")

@@ -43,7 +43,7 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 
 
 def loaded_modules(*arguments: str) -> frozenset[str]:
-    """Every module that the command line loads for ``arguments``, those of a bare Python left out."""
+    """Return every module that the command line loads for ``arguments``, those of a bare Python left out."""
     return loaded_by(LOADED.format(arguments=", ".join(map(repr, arguments))))
 
 

@@ -29,7 +29,7 @@ def files(pattern: str, **found: str) -> Capture:
 
 
 def node(number: int = 0, **changed: Capture | None) -> Evidence:
-    """A healthy node; another ``number`` is another machine of the same kind."""
+    """Return a healthy node; another ``number`` is another machine of the same kind."""
     address = f"0000:{0x17 + number:02x}:00.0"
     evidence: dict[str, Capture | None] = {
         "file:/proc/cmdline": seen("/proc/cmdline", CMDLINE.format(uuid=UUIDS[number], more="")),

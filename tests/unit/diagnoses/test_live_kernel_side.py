@@ -37,7 +37,7 @@ def symlink_of(path: str, target: str) -> bytes:
 
 
 def node(**changes: bytes | str | None) -> Evidence:
-    """A node that DKMS builds the driver for and that lacks nothing but a loaded module; None is absent."""
+    """Return a node that DKMS builds the driver for and that lacks nothing but a loaded module; None is absent."""
     tree = f"/var/lib/dkms/nvidia/580.95.05/{RUNNING}/x86_64"
     data: dict[str, bytes | str | None] = {
         "kernel-release": f"{RUNNING}\n",

@@ -186,7 +186,7 @@ def test_initramfs_of_another_kernel_is_no_evidence() -> None:
 
 
 def inspect_line(error: str, **host: object) -> str:
-    """A line of the answer of docker 26 to what the probe asks of a container with GPUs."""
+    """Return a line of the answer of docker 26 to what the probe asks of a container with GPUs."""
     container = {
         "Name": "/trainer",
         "Created": "2026-11-16T06:20:00.306732184Z",
@@ -235,7 +235,7 @@ def test_unit_state_is_cited_with_its_line() -> None:
 
 
 def lspci(lanes: int) -> Snapshot:
-    """An A100 that runs at eight of its sixteen lanes, in a slot with so many."""
+    """Return an A100 that runs at eight of its sixteen lanes, in a slot with so many."""
     shown = (
         "40:01.0 PCI bridge [0604]: Intel Corporation Device [8086:347a] (prog-if 00 [Normal decode])\n"
         "\tBus: primary=40, secondary=41, subordinate=41, sec-latency=0\n"

@@ -34,7 +34,7 @@ def fault_onset(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> F
 
 
 def ranked_causes(*findings: Finding, **explains: str) -> dict[str, str]:
-    """Each cause in its place, with the root that explains it."""
+    """Return each cause in its place, with the root that explains it."""
     edges = {one.cause: frozenset(explains.get(one.cause, "")) for one in findings}
     return {one.cause: one.explained_by for one in rank_findings(findings, edges)}
 

@@ -24,7 +24,7 @@ def roots(*pieces: tuple[str, str]) -> list[str]:
 
 
 def node(capacity: int | None, allocatable: int | None, used: int | None = None, head: str = "") -> tuple[str, str]:
-    """A described node: None leaves the resource out, where the section is shown."""
+    """Return a described node: None leaves the resource out, where the section is shown."""
     lines = [head, "Capacity:", "  cpu:  8", *([f"  nvidia.com/gpu:  {capacity}"] if capacity is not None else [])]
     lines += ["Allocatable:", "  cpu:  8", *([f"  nvidia.com/gpu:  {allocatable}"] if allocatable is not None else [])]
     lines += ["Allocated resources:", "  cpu  1  1"]

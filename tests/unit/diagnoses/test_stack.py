@@ -18,7 +18,7 @@ def test_every_stack_layer_has_a_title_and_a_cause() -> None:
 
 
 def layer_states(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
-    """The stack of the node that these pieces show."""
+    """Return the stack of the node that these pieces show."""
     seen = take_snapshot(pasted.collect_pieces(rows))
     return {layer.id: layer for layer in stack_layers(seen, diagnose(seen))}
 

@@ -31,7 +31,7 @@ def listing(source: str, *found: Found) -> Capture:
 
 
 def node(**changed: Capture | None) -> Evidence:
-    """A converged-looking node; keys with ``_`` for ``-``; None takes the capture away."""
+    """Return a converged-looking node; keys with ``_`` for ``-``; None takes the capture away."""
     usual = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
     usual |= {
         "os-release": ok("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nNAME="Debian"\n'),

@@ -64,7 +64,7 @@ RANCHER = "/var/lib/rancher"
 
 
 def evidence(files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()) -> Evidence:
-    """A node with these files, on which these units run or would start at boot."""
+    """Return a node with these files, on which these units run or would start at boot."""
     captured = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
     for key, folder in FOLDERS.items():
         found = (Found(path, data=text.encode()) for path, text in files.items() if path.rpartition("/")[0] == folder)

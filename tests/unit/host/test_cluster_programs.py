@@ -37,7 +37,7 @@ def program(folder: Path, name: str, text: str = "exit 0") -> str:
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A caller who is root, with the only folder that root searches."""
+    """Return a caller who is root, with the only folder that root searches."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(cluster_programs, "SEARCH_PATH", str(tmp_path / "fixed"))
     return tmp_path / "fixed"
@@ -86,7 +86,7 @@ def test_root_path_for_login_programs_has_only_root_owned_folders(
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, server: str = "v1.36.2") -> Path:
-    """A kubectl of a version; returns the file in which it writes its words, a line for each call."""
+    """Make a kubectl of a version, and return the file in which it writes its words, a line for each call."""
     said = {"clientVersion": {"gitVersion": client}, "serverVersion": {"gitVersion": server}}
     asked = tmp_path / "asked"
     program(tmp_path / "bin", "kubectl", f"echo \"$@\" >> {asked}; echo '{json.dumps(said)}'")

@@ -358,7 +358,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def busy_root(tmp_path: Path, allow_subprocess: None) -> Iterator[str]:
-    """A root folder in which somebody else is at work on the packages."""
+    """Yield a root folder in which somebody else is at work on the packages."""
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     argv = [sys.executable, "-c", HOLD, str(tmp_path / "var/lib/dpkg/lock-frontend")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

@@ -125,7 +125,7 @@ def test_capture_is_read_from_standard_input(tmp_path: Path, monkeypatch: pytest
 
 
 def harmful(*, link: bool = False, padding: int = 0) -> bytes:
-    """A packed capture, its first member perhaps a link, or with zeros behind it."""
+    """Return a packed capture, its first member perhaps a link, or with zeros behind it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         if link:

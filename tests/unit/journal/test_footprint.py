@@ -43,7 +43,7 @@ def run(
     failed: Sequence[int] = (),
     step: str = "x",
 ) -> list[Entry]:
-    """A run with an end has made every change that did not fail; of one without nobody knows what it made."""
+    """Return a run, which with an end has made every change that did not fail; without one nobody knows."""
     begin = Begin(str(number), 0.0, verb, "", "", "", "", "", (), str(of) if of else "")
     entries: list[Entry] = [begin, *(Intent(n, "runtime", step, change) for n, change in enumerate(changes))]
     entries += [Failed(n, "no") if n in failed else Done(n) for n in range(len(changes)) if result or n in failed]

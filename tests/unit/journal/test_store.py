@@ -24,7 +24,7 @@ CONFIG = FileChange("/etc/containerd/config.toml", BEFORE, FileState(b"version =
 
 
 def newest(store: Store, *, verb: str = "", undone: bool = False) -> RunSummary | None:
-    """The newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
+    """Return the newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
     fitting = (run for run in reversed(store.runs()) if run.subjects and verb in ("", run.verb))
     return next((run for run in fitting if undone or not run.undone_by), None)
 
@@ -220,7 +220,7 @@ class TestRetention:
             return "no longer be undone" not in refusal.what
 
     def chain(self, store: Store, length: int) -> list[Run]:
-        """Runs each of which found what the one before had left."""
+        """Return runs each of which found what the one before had left."""
         return [setup_run(store, b"%d" % n, FileState(b"%d" % (n - 1)) if n else BEFORE) for n in range(length)]
 
     def test_first_and_newest_runs_keep_their_backups(self, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ REMOTE = (
 
 
 def render(text: str, cluster: str, form: Form) -> tuple[Rendered, dict[str, str]]:
-    """The objects and files of a recipe."""
+    """Return the objects and files of a recipe."""
     found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), CLUSTERS[cluster], form)
     return found, dict(make_files(found, form))
 
@@ -40,7 +40,7 @@ def kind_of(document: dict[str, Any]) -> str:
 
 
 def referenced_files(made: dict[str, str], path: str = "kustomization.yaml") -> set[str]:
-    """The files that kustomize reads, from this file on."""
+    """Return the files that kustomize reads, from this file on."""
     body = yaml.safe_load(made[path])
     generated = {one.partition("=")[2] for maker in body.get("configMapGenerator", ()) for one in maker["files"]}
     return {*body["resources"], *generated}

@@ -70,7 +70,7 @@ def test_apply_script_only_uses_the_kind_context(form: str) -> None:
 
 
 def run(script: str, folder: Path, **environment: str) -> tuple[int, str, list[str]]:
-    """Exit status, complaints, and what was run."""
+    """Return exit status, complaints, and what was run."""
     for name, body in COMMANDS.items():
         (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$LOG"\n{body}\n')
         (folder / name).chmod(0o755)

@@ -37,7 +37,7 @@ def render_recipe(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
 
 
 def blocks() -> list[dict[str, Any]]:
-    """The manifests of the page."""
+    """Return the manifests of the page."""
     text = PAGE.read_text()
     return [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
@@ -91,7 +91,7 @@ def test_runtime_class_is_required_only_without_cdi_or_default(
 
 
 def classes(found: Rendered) -> dict[str, str]:
-    """By the resource that a pod asks for, the RuntimeClass that it has to name."""
+    """Return the RuntimeClass that a pod has to name, by the resource that it asks for."""
     limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.own_pods]
     return {resource: own.spec.get("runtimeClassName", "") for own, asked in limits for resource in asked}
 

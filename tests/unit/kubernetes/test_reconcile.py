@@ -38,7 +38,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def live(body: Mapping[str, Any], manager: str = MANAGER, **metadata: object) -> dict[str, Any]:
-    """The object as it is once ``manager`` has applied ``body``."""
+    """Return the object as it is once ``manager`` has applied ``body``."""
     fields = fields_of({name: value for name, value in body.items() if name not in {"apiVersion", "kind"}})
     place = {f"f:{name}" for name in ("name", "namespace", "uid")}
     owned_metadata = {name: held for name, held in fields.pop("f:metadata").items() if name not in place}
@@ -48,7 +48,7 @@ def live(body: Mapping[str, Any], manager: str = MANAGER, **metadata: object) ->
 
 
 def node(labels: Mapping[str, str] | None = None, taints: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:
-    """A Node that gpunode has not touched."""
+    """Return a Node that gpunode has not touched."""
     metadata = {"name": NODE, "uid": "u", "labels": dict(labels or {})}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": list(taints)}}
 

@@ -49,7 +49,7 @@ def recipe_of(text: str) -> Recipe:
 
 
 def unknown_keys(release: ChartRelease) -> list[str]:
-    """The keys that the chart does not have: Helm drops them without a word."""
+    """Return the keys that the chart does not have: Helm drops them without a word."""
     rows = csv.DictReader(line for line in KEYS.read_text().splitlines() if not line.startswith("#"))
     known = tuple(f"{row['key']}." for row in rows if row["chart"] == release.chart)
     return [path for path in paths(release.values) if not f"{path}.".startswith(known)]
@@ -62,7 +62,7 @@ def paths(values: Any, above: str = "") -> list[str]:
 
 
 def plugin_files(found: Rendered) -> list[str]:
-    """The device plugin's files, wherever they stand."""
+    """Return the device plugin's files, wherever they stand."""
     plain = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
     chart = [one.values.get("config", {}).get("map", {}) for one in found.releases]
     operator = [one.values.get("devicePlugin", {}).get("config", {}).get("data", {}) for one in found.releases]

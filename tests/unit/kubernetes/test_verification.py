@@ -29,7 +29,7 @@ EIGHT = node("gpu-1", "2330", 8)
 
 
 def live(capacity: int = 8, allocatable: int | None = None, resource: str = GPU, **status: Any) -> dict[str, Any]:
-    """A Node as the API server has it."""
+    """Return a Node as the API server has it."""
     given = capacity if allocatable is None else allocatable
     offers = {"capacity": {resource: str(capacity)}, "allocatable": {resource: str(given)}}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}

@@ -27,7 +27,7 @@ words = st.sampled_from(WORDS)
 
 
 def render_page(*pieces: tuple[str, str]) -> str:
-    """The page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
+    """Return the page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
     return node_page(
         replace(nodes.healthy(), snapshot=take_snapshot(nodes.evidence(*pieces)), diagnosis=Diagnosis((), ())), ABOUT
     )

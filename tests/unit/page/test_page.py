@@ -159,7 +159,7 @@ def test_page_matches_its_golden_file() -> None:
 
 
 def sample() -> str:
-    """A page with every part, an element a line."""
+    """Return a page with every part, an element a line."""
     return node_page(nodes.examined(), ABOUT).replace("><", ">\n<")
 
 

@@ -7,7 +7,7 @@ from gpunode.runtimes.model import DOCKER_CONFIG
 
 
 def configure(data: bytes | None, desired: DesiredConfig) -> bytes:
-    """The file as desired."""
+    """Return the file as desired."""
     files = {} if data is None else {DOCKER_CONFIG: data}
     return after_edits(files, docker.configure(files, desired)).get(DOCKER_CONFIG, b"")
 

@@ -113,7 +113,7 @@ class Writer:
         return f'"{escaped}"'
 
     def statements(self, prefix: str, table: dict[str, Any], depth: int) -> tuple[list[str], list[str]]:
-        """The table's own lines, and those of the headers below it."""
+        """Return the table's own lines, and those of the headers below it."""
         own: list[str] = []
         below: list[str] = []
         pad = self.indent * depth
@@ -158,7 +158,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[bytes, DesiredConfig]:
-    """A file, and what is desired of a containerd that reads its schema."""
+    """Return a file, and what is desired of a containerd that reads its schema."""
     data, desired = draw(files()), draw(all_desired)
     # tomlkit 0.15.2 loses the space between a date and the brace behind it, so an edit is refused.
     assume(not re.search(rb"\{[^\n]*\d\d[-:]\d\d", data))
@@ -172,7 +172,7 @@ def read(data: bytes) -> dict[str, Any]:
 
 
 def without_ours(document: dict[str, Any], desired: DesiredConfig) -> dict[str, Any]:
-    """The document without what a desired may change; made apart from the code under test."""
+    """Return the document without what a desired may change; made apart from the code under test."""
     cri = dict(document.get("plugins", {}).get(CRI[document["version"]], {}))
     containerd = dict(cri.pop("containerd", {}))
     runtimes = {name: dict(table) for name, table in containerd.pop("runtimes", {}).items()}

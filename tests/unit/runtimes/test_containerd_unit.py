@@ -24,7 +24,7 @@ ROOT = b"version = 2\n"
 
 
 def node(**more: bytes) -> dict[str, bytes]:
-    """A node whose unit a drop-in points at another file than the usual one, which is there as well."""
+    """Return a node whose unit a drop-in points at another file than the usual one, which is there as well."""
     return {LIB: USUAL, DROP_IN: POINTED, OWN: ROOT, CONFIG: ROOT, **more}
 
 

@@ -55,7 +55,7 @@ CTK = DesiredConfig(exact=True)
 
 
 def configure(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
-    """The files after configure, of which a second one finds nothing to do."""
+    """Return the files after configure, of which a second one finds nothing to do."""
     after = dict(after_edits(files, crio.configure(files, desired)))
     assert crio.configure(after, desired).edits == ()
     return after
@@ -71,7 +71,7 @@ def undone(
     now: dict[str, bytes],
     desired: DesiredConfig = DesiredConfig(),  # noqa: B008
 ) -> dict[str, bytes]:
-    """``now`` after unconfigure, whose journal holds ``edited``."""
+    """Return ``now`` after unconfigure, whose journal holds ``edited``."""
     former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
     return dict(after_edits(now, crio.unconfigure(now, desired, former)))
 
@@ -322,7 +322,7 @@ VALUES = st.sampled_from(['"a"', "1", "true", '["x", "y"]', "{ k = 1 }"])
 
 @st.composite
 def documents(draw: st.DrawFn) -> bytes:
-    """A file of CRI-O's, written by hand: comments, either line end, any order, inline tables."""
+    """Return a file of CRI-O's, written by hand: comments, either line end, any order, inline tables."""
     lines = [draw(st.sampled_from(["", "# top\n", "[crio]\nlog_dir = '/l'\n"]))]
     if draw(st.booleans()):
         lines.append(f"[crio.runtime] # here\ndefault_runtime = '{draw(NAMES)}'\n")

@@ -36,7 +36,7 @@ def service(line: str) -> bytes:
 
 
 def engine(flags: str = "", **more: bytes) -> dict[str, bytes]:
-    """Debian's docker, with ``flags`` in its defaults."""
+    """Return Debian's docker, with ``flags`` in its defaults."""
     defaults = f'DOCKER_OPTS="{flags}"\n'.encode()
     unit = b"[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n"
     return {UNIT: unit, DEFAULTS: defaults, **more}
@@ -47,7 +47,7 @@ def with_config(files: dict[str, bytes], document: Any, path: str = CONFIG) -> d
 
 
 def configure_one_file(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
-    """Path and content of the one file that is edited."""
+    """Return path and content of the one file that is edited."""
     (edit,) = configure(files, desired).edits
     assert edit.after is not None
     return edit.path, json.loads(edit.after)

@@ -24,7 +24,7 @@ EVERYTHING = DesiredConfig(default=True, cdi=True)
 
 
 def configured_file(before: bytes | None, desired: DesiredConfig) -> bytes:
-    """The file as configuring leaves it."""
+    """Return the file as configuring leaves it."""
     files = {} if before is None else {CONFIG: before}
     return after_edits(files, configure(files, desired))[CONFIG]
 

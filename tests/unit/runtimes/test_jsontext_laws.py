@@ -29,7 +29,7 @@ def blanks(draw: st.DrawFn, newline: str) -> str:
 
 @st.composite
 def written_values(draw: st.DrawFn, newline: str, depth: int = 3) -> str:
-    """A value of any kind as a person, or a program in any language, might have written it."""
+    """Return a value of any kind as a person, or a program in any language, might have written it."""
     kind = draw(st.sampled_from(["string", "number", "word", "object", "array"] if depth else ["string", "word"]))
     if kind == "string":
         return draw(string_text())
@@ -79,7 +79,7 @@ def documents(draw: st.DrawFn) -> str:
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[str, Path]:
-    """A document, and the path of an object in it with a key after it, which may be there or not."""
+    """Return a document, and the path of an object in it with a key after it, which may be there or not."""
     text = draw(documents())
     here = parse(text)
     path: Path = ()

@@ -27,7 +27,7 @@ RESTART = Trigger("restart", "k3s.service")
 
 
 def node(generated: bytes, toolkit_came: float | None = None) -> Facts:
-    """A node on which k3s was started at 100, and wrote its file right after that."""
+    """Return a node on which k3s was started at 100, and wrote its file right after that."""
     facts = machine(files={CONFIG: generated}, kubelet=K3S)
     units = {**facts.units, "k3s.service": Known(unit(started_at=100.0), "units")}
     came = {} if toolkit_came is None else {TOOLKIT_LIST: toolkit_came}

@@ -26,7 +26,7 @@ FAILED = {"nvidia-cdi-refresh.service": unit(active=False, failed=True)}
 
 
 def spec(driver: str = "580.95.05", gpus: tuple[int, ...] = (0,), caps: tuple[int, ...] = (), uuid: str = "") -> bytes:
-    """A specification as nvidia-ctk writes it."""
+    """Return a specification as nvidia-ctk writes it."""
     nodes = [f"/dev/nvidia{n}" for n in gpus] + [f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps]
     edits = "\n".join(f"        - path: {node}" for node in nodes)
     names = ["all", '"0"', *([uuid] if uuid else [])]
@@ -40,7 +40,7 @@ def spec(driver: str = "580.95.05", gpus: tuple[int, ...] = (0,), caps: tuple[in
 def node(
     files: dict[str, bytes] | None = None, layout: GpuLayout | None = ONE, podman: str = "4.9.3+ds1-1", **more: object
 ) -> Facts:
-    """A machine with driver 580.95.05 loaded, and podman."""
+    """Return a machine with driver 580.95.05 loaded, and podman."""
     facts = with_driver(files=files, layout=Known(layout, "nvidia-gpus"), packages={"podman": podman})
     return replace(facts, units={**facts.units, **{n: Known(u, "units") for n, u in more.pop("units", {}).items()}})  # type: ignore[attr-defined]
 

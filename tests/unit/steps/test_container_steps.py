@@ -375,14 +375,14 @@ DOCKER_DEFAULTS = "/etc/default/docker"
 
 
 def docker_node(flags: str, **more: bytes) -> Facts:
-    """A node whose dockerd is started with ``flags``."""
+    """Return a node whose dockerd is started with ``flags``."""
     unit_file = b"[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd $DOCKER_OPTS\n"
     found = {DOCKER_UNIT: unit_file, DOCKER_DEFAULTS: f'DOCKER_OPTS="{flags}"\n'.encode(), **more}
     return machine(packages=DOCKER, files=found, units={"docker.service": unit(started_at=100.0)})
 
 
 def without_file(path: str, node: Facts) -> Facts:
-    """``node``, on which nothing was found at ``path``."""
+    """Return ``node``, on which nothing was found at ``path``."""
     return replace(node, files={**node.files, path: Known(None, f"file:{path}")})
 
 

@@ -52,7 +52,7 @@ def devices(*models: str) -> tuple[PciDevice, ...]:
 
 
 def node(*gpus: MigGpu, models: tuple[str, ...] = (), files: dict[str, bytes] | None = None, **more: Any) -> Facts:
-    """A machine whose driver runs, with H100s unless ``models`` says otherwise."""
+    """Return a machine whose driver runs, with H100s unless ``models`` says otherwise."""
     present = gpus or (mig_gpu(),)
     facts = with_driver(gpus=devices(*(models or (H100,) * len(present))), mig=present, files=files, **more)
     systemd = {"/etc/systemd/system": "units", "/etc/systemd/system/multi-user.target.d": "units", "/etc": "etc"}

@@ -19,7 +19,7 @@ IMAGE = f"/boot/initrd.img-{KERNEL}"
 
 
 def with_file(path: str, text: str) -> Facts:
-    """A machine with one file."""
+    """Return a machine with one file."""
     return machine(files={path: text.encode()})
 
 

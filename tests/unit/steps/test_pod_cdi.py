@@ -36,7 +36,7 @@ def node(version: str, text: str, socket: str = SOCKET) -> Facts:
 
 
 def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
-    """The node with the files that setup writes, and what its plan says."""
+    """Return the node with the files that setup writes, and what its plan says."""
     plan = planned(RUNTIME_CONFIG.plan(recipe, facts))
     written: dict[str, Known[FileState | None]] = {
         one.path: Known(one.after, "file")

@@ -25,7 +25,7 @@ REVISION = "0ubuntu0.24.04.2"
 
 
 def of_branch_580(name: str) -> Facts:
-    """A healthy node of that name, whose driver is of a branch that is still maintained."""
+    """Return a healthy node of that name, whose driver is of a branch that is still maintained."""
     names = ((b"535.274.02", b"580.95.05"), (b"-535-", b"-580-"), (b"-535 ", b"-580 "), (b"-535\n", b"-580\n"))
     seen = evidence(HEALTHY[name]())
     for old, new in names:
@@ -34,7 +34,7 @@ def of_branch_580(name: str) -> Facts:
 
 
 def of_ubuntu(kind: str = "", version: str = "580.95.05", *, open_module: bool = False, **more: object) -> Facts:
-    """Ubuntu's own driver of branch 580 with prebuilt modules, loaded; ``kind`` is ``-server`` or nothing."""
+    """Return Ubuntu's own driver of branch 580 with prebuilt modules, loaded; ``kind`` is ``-server`` or nothing."""
     flavour = "-open" if open_module else ""
     names = (
         f"nvidia-driver-580{kind}{flavour}",
@@ -58,7 +58,7 @@ def of_ubuntu(kind: str = "", version: str = "580.95.05", *, open_module: bool =
 
 
 def changing_steps(node: Facts, wanted: Recipe) -> list[str]:
-    """The steps that would change something."""
+    """Return the steps that would change something."""
     return [step.id for step in STEPS if planned(step.plan(wanted, node)).changes]
 
 

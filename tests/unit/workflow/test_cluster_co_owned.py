@@ -16,7 +16,7 @@ VARIABLE = 'spec.template.spec.containers[name="plugin"].env[name="CONFIG_FILE"]
 
 @pytest.fixture
 def co_owned(server: ApiServer, user: User) -> dict[str, Any]:
-    """The plugin of the recipe, of which alice sets one variable, too."""
+    """Return the plugin of the recipe, of which alice sets one variable, too."""
     user.apply("k8s-time-slicing")
     for value in ("/x", "/config/config.yaml"):
         former = server.get(*PLUGIN)

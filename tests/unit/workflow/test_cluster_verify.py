@@ -25,7 +25,7 @@ PASSED = "[Vector addition of 50000 elements]\nTest PASSED\nDone\n"
 
 @pytest.fixture
 def applied(server: ApiServer, user: User) -> ApiServer:
-    """A cluster in which the recipe was applied, and test pods run and pass."""
+    """Return a cluster in which the recipe was applied, and test pods run and pass."""
     user.apply()
     server.controllers.append(run_test_pods)
     user.kubectl.pod_log = PASSED
@@ -37,7 +37,7 @@ def left_pods(server: ApiServer) -> list[str]:
 
 
 def left_by_killed_run(name: str, age_s: float, **labels: str) -> dict[str, Any]:
-    """A pod of a check that nobody deleted, created so many seconds ago."""
+    """Return a pod of a check that nobody deleted, created so many seconds ago."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age_s))
     whole = {"app.kubernetes.io/managed-by": "gpunode", "gpunode-test": "bcdfg", **labels}
     metadata = {"name": name, "namespace": NAMESPACE, "labels": whole, "creationTimestamp": created}
@@ -237,7 +237,7 @@ def test_forbidden_lookups_are_not_run_and_an_unreachable_server_ends_it(applied
 
 
 def verify_recipe(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
-    """The checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
+    """Return the checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
     nodes = CLUSTERS[on]
     for one in nodes:
         user.server.add(node(one.name))

@@ -19,7 +19,7 @@ PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
 
 @pytest.fixture
 def unready(server: ApiServer, user: User) -> ApiServer:
-    """A cluster in which the applied plugin's image cannot be pulled."""
+    """Return a cluster in which the applied plugin's image cannot be pulled."""
     server.controllers.append(break_pods)
     assert "0 of 1 pods are ready" in user.apply("k8s-containerd", "--timeout", "1", check=7).error["what"]
     return server
@@ -119,7 +119,7 @@ def helm_daemon_set(name: str = PLUGIN[2], **selector: str) -> Body:
 
 @pytest.fixture
 def helm(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> Helm:
-    """Helm in that cluster; the chart makes the plugin, and an MPS daemon that no node has to run."""
+    """Return Helm in that cluster; the chart makes the plugin, and an MPS daemon that no node has to run."""
 
     def make() -> None:
         server.add(helm_daemon_set(), "helm")

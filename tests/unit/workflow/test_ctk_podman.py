@@ -23,7 +23,7 @@ PODMAN = runtime("podman")
 
 @pytest.fixture
 def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
-    """The facts that a survey gives: the first of the list."""
+    """Return the facts that a survey gives: the first of the list."""
     found = [node(None)]
     for module in (ctk, edits):
         monkeypatch.setattr(module, "survey", lambda host, *, image: found[0])

@@ -82,7 +82,7 @@ class TestRecordWhatWasMade:
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        """A setup has brought a file and a package, and a remove of both was killed."""
+        """Return the store of a setup that brought a file and a package, and of a killed remove of both."""
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
         run = store.begin("setup", version="test")

@@ -46,7 +46,7 @@ def write(
     trigger: Trigger = RESTART,
     finish: bool = True,
 ) -> str:
-    """A run that writes one file."""
+    """Write one file in a run, and return the id."""
     run = store.begin("setup", version="test")
     change = FileChange(path, host.files.get(path), after, frozenset({trigger}))
     seq = run.intend(stage, "step", change)
@@ -232,7 +232,7 @@ def test_two_writes_of_one_file_are_rolled_back_to_the_state_before_both(store: 
 
 
 def write_twice(host: Node, store: Store) -> str:
-    """A run that wrote one file twice: only its first write owes a reload of systemd."""
+    """Write one file twice in a run, and return the id: only the first write owes a reload of systemd."""
     run = store.begin("setup", version="test")
     reload = Trigger("daemon-reload")
     for before, after, owes in ((FORMER, OURS, {reload, RESTART}), (OURS, FileState(b"ours 2\n"), {RESTART})):

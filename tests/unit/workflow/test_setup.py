@@ -507,7 +507,7 @@ def test_change_that_had_no_effect_fails_the_run(store: Store) -> None:
 
 
 def solver_with(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]], Simulation]:
-    """apt does as it is asked, and ``more``; it does nothing without ``needs``."""
+    """Return a solver that does as it is asked, and ``more``; it does nothing without ``needs``."""
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         if any(str(change.id) == needs and change.after is None for change in changes):

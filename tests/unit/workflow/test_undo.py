@@ -126,7 +126,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def host(store: Store) -> Machine:
-    """A node on which that setup has run."""
+    """Return a node on which that setup has run."""
     made = Machine(machine(files={CONTAINERD: FORMER}))
     run = store.begin("setup", version="test")
     for stage, change in CHANGES:

@@ -17,7 +17,7 @@ def snapshot_of(*pieces: tuple[str, str]) -> Snapshot:
 
 
 def counts(node: kubernetes_nodes.KubeNode) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Capacity, allocatable and allocated, each as bare numbers."""
+    """Return capacity, allocatable and allocated, each as bare numbers."""
     capacity, allocatable, allocated = (
         {name: amount.value for name, amount in one.items()}
         for one in (node.capacity, node.allocatable, node.allocated)
