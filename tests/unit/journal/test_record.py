@@ -151,7 +151,7 @@ def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(intent.change for intent in intents_to_undo(entries, whole=False))
 
 
-class TestWholeLines:
+class TestLineSeals:
     """A line vouches for the one before it, so nobody can take whole lines away, or bring others, unseen."""
 
     WRITTEN = encode_lines((BEGIN, Done(1), Done(2), Commit("done")))
@@ -250,7 +250,7 @@ class TestUndo:
         ]
 
 
-class TestUnsettled:
+class TestUnsettledChanges:
     ONE, OTHER = (FileChange(path, None, FileState(b"1"), frozenset({RESTART})) for path in ("/a", "/b"))
 
     def test_unsettled_changes_are_listed_newest_first(self) -> None:

@@ -177,7 +177,7 @@ def test_damaged_backup_is_saved_again_with_the_same_bytes(store: Store) -> None
     assert store.read(run.id) == run.entries()
 
 
-class TestUndone:
+class TestUndoneRuns:
     def rollback(self, store: Store, of: str, result: str = "done") -> Run:
         run = store.begin("rollback", version="0.1.0", of=of)
         run.done(run.intend("runtime", "undo", CONFIG))

@@ -74,8 +74,8 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
     assert missing_marks(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
 
 
-class TestRecordWhatWasMade:
-    """The next command looks what a run that was cut short made, and writes it down."""
+class TestRecordOfInterruptedChanges:
+    """The next command checks what an interrupted run has changed, and records it."""
 
     PATH, OURS = "/etc/apt/preferences.d/gpunode-nvidia", FileState(b"ours")
     STATUS = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"

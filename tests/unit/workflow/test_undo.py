@@ -914,7 +914,7 @@ class TestRemove:
         assert plan_removal(store, host, machine()).steps == ()
 
 
-class TestRemainder:
+class TestLeftoversOfARemoval:
     """The leftovers that a removal finds at its end, by looking."""
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
