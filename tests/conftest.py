@@ -38,12 +38,12 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the project's own."""
+    """Add the project's own options."""
     parser.addoption("--skipped-to", metavar="FILE", help="write there which tests were skipped, one a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The process that the user sees shows how the run goes."""
+    """Show how the run goes, in the process that the user sees."""
     # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode breaks its lines there.
     os.environ.pop("COLUMNS", None)
     if not hasattr(config, "workerinput"):
@@ -132,17 +132,17 @@ sys.addaudithook(_guard.audit)
 
 @pytest.fixture
 def allow_subprocess() -> None:
-    """The test starts processes on purpose."""
+    """Allow the test to start processes."""
 
 
 @pytest.fixture
 def allow_socket() -> None:
-    """The test connects somewhere on purpose."""
+    """Allow the test to connect somewhere."""
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Signals do what they do in a terminal, also where a shell started pytest in the background with them ignored."""
+    """Give signals their effect in a terminal, also where a shell started pytest in the background without."""
     former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -152,7 +152,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of the programs that are on every machine, whatever else this one has."""
+    """Return a folder of the programs that are on every machine, whatever else this one has."""
     folder = tmp_path_factory.mktemp("programs")
     for name in _EVERYWHERE:
         if found := shutil.which(name, path=process.PATH):
@@ -161,13 +161,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_outside(
+def isolate_from_machine(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     programs: str,
 ) -> Iterator[None]:
-    """Unit tests and laws leave the machine as it was, and whether it has a program makes no difference to them."""
+    """Keep unit tests and laws from changing the machine, and from seeing which programs it has."""
     if not any(Path(request.node.path).is_relative_to(folder) for folder in _PURE):
         yield
         return
@@ -198,7 +198,7 @@ class Tools:
     folder: Path
 
     def add(self, name: str, script: str) -> None:
-        """There is a program ``name`` that runs ``script`` under sh, where ``$T`` is ``folder``."""
+        """Add a program ``name`` that runs ``script`` under sh, where ``$T`` is ``folder``."""
         program = self.folder / "bin" / name
         program.write_text(f'#!/bin/sh\nT={self.folder}\necho "{name} $*" >> $T/calls\n{script}\n')
         program.chmod(0o755)
@@ -212,9 +212,9 @@ class Tools:
 
 @pytest.fixture
 def tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, nothing_outside: None, programs: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, isolate_from_machine: None, programs: str
 ) -> Tools:
-    """Stand-in programs, for tests of what is done with their answers."""
+    """Return stand-in programs, for tests of what is done with their answers."""
     folder = tmp_path / "tools"
     (folder / "bin").mkdir(parents=True)
     monkeypatch.setattr(process, "PATH", f"{folder}/bin:{programs}")

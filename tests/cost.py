@@ -1,4 +1,4 @@
-"""What a run of gpunode costs, in things that can be counted: no test asserts a time."""
+"""The cost of a run of gpunode, in things that can be counted: no test asserts a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print("\\n" + json.dumps([len(ours), processes, loaded, lines]))
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run took.
+    """The cost of a run.
 
     Attributes:
         patterns: how many regular expressions of gpunode's were compiled.
@@ -60,11 +60,11 @@ class Cost:
 
 
 def command(*arguments: str) -> tuple[str, ...]:
-    """What Python runs after its own name: gpunode with ``arguments``, counted."""
+    """Return the arguments for Python that run gpunode with ``arguments``, counted."""
     return ("-c", _PROGRAM, *arguments)
 
 
 def cost(output: str) -> Cost:
-    """The cost that ``command`` printed last."""
+    """Return the cost that ``command`` printed last."""
     patterns, processes, modules, lines = json.loads(output.splitlines()[-1])
     return Cost(patterns, tuple(map(tuple, processes)), frozenset(modules), lines)

@@ -1,4 +1,4 @@
-"""What people and other tools do to a node that is as it should be, and which step must find it: data.
+"""Changes that people and other tools make to a configured node, and the step that must find each: data.
 
 The node is a Debian 12 with a GTX 1080, set up with a lock and the recipe of ``e2e/chroot/test_drifts.py``: containerd,
 nvidia as the default runtime, driver 580, toolkit 1.19.1. ``docs/reference/drift.md`` shows this table.
@@ -34,7 +34,7 @@ Inject: TypeAlias = Callable[[Facts], Facts]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One way in which a node drifts.
+    """A way in which a node drifts.
 
     Attributes:
         what: as the documentation says it.
@@ -61,7 +61,7 @@ class Drift:
 
     @property
     def named(self) -> str:
-        """What plan must say of it where setup heals nothing."""
+        """The text by which plan must name it where setup repairs nothing."""
         return self.says or self.undo.split()[-1]
 
 

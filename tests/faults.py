@@ -16,7 +16,7 @@ Mended: TypeAlias = Literal["remedy", "hand", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way in which a node fails.
+    """A way in which a node fails.
 
     Attributes:
         what: as the documentation says it.

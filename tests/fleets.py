@@ -39,7 +39,7 @@ def _all(*edits: Edit) -> Edit:
 
 
 def _said(key: str, text: str) -> Edit:
-    """The command failed, and said ``text``."""
+    """Return an edit by which the command failed, and said ``text``."""
 
     def edit(evidence: Evidence) -> Evidence:
         return {**evidence, key: replace(evidence[key], outcome="failed", data=text.encode(), exit_status=1)}
@@ -48,7 +48,7 @@ def _said(key: str, text: str) -> Edit:
 
 
 def _logged(line: str) -> Edit:
-    """The kernel's log ends with ``line``, about the first GPU."""
+    """Return an edit by which the kernel's log ends with ``line``, about the first GPU."""
 
     def edit(evidence: Evidence) -> Evidence:
         log = evidence["kernel-journal"]
@@ -69,7 +69,7 @@ def _nvml(code: int, name: str, text: str) -> Edit:
 
 
 def _older_module(evidence: Evidence) -> Evidence:
-    """The loaded module is of the release before."""
+    """Return the node with a loaded module of the release before."""
     version = evidence["file:/sys/module/nvidia/version"].data.decode().strip()
     older = f"{version[:-1]}0"
     edits = [_replaced(key, version, older) for key in ("file:/sys/module/nvidia/version", "nvidia-version")]
@@ -120,7 +120,7 @@ ODD: Final[Mapping[str, Edit]] = {
 
 @dataclass(slots=True)
 class Injected:
-    """What was put into a fleet, by the report's name."""
+    """A fault that was put into a fleet, by the report's name."""
 
     faults: dict[str, str] = field(default_factory=dict)
     odd: dict[str, str] = field(default_factory=dict)
@@ -157,5 +157,5 @@ def make(folder: Path, size: int, every: int = 100) -> Injected:
 
 @cache
 def _bases() -> tuple[Evidence, ...]:
-    """A node of each model, as many times as of twenty nodes are of it."""
+    """Return a node of each model, as many times as of twenty nodes are of it."""
     return tuple(one for share, node in _MODELS for one in (captures.evidence(node()),) * share)

@@ -11,20 +11,20 @@ T = TypeVar("T")
 
 
 def by_id(values: Mapping[str, T]) -> dict[PackageId, T]:
-    """``values`` by the packages of their names."""
+    """Return ``values`` by the packages of their names."""
     return {PackageId.of(name): value for name, value in values.items()}
 
 
 def by_name(values: Mapping[PackageId, T]) -> dict[str, T]:
-    """The inverse of ``by_id``."""
+    """Return the inverse of ``by_id``."""
     return {str(package): value for package, value in values.items()}
 
 
 def ids(*names: str) -> frozenset[PackageId]:
-    """The packages of these names."""
+    """Return the packages of these names."""
     return frozenset(map(PackageId.of, names))
 
 
 def names(packages: Iterable[PackageId]) -> set[str]:
-    """The names of ``packages``."""
+    """Return the names of ``packages``."""
     return {str(package) for package in packages}

@@ -1,4 +1,4 @@
-"""What a test needs of the machine, said so that the screen at the end of a run can name what to install."""
+"""Requirements of tests on the machine, worded so that the screen at the end of a run can name what to install."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PACKAGES: Final = {
 
 
 def program(name: str) -> str | None:
-    """Where the program is; also what an ordinary user's PATH does not lead to."""
+    """Return the path of the program, also from folders that an ordinary user's PATH does not contain."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
 def lacking(*programs: str) -> str:
-    """Why a test that needs ``programs`` cannot be run here; empty when it can."""
+    """Return why a test that needs ``programs`` cannot be run here; empty when it can."""
     absent = [name for name in programs if program(name) is None]
     packages = dict.fromkeys(_PACKAGES.get(name, name) for name in absent)
     return f"needs {' and '.join(absent)}: apt-get install {' '.join(packages)}" if absent else ""
 
 
 def asset(name: str) -> str | None:
-    """Where a program of Kubernetes is, by the convention of controller-runtime's envtest; also on the PATH.
+    """Return the path of a program of Kubernetes, by the convention of controller-runtime's envtest, or on the PATH.
 
     TEST_ASSET_KUBE_APISERVER names one file, KUBEBUILDER_ASSETS a folder that holds several.
     """
@@ -45,6 +45,6 @@ def asset(name: str) -> str | None:
 
 
 def lacking_assets(*names: str) -> str:
-    """Why a test that needs these programs of Kubernetes cannot be run here; empty when it can."""
+    """Return why a test that needs these programs of Kubernetes cannot be run here; empty when it can."""
     absent = [name for name in names if asset(name) is None]
     return f"needs {' and '.join(absent)}: set KUBEBUILDER_ASSETS to a folder that holds them" if absent else ""

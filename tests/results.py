@@ -1,4 +1,4 @@
-"""What came of the tests, as one screen; from a run of pytest (`screen.py`) or from JUnit reports (`.ci/report.py`)."""
+"""Results of the tests, as one screen; from a run of pytest (`screen.py`) or from JUnit reports (`.ci/report.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Results:
     skips: Counter[str] = field(default_factory=Counter)
 
     def add(self, group: str, outcome: Outcome, name: str, reason: str = "") -> None:
-        """One test has ended."""
+        """Count a test that has ended."""
         self.counts[group][outcome] += 1
         if outcome in {"failed", "errors"}:
             self.failures.append(name)
@@ -35,11 +35,11 @@ class Results:
 
     @property
     def done(self) -> int:
-        """How many tests have ended."""
+        """The number of tests that have ended."""
         return sum(sum(counts.values()) for counts in self.counts.values())
 
     def lines(self) -> Iterator[str]:
-        """The screen: a table of the groups, the failures, the skips, and what would enable those."""
+        """Yield the screen: a table of the groups, the failures, the skips, and what would enable those."""
         yield f"{'group':12}{''.join(f'{outcome:>9}' for outcome in OUTCOMES)}   minutes"
         for group in sorted(self.counts, key=GROUPS.index):
             row = "".join(f"{self.counts[group][outcome]:>9}" for outcome in OUTCOMES)
@@ -78,7 +78,7 @@ def group_of(path: str) -> str:
 
 
 def reason_of(skip: str) -> str:
-    """Why a test was skipped, the same for each test of that reason."""
+    """Return why a test was skipped, the same for each test of that reason."""
     plain = skip.removeprefix("Skipped: ").strip().split("\n")[0]
     if plain.startswith("needs root"):
         return "needs root: sudo make test"

@@ -1,4 +1,4 @@
-"""What pytest shows of a run: how far it is, how long it will take; at its end, or when it is cut short, one screen."""
+"""Progress of a pytest run: how far it is, how long it will take; at its end, or when it is cut short, one screen."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Screen:
         self._task: TaskID
 
     def pytest_sessionstart(self) -> None:
-        """SIGTERM ends the run as Ctrl-C does."""
+        """End the run on SIGTERM as on Ctrl-C."""
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         assert isinstance(terminal, pytest.TerminalReporter)
         self._terminal = terminal
@@ -60,13 +60,13 @@ class Screen:
         signal.signal(signal.SIGTERM, _interrupt)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """It is known what is to be run, in this process."""
+        """Note what is to be run, in this process."""
         if session.items:
             self._begin([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """The same, in several; each of them collects the same."""
+        """Note what is to be run, in several processes; each of them collects the same."""
         if not self._to_come:
             self._begin(ids)
 
@@ -90,12 +90,12 @@ class Screen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """A test has no sign of its own, unless ``-v`` asks for it."""
+        """Give a test no sign of its own, unless ``-v`` asks for it."""
         outcome = _outcome(report)
         return (outcome.replace("errors", "error") if outcome else "", "", "") if self._is_terse else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A part of a test has ended."""
+        """Count a part of a test that has ended."""
         self._results.seconds[group_of(report.nodeid)] += report.duration
         outcome = _outcome(report)
         if outcome is None:
@@ -126,7 +126,7 @@ class Screen:
         return f"{counts}; {_minutes(gone_s)} gone, about {_minutes(left_s)} to come"
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Whoever has interrupted sees that it was heard: the processes that run tests have seconds to end them."""
+        """Tell whoever has interrupted that it was heard: the processes that run tests have seconds to end them."""
         self._take_bar_away()
         self._terminal.write_line("\ninterrupted: the tests under way are ended", flush=True)
 
@@ -137,13 +137,13 @@ class Screen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """The bar is gone, and what was skipped is listed where it was asked for."""
+        """Remove the bar, and list what was skipped where it was asked for."""
         self._take_bar_away()
         if listed := self._config.getoption("skipped_to"):
             Path(listed).write_text("".join(f"{name}\n" for name in self._skipped))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The screen."""
+        """Print the screen."""
         if not self._results.done:
             return
         terminalreporter.section("results")
@@ -161,7 +161,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _outcome(report: pytest.TestReport) -> Outcome | None:
-    """How a test ended; None where this part of it does not say."""
+    """Return how a test ended; None if this part of it does not say."""
     if report.failed:
         return "failed" if report.when == "call" else "errors"
     if report.skipped:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "gpunode"
+TESTS = Path(__file__).parent
 # A first line says what the function does ("Return …", "Refuse to …") or what the class or property is.
 _BAD_START = re.compile(r"(What|Whether|Who|Whose|Where|How|Nothing|Nobody|As|One|Those|That)\b")
 _IRREGULAR = frozenset(
@@ -90,20 +91,31 @@ _USUAL = frozenset(
 )
 # Those that stand today, in rooms whose names were not gone through yet. Only fewer may be allowed.
 _PARTICIPLES_ALLOWED = 49
+_LONGEST_TEST_NAME = 70
+# A test's name is a statement about the product; these words begin one half of a sentence.
+_BAD_TEST_START = re.compile(r"test_(what|who|whose|where|how|why|which|whether|those|that|as|of)_")
 
 
-def _trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield str(path.relative_to(PACKAGE.parent)), ast.parse(path.read_text())
+def _trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield str(path.relative_to(folder.parent)), ast.parse(path.read_text())
 
 
-TREES = tuple(_trees())
+TREES = tuple(_trees(PACKAGE))
+TEST_TREES = tuple(_trees(TESTS))
 
 
-def test_docstring_begins_with_the_deed_or_the_thing() -> None:
+def _tests() -> Iterator[tuple[str, str]]:
+    for place, tree in TEST_TREES:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield f"{place}:{node.lineno}", node.name
+
+
+def test_docstring_begins_with_an_imperative_or_a_noun_phrase() -> None:
     bad = [
         f"{place}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
-        for place, tree in TREES
+        for place, tree in (*TREES, *TEST_TREES)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
         and (text := ast.get_docstring(node))
@@ -130,6 +142,16 @@ def test_no_function_is_named_by_a_bare_participle() -> None:
     ]
     told = "a function is a verb with its object, such as read_lock or find_drift:\n"
     assert len(bad) == _PARTICIPLES_ALLOWED, told + "\n".join(bad)
+
+
+def test_no_test_name_is_longer_than_70_characters() -> None:
+    bad = [f"{place}: {len(name)}: {name}" for place, name in _tests() if len(name) > _LONGEST_TEST_NAME]
+    assert not bad, "say what breaks, and leave the circumstances to the body"
+
+
+def test_no_test_name_begins_with_half_a_sentence() -> None:
+    bad = [f"{place}: {name}" for place, name in _tests() if _BAD_TEST_START.match(name)]
+    assert not bad, "begin with what breaks, such as test_rollback_restores_the_previous_file"
 
 
 def _is_participle(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the project promises about itself: one version, whole wheels, pages that are current and lead somewhere."""
+"""Promises of the project about itself: one version, whole wheels, pages that are current and lead somewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_version_is_told_once() -> None:
+def test_version_equals_the_installed_metadata() -> None:
     try:
         installed = importlib.metadata.version("gpunode")
     except importlib.metadata.PackageNotFoundError:
@@ -49,7 +49,7 @@ def test_the_version_is_told_once() -> None:
     assert gpunode.__version__ == installed
 
 
-def test_the_changelog_knows_this_version() -> None:
+def test_changelog_has_an_entry_for_this_version() -> None:
     heads = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert {gpunode.__version__, "Unreleased"} & set(heads)
 
@@ -69,7 +69,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
-def test_the_wheel_brings_what_runs_without_the_source_tree(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_everything_needed_without_the_source_tree(wheel: zipfile.ZipFile) -> None:
     held = set(wheel.namelist())
     recipes = {f"gpunode/_recipes/{path.name}" for path in (ROOT / "recipes").iterdir() if path.is_file()}
     tables = {str(path.relative_to(ROOT)) for path in (ROOT / "gpunode/catalog").glob("*.csv")}
@@ -78,24 +78,24 @@ def test_the_wheel_brings_what_runs_without_the_source_tree(wheel: zipfile.ZipFi
     assert not [name for name in held if "ansible" in name], "the collection is built for itself: make collection"
 
 
-def test_the_wheel_carries_the_notices_that_its_data_ask_for(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_the_notices_for_its_data(wheel: zipfile.ZipFile) -> None:
     held = {Path(name).name: name for name in wheel.namelist()}
     assert b"supported-gpus.json" in wheel.read(held["NOTICE"])
     assert "LICENSE" in held
 
 
-def test_the_wheel_brings_no_test_and_no_cache(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_no_tests_and_no_cache(wheel: zipfile.ZipFile) -> None:
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("tests/")]
 
 
-def test_the_generated_pages_are_current() -> None:
+def test_generated_pages_are_current() -> None:
     pages: Callable[[], dict[Path, str]] = generator().pages
     stale = [path.name for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text]
     assert not stale, f"run `make docs`: {', '.join(stale)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_internal_link_leads_somewhere(page: Path) -> None:
+def test_every_internal_link_is_valid(page: Path) -> None:
     text = CODE.sub("", page.read_text("utf-8"))
     dead = []
     for target in LINK.findall(text):
@@ -109,12 +109,12 @@ def test_every_internal_link_leads_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to the headings of a page."""
+    """Return the names that GitHub gives to the headings of a page."""
     heads = re.findall(r"^#{1,6} (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_every_page_is_reached_from_the_index() -> None:
+def test_every_page_is_linked_from_the_index() -> None:
     docs = ROOT / "docs"
     linked = {
         (index.parent / target.partition("#")[0]).resolve()
@@ -125,13 +125,13 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 
 def machine_traces() -> list[str]:
-    """What would betray this machine in a file: the checkout's own place, also when only its top folder is named."""
+    """Return the traces of this machine in a file: the checkout's own place, also when only its top folder is named."""
     top = ROOT.parts[1] if len(ROOT.parts) > 1 else ""
     common = {"", "home", "root", "tmp", "usr", "var", "opt", "srv", "mnt", "media", "data", "builds", "Users"}
     return [str(ROOT), *([] if top in common else [f"/{top}/"])]
 
 
-def test_no_path_of_the_machine_it_was_written_on_is_left() -> None:
+def test_no_path_of_the_development_machine_is_left() -> None:
     # Not where it is a folder somewhere deeper: reports quote the paths of other machines.
     traces = re.compile("|".join(rf"(?<![\w.-]){re.escape(trace)}" for trace in machine_traces()))
     found = [
@@ -162,7 +162,7 @@ _KNOW_APT = (
 )
 
 
-def test_apt_and_dpkg_are_named_in_their_own_room_alone() -> None:
+def test_apt_and_dpkg_are_named_only_in_their_own_modules() -> None:
     words = re.compile(r"(?<![a-z])(?:apt|dpkg|update-initramfs|initrd)(?![a-z])", re.IGNORECASE)
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -174,7 +174,7 @@ def test_apt_and_dpkg_are_named_in_their_own_room_alone() -> None:
     assert found == [], "say it through gpunode.packages"
 
 
-def test_a_fresh_machine_is_told_which_package_it_lacks(tmp_path: Path) -> None:
+def test_make_venv_names_the_missing_package(tmp_path: Path) -> None:
     bare = tmp_path / "python3"
     bare.write_text('#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\nexit 0\n')
     bare.chmod(0o755)

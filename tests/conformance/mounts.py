@@ -13,7 +13,7 @@ _CLONE_NEWNS = 0x20000
 
 
 def why_not() -> str:
-    """What keeps this machine from mounting; empty when nothing does."""
+    """Return the reason why this machine cannot mount; empty if it can."""
     if os.geteuid() != 0:
         return "needs root: mounts file systems"
     may = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
@@ -21,7 +21,7 @@ def why_not() -> str:
 
 
 def in_own_mounts(body: Callable[[], None]) -> None:
-    """``body`` done in a process whose mounts go with it; its failure is the caller's."""
+    """Do ``body`` in a process whose mounts go with it; its failure is the caller's."""
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -46,10 +46,10 @@ def _unshare() -> None:
 
 
 def mount(*words: str | Path) -> None:
-    """What mount(8) does."""
+    """Mount as mount(8) does."""
     subprocess.run(["mount", *words], check=True)
 
 
 def unmount(path: Path) -> None:
-    """What umount(8) does."""
+    """Unmount as umount(8) does."""
     subprocess.run(["umount", path], check=True)

@@ -47,7 +47,7 @@ MakeMachine = Callable[..., Machine]
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Path]:
-    """A folder on disk for all of this session's bases, repositories and nodes."""
+    """Yield a folder on disk for all of this session's bases, repositories and nodes."""
     _demand_machine()
     # Not /tmp: that may be in memory, and the lab needs gigabytes.
     folder = Path(tempfile.mkdtemp(prefix="gpunode-lab-", dir="/var/tmp"))
@@ -60,7 +60,7 @@ def lab() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def bases(lab: Path) -> dict[str, Bases]:
-    """The bases of Debian 12 (``bookworm``) and 13 (``trixie``)."""
+    """Return the bases of Debian 12 (``bookworm``) and 13 (``trixie``)."""
     try:
         return {codename: lab_bases.provide(codename, lab / codename) for codename in lab_bases.VERSIONS}
     except NoArchive as error:
@@ -69,7 +69,7 @@ def bases(lab: Path) -> dict[str, Bases]:
 
 @pytest.fixture(scope="session")
 def runtime_bases(lab: Path) -> Callable[[str], Base]:
-    """The container runtimes of a suite (``lab/runtimes.py``), unpacked once."""
+    """Return the container runtimes of a suite (``lab/runtimes.py``), unpacked once."""
 
     @cache
     def provide(suite: str) -> Base:
@@ -83,7 +83,7 @@ def runtime_bases(lab: Path) -> Callable[[str], Base]:
 
 @pytest.fixture(scope="session")
 def repositories(lab: Path, bases: dict[str, Bases]) -> Iterator[Repositories]:
-    """NVIDIA's repositories and the distributions' archives, built and signed for this session."""
+    """Yield NVIDIA's repositories and the distributions' archives, built and signed for this session."""
     made = make_repositories(lab / "www", [both.runtime for both in bases.values()])
     yield made
     discard_keys(made.keys)
@@ -91,13 +91,13 @@ def repositories(lab: Path, bases: dict[str, Bases]) -> Iterator[Repositories]:
 
 @pytest.fixture(scope="session")
 def code(lab: Path) -> Mounts:
-    """This checkout and its dependencies, to be mounted into nodes."""
+    """Return this checkout and its dependencies, to be mounted into nodes."""
     return make_code(lab / "site")
 
 
 @pytest.fixture(scope="session")
 def release(lab: Path) -> Path:
-    """What ``make dist`` makes, in a folder; GPUNODE_DIST names one that is made already."""
+    """Return the folder with the result of ``make dist``; GPUNODE_DIST names one that exists already."""
     if made := os.environ.get("GPUNODE_DIST"):
         return Path(made)
     if shutil.which("rpmbuild") is None:
@@ -109,13 +109,13 @@ def release(lab: Path) -> Path:
 
 @pytest.fixture
 def node_folder(lab: Path) -> Callable[[], Path]:
-    """Makes names for the folders of nodes."""
+    """Make names for the folders of nodes."""
     return lambda: lab / f"node-{next(_NUMBERS)}"
 
 
 @pytest.fixture
 def make_chroot(repositories: Repositories, code: Mounts, node_folder: Callable[[], Path]) -> MakeChroot:
-    """Makes a node from a base: ``with make_chroot(base, devices=[GTX_1080]) as node``."""
+    """Make a node from a base: ``with make_chroot(base, devices=[GTX_1080]) as node``."""
 
     def make(base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Chroot:
         return Chroot(base, node_folder(), devices=devices, archives=repositories, code=code, kernel=kernel)
@@ -125,7 +125,7 @@ def make_chroot(repositories: Repositories, code: Mounts, node_folder: Callable[
 
 @pytest.fixture
 def make_machine(repositories: Repositories, code: Mounts, node_folder: Callable[[], Path]) -> MakeMachine:
-    """As `make_chroot`, for a node that systemd has booted."""
+    """Make nodes as `make_chroot` does, booted by systemd."""
 
     def make(base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Machine:
         return Machine(base, node_folder(), devices=devices, archives=repositories, code=code, kernel=kernel)
@@ -137,7 +137,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _unavailable(why: str) -> NoReturn:
-    """The test is skipped, or fails where a person has said that the lab must work (CI)."""
+    """Skip the test, or fail it where a person has said that the lab must work (CI)."""
     if os.environ.get("GPUNODE_E2E") == "require":
         pytest.fail(why)
     pytest.skip(why)

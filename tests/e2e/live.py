@@ -1,4 +1,4 @@
-"""What the tests of doctor on live nodes share: nodes as people have them, and remedies carried out as printed."""
+"""Helpers of the tests of doctor on live nodes: nodes as people have them, and remedies executed as printed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Reboot = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """What doctor said of a node."""
+    """The answer of doctor on a node."""
 
     exit_code: int
     envelope: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Diagnosed:
 
     @property
     def remedy(self) -> list[Mapping[str, Any]]:
-        """What the first finding says is to be done."""
+        """The remedy of the first finding."""
         return list(self.envelope["findings"][0]["remedy"])
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Carried:
     failed: list[str] = field(default_factory=list)
 
     def add(self, command: str, done: Result) -> None:
-        """``command`` has run."""
+        """Run ``command``, and add it."""
         self.lines.append(f"$ {command}\n{(done.stdout + done.stderr)[-1500:]}[{done.returncode}]")
         # 7: gpunode has done its step, and says that more is to be done; 10: a reboot, which a later step makes.
         if done.returncode and not ("gpunode setup" in command and done.returncode in {7, 10}):
@@ -109,7 +109,7 @@ class Carried:
 
 
 def dress(node: Node, recipes: Callable[[str], str]) -> None:
-    """gpunode and sudo are on the node's PATH, the node counts as bare metal, and recipes name the lab's archives."""
+    """Put gpunode and sudo on the node's PATH; it counts as bare metal, and recipes name the lab's archives."""
     for path, text in _STAND_INS.items():
         node.write(path, text, 0o755)
     for name in ("bare-metal", "containerd", "docker", "k8s-containerd"):
@@ -119,19 +119,19 @@ def dress(node: Node, recipes: Callable[[str], str]) -> None:
 
 
 def preserved(node: Node, folder: Path) -> Base:
-    """A base with what ``node`` has on its disk, which is halted; nodes start from it in no time."""
+    """Return a base with what ``node`` has on its disk, which is halted; nodes start from it in no time."""
     node.halt()
     node.upper.rename(folder)
     return replace(node.base, layers=(folder, *node.base.layers))
 
 
 def boot(node: Node) -> None:
-    """What a boot does has been done to a node that has no boots."""
+    """Do the work of a boot on a node that has no boots."""
     node.run("sh", "-c", _BOOT)
 
 
 def diagnose(node: Node, *, user: bool = False, path: str = "") -> Diagnosed:
-    """What ``gpunode doctor --json`` says of the node on it.
+    """Return the answer to ``gpunode doctor --json`` on the node.
 
     Args:
         node: that is asked.
@@ -180,7 +180,7 @@ def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot:
 
 
 def typed(command: str) -> str:
-    """``command`` as it is typed in the lab: setup is told its recipe, for the lab's archives, and its leave."""
+    """Return ``command`` as it is typed in the lab: setup is told its recipe, for the lab's archives, and its leave."""
     if "gpunode setup" not in command:
         return command
     words = shlex.split(command)
@@ -196,7 +196,7 @@ def typed(command: str) -> str:
 
 
 def said(carried: Carried, *answers: Diagnosed) -> str:
-    """All of it, for a test that fails."""
+    """Return all of it, for a test that fails."""
     return "\n".join(_parts(carried, answers))
 
 
@@ -252,7 +252,7 @@ sleep 0.5
 
 
 def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
-    """The tools with which the faults are made are on the node, which is dressed.
+    """Install the tools with which the faults are made, on a node that is dressed.
 
     Args:
         node: without a driver, or set up.
@@ -270,12 +270,12 @@ def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
 
 
 def add_kubelet(node: Node) -> None:
-    """A kubelet is installed and enabled, with systemd's cgroup driver and containerd."""
+    """Install and enable a kubelet with systemd's cgroup driver and containerd."""
     for path, text in _KUBELET.items():
         node.write(path, text, 0o755 if path.startswith("/usr/bin") else 0o644)
     node.run("systemctl", "enable", "--now", "kubelet.service")
 
 
 def make(node: Node, fault: Fault) -> None:
-    """The fault is there."""
+    """Make the fault."""
     node.run("sh", "-e", "-c", fault.shell, env=NONINTERACTIVE)

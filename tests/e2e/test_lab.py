@@ -30,14 +30,14 @@ APT = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
 def add_cuda(node: Chroot, repositories: Repositories, codename: str) -> None:
-    """The node has NVIDIA's repository as its keyring package adds it."""
+    """Add NVIDIA's repository as its keyring package adds it."""
     url = f"{repositories.cuda}/{DIRECTORIES[codename]}/x86_64/cuda-keyring_1.1-1_all.deb"
     node.run("/usr/lib/apt/apt-helper", "download-file", url, "/tmp/keyring.deb")
     node.run("dpkg", "-i", "/tmp/keyring.deb")
 
 
 def add_toolkit(node: Node, repositories: Repositories) -> None:
-    """The node has the container toolkit from its repository."""
+    """Install the container toolkit from its repository."""
     keyring = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
     repositories.keys.toolkit.write_keyring(node.path(keyring))
     line = f"deb [signed-by={keyring}] {repositories.toolkit}/stable/deb/$(ARCH) /\n"
@@ -51,7 +51,7 @@ def codename(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_driver_installs_from_the_signed_repository_and_its_module_builds(
+def test_driver_installs_from_the_signed_repository_and_builds(
     codename: str, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
     base = bases[codename].runtime
@@ -70,7 +70,7 @@ def test_a_driver_installs_from_the_signed_repository_and_its_module_builds(
         assert "580.178.04" in node.read("/proc/driver/nvidia/version")
 
 
-def test_a_new_driver_is_open_only_and_its_old_meta_package_is_empty(
+def test_new_driver_is_open_only_and_its_old_meta_package_is_empty(
     bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
     with make_chroot(bases["bookworm"].plain) as node:
@@ -96,7 +96,7 @@ def test_apt_refuses_another_key(
         assert refused.returncode != 0
 
 
-def test_a_repository_can_go_away_in_the_middle(
+def test_repository_can_disappear_during_a_test(
     bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
     with make_chroot(bases["bookworm"].plain) as node:
@@ -109,7 +109,7 @@ def test_a_repository_can_go_away_in_the_middle(
         node.run("apt-get", "-y", "install", "nvidia-modprobe", env=APT)
 
 
-def test_a_variant_can_force_a_removal(
+def test_repository_variant_can_force_a_removal(
     bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot, lab: Path
 ) -> None:
     hostile = Package("nvidia-modprobe", "999-1", conflicts=("containerd",))
@@ -122,19 +122,21 @@ def test_a_variant_can_force_a_removal(
         assert "Remv containerd" in node.run("apt-get", "-s", "install", "nvidia-modprobe").stdout
 
 
-def test_lspci_and_uname_tell_of_the_node_not_of_the_machine(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+def test_lspci_and_uname_describe_the_node_and_not_the_machine(
+    bases: dict[str, Bases], make_chroot: MakeChroot
+) -> None:
     with make_chroot(bases["trixie"].plain, devices=[H100]) as node:
         assert "[10de:2330]" in node.run("lspci", "-nn").stdout
         assert node.run("uname", "-r").stdout.strip() == bases["trixie"].plain.kernel
         assert node.read("/sys/bus/pci/devices/0000:17:00.0/class") == "0x030200\n"
 
 
-def test_the_machines_kernel_settings_cannot_be_changed(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+def test_kernel_settings_of_the_machine_cannot_be_changed(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     with make_chroot(bases["bookworm"].plain) as node:
         assert node.finish("sh", "-c", "echo 1 > /proc/sys/vm/drop_caches").returncode != 0
 
 
-def test_debians_old_driver_is_there_to_be_purged(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+def test_old_driver_of_debian_can_be_purged(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     base = bases["bookworm"].runtime
     with make_chroot(base) as node:
         add_nonfree(node)
@@ -148,7 +150,7 @@ def test_debians_old_driver_is_there_to_be_purged(bases: dict[str, Bases], make_
 
 @pytest.mark.long
 @pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
-def test_ubuntus_branches_exclude_each_other_and_build(
+def test_ubuntu_branches_conflict_and_build(
     ubuntu: Ubuntu, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
     with make_chroot(ubuntu.base(bases["bookworm"].plain), devices=[H100]) as node:
@@ -169,9 +171,7 @@ def test_ubuntus_branches_exclude_each_other_and_build(
         assert "580" not in node.run("dkms", "status").stdout
 
 
-def test_a_key_file_can_be_given_another_key(
-    bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
-) -> None:
+def test_key_file_can_be_replaced(bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot) -> None:
     keys = repositories.keys
     with make_chroot(bases["bookworm"].plain) as node:
         path = repositories.key_path("debian12")
@@ -181,7 +181,7 @@ def test_a_key_file_can_be_given_another_key(
         assert node.read("/tmp/key").count("BEGIN PGP PUBLIC KEY BLOCK") == 2
 
 
-def test_the_old_dockerd_runs_without_an_init(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+def test_old_dockerd_runs_without_an_init(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     with make_chroot(bases["bookworm"].runtime) as node:
         node.start("dockerd", log="/var/log/dockerd.log")
         wait = "for i in $(seq 100); do docker info >/dev/null 2>&1 && exit; sleep 0.1; done; exit 1"
@@ -191,7 +191,9 @@ def test_the_old_dockerd_runs_without_an_init(bases: dict[str, Bases], make_chro
         assert node.run("docker", "run", "--rm", "lab", "/hello").stdout == "hello from a container\n"
 
 
-def test_gpunode_is_there_with_what_it_imports(codename: str, bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+def test_gpunode_and_its_dependencies_can_be_imported(
+    codename: str, bases: dict[str, Bases], make_chroot: MakeChroot
+) -> None:
     with make_chroot(bases[codename].plain) as node:
         imports = "import distro, pynvml, rich, sh, typer, gpunode"
         node.run("env", f"PYTHONPATH={PROJECT}:{SITE}", "python3", "-B", "-c", imports)
@@ -208,7 +210,7 @@ def test_nothing_is_left_of_a_node(bases: dict[str, Bases], make_chroot: MakeChr
     assert leftovers(left) == []
 
 
-def test_a_node_in_trouble_leaves_nothing_either(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+def test_failing_node_leaves_nothing(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     node = make_chroot(bases["bookworm"].runtime)
     node.__enter__()
     left = marks(node)
@@ -218,7 +220,7 @@ def test_a_node_in_trouble_leaves_nothing_either(bases: dict[str, Bases], make_c
     assert leftovers(left) == []
 
 
-def test_systemd_boots_and_reboots_and_leaves_nothing(
+def test_systemd_boots_reboots_and_leaves_nothing(
     codename: str, bases: dict[str, Bases], make_machine: MakeMachine
 ) -> None:
     with make_machine(bases[codename].runtime, devices=[H100]) as node:
@@ -238,7 +240,7 @@ def test_systemd_boots_and_reboots_and_leaves_nothing(
     assert leftovers(left) == []
 
 
-def test_a_container_runs_through_the_stand_in_runtime(
+def test_container_runs_through_the_stand_in_runtime(
     codename: str, bases: dict[str, Bases], repositories: Repositories, make_machine: MakeMachine
 ) -> None:
     with make_machine(bases[codename].runtime) as node:

@@ -1,4 +1,4 @@
-"""What something costs, counted: the same on each machine and beside any other work."""
+"""Costs, counted: the same on each machine and beside any other work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions ``work`` calls, C's among them."""
+    """Return the number of functions that ``work`` calls, C's among them."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:

@@ -24,14 +24,14 @@ PLUGIN: Final = ("DaemonSet", NAMESPACE, "nvidia-device-plugin")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one gpunode answered."""
+    """An answer of one gpunode."""
 
     code: int
     envelope: Mapping[str, Any]
 
     @property
     def states(self) -> Mapping[str, str]:
-        """What is planned for each object."""
+        """The planned state of each object."""
         return {f"{one['kind']} {one['name']}": one["state"] for one in self.envelope["result"]["objects"]}
 
     @property

@@ -25,7 +25,7 @@ def _folder() -> Path:
 
 @cache
 def library(source: str, name: str) -> Path:
-    """The folder that holds ``source`` as the shared library ``name``."""
+    """Return the folder that holds ``source`` as the shared library ``name``."""
     folder = _folder() / Path(source).stem
     folder.mkdir(exist_ok=True)
     _compile("-shared", "-fPIC", "-o", str(folder / name), str(FAKES / source))
@@ -34,7 +34,7 @@ def library(source: str, name: str) -> Path:
 
 @cache
 def program(source: str) -> Path:
-    """``source`` as a program."""
+    """Return ``source`` as a program."""
     path = _folder() / Path(source).stem
     _compile("-o", str(path), str(FAKES / source), "-ldl")
     return path

@@ -1,4 +1,4 @@
-"""How many examples a property is tried on, and how many rows of a long table."""
+"""Numbers of examples per property, and of rows of a long table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Row = TypeVar("Row")
 
 
 def examples(usual: int) -> int:
-    """``usual``, and as many times more as the Hypothesis profile has it than Hypothesis itself."""
+    """Return ``usual``, and as many times more as the Hypothesis profile has it than Hypothesis itself."""
     return usual * max(1, settings().max_examples // _HYPOTHESIS_OWN)
 
 
 def sample(rows: Sequence[Row], law: str, name: Callable[[Row], str], count: int = 60) -> list[Row]:
-    """``count`` of ``rows``, the same in each run and others for each ``law``; all of them in the long run."""
+    """Return ``count`` of ``rows``, the same in each run and others for each ``law``; all of them in the long run."""
     if settings().max_examples > _HYPOTHESIS_OWN:
         return list(rows)
     chosen = sorted(rows, key=lambda row: hashlib.sha256(f"{law} {name(row)}".encode()).digest())[:count]

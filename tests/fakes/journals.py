@@ -1,4 +1,4 @@
-"""What earlier versions of gpunode left in a journal."""
+"""Journals that earlier versions of gpunode left."""
 
 from __future__ import annotations
 

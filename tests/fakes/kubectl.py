@@ -47,7 +47,7 @@ class Kubectl(Runner):
         self.pod_log = ""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **_: Any) -> FinishedCommand:
-        """As ``Runner.run``."""
+        """Run as ``Runner.run`` does."""
         words = tuple(argv)[1:]
         self.calls.append(words)
         if answer := self.intercept(words):
@@ -62,7 +62,7 @@ class Kubectl(Runner):
 
 
 class _Command:
-    """One command line.
+    """A command line.
 
     Attributes:
         out: standard output.
@@ -77,7 +77,7 @@ class _Command:
         self.errors: list[ApiError] = []
 
     def run(self) -> None:
-        """Carry it out."""
+        """Run the command."""
         context = self.options.get("--context", self.kubectl.context)
         if context != self.kubectl.context:
             missing = (

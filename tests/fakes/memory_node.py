@@ -103,7 +103,7 @@ class MemoryNode(RehearsalHost):
         self.supply.moment()
 
     def _transact(self, changes: tuple[PackageChange, ...]) -> None:
-        """As apt and dpkg do it: what is told to apt, each package in its turn, the marks."""
+        """Act as apt and dpkg do: the actions one package at a time, then the marks."""
         self.keep(self.packages.announced(changes))
         for change in changes:
             self.supply.moment()
@@ -125,7 +125,7 @@ class MemoryNode(RehearsalHost):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command answered: its exit code, and the envelope; none where the power failed."""
+    """The answer of a command: its exit code, and the envelope; none where the power failed."""
 
     exit_code: int
     envelope: Mapping[str, Any] = field(default_factory=dict)

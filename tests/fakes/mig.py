@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def reboot(state: Path, *, keeps_mode: bool = True) -> None:
-    """The driver has forgotten the instances; a pending mode is the mode. Newer GPUs forget that MIG was on, too."""
+    """Forget the instances; a pending mode becomes the mode. Newer GPUs forget that MIG was on, too."""
     rows = [line.split() for line in state.read_text().splitlines() if line.startswith("gpu")]
     modes = ((index, pending if keeps_mode else "0") for _, index, _, pending in rows)
     state.write_text("".join(f"gpu {index} {mode} {mode}\n" for index, mode in modes))

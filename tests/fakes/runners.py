@@ -18,7 +18,7 @@ class EnvRunner(Runner):
         self._extra = environment
 
     def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> FinishedCommand:
-        """As ``Runner.run``."""
+        """Run as ``Runner.run`` does."""
         return super().run(argv, env={**self._extra, **(env or {})}, **given)
 
 
@@ -32,7 +32,7 @@ class ScriptedRunner(Runner):
         self.stdin: list[bytes] = []
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **given: Any) -> FinishedCommand:
-        """The scripted end of ``argv``."""
+        """Return the scripted end of ``argv``."""
         self.calls.append(tuple(argv))
         self.stdin.append(stdin)
         return self._answer(tuple(argv))
@@ -41,12 +41,12 @@ class ScriptedRunner(Runner):
 def ended(
     argv: Sequence[str] = (), status: int = 0, out: bytes = b"", err: bytes = b"", *, late: bool = False
 ) -> FinishedCommand:
-    """A command that has ended so."""
+    """Return a command that has ended so."""
     return FinishedCommand(tuple(argv), 124 if late else status, out, err, 0.1, late)
 
 
 def looked(runner: Runner, probe: Probe) -> Capture:
-    """What ``probe`` returns to a host whose commands ``runner`` runs."""
+    """Return the answer to ``probe`` on a host whose commands ``runner`` runs."""
     host = LocalHost()
     host.runner = runner
     return host.look(probe)

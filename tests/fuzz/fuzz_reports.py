@@ -79,7 +79,7 @@ def _examined(evidence: dict[str, Capture]) -> None:
 
 
 def text(data: bytes) -> None:
-    """Whatever somebody sends is an answer or a refusal."""
+    """Assert that whatever somebody sends is an answer or a refusal."""
     try:
         evidence = reports._parse_bytes(data, "x")
     except GpunodeError:
@@ -94,7 +94,7 @@ OUTCOMES: tuple[Outcome, ...] = ("ok", "ok", "ok", "failed", "timeout")
 
 
 def evidence(data: bytes) -> None:
-    """Any text may be what any probe said, beside the rest of a real report."""
+    """Assert that any text may be what any probe said, beside the rest of a real report."""
     chance = random.Random(zlib.crc32(data))
     key, source = chance.choice(SOURCES)
     start = chance.randrange(len(PIECES))
@@ -104,7 +104,7 @@ def evidence(data: bytes) -> None:
 
 
 def archive(data: bytes) -> None:
-    """A capture whose index, archive or compression is damaged is refused, or is a capture."""
+    """Assert that a capture whose index, archive or compression is damaged is refused, or is a capture."""
     index = {"schema": 2, "probes": {"dmesg": {"source": "dmesg", "outcome": "ok", "file": "data/x"}}}
     chance = random.Random(zlib.crc32(data))
     with tempfile.TemporaryDirectory() as folder:
@@ -133,14 +133,14 @@ def archive(data: bytes) -> None:
 
 
 def secrets(data: bytes) -> None:
-    """Redacting twice is redacting once; masking does not fail, and keeps the number of lines."""
+    """Assert that redacting twice is redacting once; masking does not fail, and keeps the number of lines."""
     once = redact({"x": Capture("journalctl -u kubelet", "ok", data), "y": Capture("/etc/x", "ok", data)})
     assert redact(once) == once
     assert anonymize_evidence(once)["x"].data.count(b"\n") == once["x"].data.count(b"\n")
 
 
 def main() -> None:
-    """Fuzzes what the first argument names; the rest is libFuzzer's."""
+    """Fuzz what the first argument names; the rest is libFuzzer's."""
     what, corpus = sys.argv[1:3]
     targets = {"text": text, "evidence": evidence, "archive": archive, "redact": secrets}
     folder = Path(corpus)

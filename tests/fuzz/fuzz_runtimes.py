@@ -64,7 +64,7 @@ def by_line(data: bytes, max_size: int, seed: int) -> bytes:
 
 
 def toml(data: bytes) -> None:
-    """Any edit of any document reads as meant and is made once, or is refused."""
+    """Assert that any edit of any document reads as meant and is made once, or is refused."""
     text = data.decode(errors="ignore")
     try:
         before = parse(text)
@@ -85,7 +85,7 @@ def toml(data: bytes) -> None:
 
 
 def _alter(table: Document, chance: random.Random) -> None:
-    """One key added, set or taken out, somewhere."""
+    """Change one key at some place: add, set or remove it."""
     inside = [value for value in table.values() if isinstance(value, dict)]
     if inside and chance.random() < 0.6:
         _alter(chance.choice(inside), chance)
@@ -118,7 +118,7 @@ def _runtime(name: str, data: bytes) -> None:
 
 
 def main() -> None:
-    """Fuzzes what the first argument names; the rest is libFuzzer's."""
+    """Fuzz what the first argument names; the rest is libFuzzer's."""
     what, corpus = sys.argv[1:3]
     targets = {"toml": toml, **{name: lambda data: _runtime(what, data) for name in ("containerd", "docker", "crio")}}
     folder = Path(corpus)

@@ -36,7 +36,7 @@ LINEAR_S = 4e-7
 
 
 def load() -> None:
-    """All of facts and diagnoses is imported, and doctor has read every scenario."""
+    """Import all of facts and diagnoses, and let doctor read every scenario."""
     for name in ("facts", "diagnoses"):
         package = importlib.import_module(f"gpunode.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"gpunode.{name}."):
@@ -74,7 +74,7 @@ def watched() -> frozenset[Pattern]:
 
 
 def of_host() -> frozenset[Pattern]:
-    """Those with which secrets and names are looked for."""
+    """Return the patterns with which secrets and names are looked for."""
     from gpunode.facts.evidence import Capture
     from gpunode.redaction import anonymize, config, named, patterns, secrets
 
@@ -95,7 +95,7 @@ def of_host() -> frozenset[Pattern]:
 
 
 def units(pattern: str) -> Iterator[str]:
-    """What to repeat: the signs, and the pattern's own words with and without a sign behind each."""
+    """Yield what to repeat: the signs, and the pattern's own words with and without a sign behind each."""
     yield from SIGNS
     plain = re.sub(r"\(\?[:<!=P][^)]{0,20}?[>:]?|\\[bBdDsSwWAZ]|[()|^$?+*]|\[[^\]]*\]|\{[\d,]*\}", "\x00", pattern)
     words = {word.replace("\\", "") for word in plain.split("\x00") if word.strip(" \\")}
@@ -104,11 +104,11 @@ def units(pattern: str) -> Iterator[str]:
 
 
 class Slow(Exception):
-    """One search took longer than it may."""
+    """Exception for a search that took longer than it may."""
 
 
 def spent(pattern: Pattern, text: str) -> float:
-    """The processor time of finding all matches of ``pattern`` in ``text``."""
+    """Return the processor time of finding all matches of ``pattern`` in ``text``."""
     started = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
     try:
@@ -136,7 +136,7 @@ def slowest(pattern: Pattern, length: int) -> tuple[float, float, str]:
 
 
 def main() -> None:
-    """Prints the slow ones."""
+    """Print the slow ones."""
 
     def raise_slow(*_: object) -> None:
         raise Slow

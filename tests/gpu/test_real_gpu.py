@@ -34,7 +34,7 @@ def _inventory() -> NvmlInventory:
     return found
 
 
-def test_nvml_says_what_nvidia_smi_says() -> None:
+def test_nvml_agrees_with_nvidia_smi() -> None:
     smi = shutil.which("nvidia-smi")
     if smi is None:
         pytest.skip("no nvidia-smi here to compare with")
@@ -54,7 +54,7 @@ def test_nvml_says_what_nvidia_smi_says() -> None:
         assert not isinstance(gpu.ecc, bool) or gpu.ecc == switches[ecc]
 
 
-def test_the_loaded_module_and_the_library_are_of_one_version() -> None:
+def test_loaded_module_and_library_have_one_version() -> None:
     version = LOADED.read_text().split("Module")[1].replace("for x86_64", "").replace("for aarch64", "").split()[0]
     found = _inventory()
     assert isinstance(found.nvml, str)
@@ -62,7 +62,7 @@ def test_the_loaded_module_and_the_library_are_of_one_version() -> None:
     assert compare_versions(version, found.nvml, None) == ()
 
 
-def test_every_gpu_adds_right() -> None:
+def test_every_gpu_computes_correctly() -> None:
     found = cuda_facts.read_cuda_answer(LocalHost().look(cuda.make_probe()))
     assert isinstance(found, CudaRun), found
     assert found.passed, found
@@ -73,7 +73,7 @@ def test_every_gpu_adds_right() -> None:
         assert [gpu.name for gpu in found.gpus] == [gpu.name for gpu in gpus]
 
 
-def test_nvml_says_how_mig_divides_each_gpu_and_nvidia_smi_agrees() -> None:
+def test_mig_layouts_agree_with_nvidia_smi() -> None:
     """Reading only: no mode and no instance is changed."""
     smi = shutil.which("nvidia-smi")
     if smi is None:

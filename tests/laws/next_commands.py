@@ -35,7 +35,7 @@ _NOW: Final = 2e9
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a command ended on the node, and the node afterwards."""
+    """The exit code and the output of a command on the node, and the node afterwards."""
 
     exit_code: int
     hint: str
@@ -97,7 +97,7 @@ def check(recipe: Recipe, facts: Facts) -> Answer:
 
 
 def effective(name: str, facts: Facts) -> ObservedConfig | None:
-    """What the daemon has: what was in its files at its start, and no runtime at all without the CRI plugin."""
+    """Return the daemon's configuration: its files at its start, and no runtime at all without the CRI plugin."""
     row = runtime(name)
     files = in_facts(facts, row, DesiredConfig())
     said = row.inspect(contents(files), DesiredConfig())

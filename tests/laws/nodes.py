@@ -158,7 +158,7 @@ def _unit(*, exists: bool) -> Unit:
 
 @st.composite
 def facts(draw: st.DrawFn) -> Facts:
-    """A node that gpunode supports, in any state of its software."""
+    """Return a node that gpunode supports, in any state of its software."""
     gpus = draw(st.lists(st.sampled_from(GPUS), min_size=1, max_size=3))
     packages = draw(_package_sets())
     relations = draw(st.dictionaries(st.sampled_from(sorted(packages)), st.sampled_from(_RELATIONS), max_size=4))
@@ -228,7 +228,7 @@ def facts(draw: st.DrawFn) -> Facts:
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
-    """A recipe, of those that every supported node can be given."""
+    """Return a recipe, of those that every supported node can be given."""
     return Recipe(
         "law",
         driver=Driver(

@@ -1,4 +1,4 @@
-"""Why images are not pulled, as containerd, CRI-O, podman, docker and the kubelet say it, and where that is shown."""
+"""Reasons why images are not pulled, as containerd, CRI-O, podman, docker and the kubelet word them, and where."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _ROWS: Final = (
 
 
 def in_events(why: str) -> tuple[tuple[str, str], ...]:
-    """The pod's events."""
+    """Return the pod's events."""
     event = (
         f'  Warning  Failed     5m    kubelet  Failed to pull image "{IMAGE}": rpc error: code = Unknown desc = {why}'
     )
@@ -71,14 +71,14 @@ def in_events(why: str) -> tuple[tuple[str, str], ...]:
 
 
 def in_the_journal(why: str) -> tuple[tuple[str, str], ...]:
-    """The kubelet's log, which quotes it."""
+    """Return the kubelet's log, which quotes it."""
     desc = f"rpc error: code = Unknown desc = {why}".replace('"', '\\"')
     said = f'E1122 11:00:00.000000    812 kuberuntime_image.go:55] "Failed to pull image" err="{desc}" image="{IMAGE}"'
     return (_ROWS, ("journalctl -u kubelet", f"Nov 22 11:00:00 node kubelet[812]: {said}\n"))
 
 
 def on_the_screen(why: str) -> tuple[tuple[str, str], ...]:
-    """What somebody saw who pulled it on the node."""
+    """Return the screen of somebody who pulled it on the node."""
     return (_ROWS, (f"podman pull {IMAGE}", f"Trying to pull {IMAGE}...\nError: {why}\n"))
 
 

@@ -82,11 +82,11 @@ class Archives:
     installed: Mapping[str, PackageState]
 
     def look(self, probe: Probe, /) -> Capture:
-        """Nothing: what the node is like stands in its facts."""
+        """Return an absent capture: the facts hold the state of the node."""
         return Capture(probe.source, "absent")
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
-        """What apt would do; a package that has the version already is left alone."""
+        """Return what apt would do; a package that has the version already is left alone."""
         return Simulation(tuple(action for change in changes for action in self._action(change)))
 
     def _action(self, change: PackageChange) -> Iterator[Action]:
@@ -103,7 +103,7 @@ class Archives:
 
 
 def newest(name: str, prefix: str) -> str:
-    """The newest version of a package that begins with ``prefix``."""
+    """Return the newest version of a package that begins with ``prefix``."""
     if PackageId(name) in TOOLKIT_PACKAGES:
         return TOOLKIT
     if not prefix:
@@ -115,12 +115,12 @@ def newest(name: str, prefix: str) -> str:
 
 
 def packages_of(facts: Facts) -> dict[str, PackageState]:
-    """The packages of the node."""
+    """Return the packages of the node."""
     return by_name(facts.packages.value) if isinstance(facts.packages, Known) else {}
 
 
 def driver_of(facts: Facts) -> tuple[int, ...]:
-    """The newest version of a package of the driver, as numbers."""
+    """Return the newest version of a package of the driver, as numbers."""
     of_driver = (state.version for name, state in packages_of(facts).items() if is_drivers(name))
     versions = (match[0] for version in of_driver if (match := _DRIVER_VERSION.match(version)))
     return max(tuple(map(int, version.split("."))) for version in versions)
@@ -140,7 +140,7 @@ class Setup:
 
 @cache
 def parsed(command: str) -> Setup | None:
-    """The command as gpunode's own command line reads it; None where it is not of ``gpunode setup``."""
+    """Return the command as gpunode's own command line reads it; None where it is not of ``gpunode setup``."""
     words = shlex.split(command)
     if words[:3] != ["sudo", "gpunode", "setup"]:
         return None
@@ -155,7 +155,7 @@ def parsed(command: str) -> Setup | None:
 
 
 def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
-    """What setup would do on the node, by the walk that it takes, with exact versions of packages."""
+    """Return what setup would do on the node, by the walk that it takes, with exact versions of packages."""
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         present = known(now.packages, {})
@@ -165,7 +165,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
 
 
 def after(facts: Facts, plans: Iterable[StagePlan]) -> Facts:
-    """The node when that was done."""
+    """Return the node after that."""
     for stage in plans:
         facts = project_stage(facts, stage)
     return facts
@@ -208,7 +208,7 @@ _USUAL_FOR: Final = {
 
 
 def version_told(snapshot: Snapshot) -> str:
-    """The version of the driver that the evidence names; empty where it names none."""
+    """Return the version of the driver that the evidence names; empty where it names none."""
     views = (
         seen_driver.loaded_version,
         seen_driver.on_disk_version,
@@ -317,7 +317,7 @@ def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
 
 
 def _with_driver(facts: Facts, version: str) -> Facts:
-    """Every package and module of the driver in that version."""
+    """Return every package and module of the driver in that version."""
     packages = {
         name: replace(state, version=f"{version}-1") if is_drivers(name) else state
         for name, state in packages_of(facts).items()
@@ -333,7 +333,7 @@ def _with_driver(facts: Facts, version: str) -> Facts:
 
 
 def _by_distribution(fresh: Facts, version: str, *, is_open: bool = False) -> Facts:
-    """A driver that the distribution's own packages brought."""
+    """Return a driver that the distribution's own packages brought."""
     branch = version.partition(".")[0]
     if known(fresh.distro, USUAL["ubuntu"]).id == "debian":
         kernel = "nvidia-kernel-open-dkms" if is_open else "nvidia-kernel-dkms"
@@ -408,7 +408,7 @@ def _without_user_side(node: Scene) -> Facts:
 
 
 def _nouveau_beside_driver(node: Scene) -> Facts:
-    """The distribution's driver is there, and nouveau was first."""
+    """Return a node with the distribution's driver, on which nouveau was first."""
     installed = _by_distribution(node.fresh, node.version)
     return replace(installed, loaded_driver=Known(None, HERE), modules=Known(frozenset({"nouveau"}), HERE))
 
@@ -426,7 +426,7 @@ def _half_of_distribution(node: Scene) -> Facts:
 
 
 def _half_upgraded(node: Scene) -> Facts:
-    """Some packages stayed behind, of the branch before; nothing holds the driver to one repository."""
+    """Return a node with some packages of the branch before; nothing holds the driver to one repository."""
     facts = _unpinned(node)
     names = sorted(filter(is_drivers, packages_of(facts)))
     older = {name: replace(packages_of(facts)[name], version="570.86.15-1") for name in names[:1]}
@@ -434,7 +434,7 @@ def _half_upgraded(node: Scene) -> Facts:
 
 
 def _unpinned(node: Scene) -> Facts:
-    """The same packages, from an archive that gpunode did not set up."""
+    """Return the same packages, from an archive that gpunode did not set up."""
     files = {path: fact for path, fact in node.whole.files.items() if path != PIN_FILE and "cuda-" not in path}
     return replace(node.whole, files=files, sources=Known((), HERE))
 
@@ -445,7 +445,7 @@ def _two_branches(node: Scene) -> Facts:
 
 
 def _by_run_file(node: Scene) -> Facts:
-    """The .run installer built a module for a kernel that was there before, and no package has anything."""
+    """Return a node whose .run installer built a module for an earlier kernel, and no package has anything."""
     older = (ModuleFile("6.1.0-10-amd64", "/lib/modules/6.1.0-10-amd64/kernel/drivers/video/nvidia.ko", node.version),)
     return replace(node.fresh, module_files=Known(older, HERE))
 
@@ -455,7 +455,7 @@ def _run_file(node: Scene) -> Facts:
 
 
 def _run_over_packages(node: Scene) -> Facts:
-    """The .run installer's libraries stand beside the distribution's driver, or its packages are there twice."""
+    """Return a node with the .run installer's libraries beside the distribution's driver, or its packages twice."""
     if seen_driver.driver_packages(node.snapshot):
         return _two_branches(node)
     return replace(_by_distribution(node.fresh, node.version), run_installer=Known(True, HERE))
@@ -478,12 +478,12 @@ def _unkeyed_toolkit(node: Scene) -> Facts:
 
 
 def _unkeyed(facts: Facts, keyring: str) -> Facts:
-    """The repository is there and its keyring is that of somebody else."""
+    """Return the facts with the repository and the keyring of somebody else."""
     return replace(facts, files={**facts.files, keyring: Known(FileState(b"\x99 no key of it"), HERE)})
 
 
 def _signed_twice(node: Scene) -> Facts:
-    """What is left when the entries that are too many are commented out, as the step before does: none is right."""
+    """Return the entries left when the surplus ones are commented out, as the step before does: none is right."""
     lists = {path: fact for path, fact in node.whole.files.items() if not path.startswith("/etc/apt/sources.list.d")}
     return replace(node.whole, files=lists, sources=Known((), HERE))
 
@@ -556,18 +556,18 @@ STATES: Final[Mapping[str, tuple[Callable[[Scene], Facts], ...]]] = {
 
 
 def nodes_of(snapshot: Snapshot, cause: str) -> tuple[Facts, ...]:
-    """The nodes that it may be: what its evidence tells for certain, and the rest as the cause means it."""
+    """Return the nodes that it may be: what its evidence tells for certain, and the rest as the cause means it."""
     there = scene(snapshot, cause)
     return tuple(_with_evidence(broken(there), snapshot) for broken in STATES[cause])
 
 
 def node_with(snapshot: Snapshot, cause: str, version: str) -> Facts:
-    """The node with that driver, unless its evidence names another."""
+    """Return the node with that driver, unless its evidence names another."""
     return _with_evidence(STATES[cause][0](scene(snapshot, cause, version)), snapshot)
 
 
 def _with_evidence(supposed: Facts, snapshot: Snapshot) -> Facts:
-    """What the evidence tells for certain, and the rest as it was supposed."""
+    """Return the node with what the evidence proves, and the rest as assumed."""
     told: dict[str, Any] = {
         field.name: fact for field in fields(Facts) if isinstance(fact := getattr(snapshot.facts, field.name), Known)
     }
@@ -595,7 +595,7 @@ def steps(remedy: Sequence[Fix], facts: Facts) -> Iterator[tuple[Setup, Facts]]:
 
 
 def _typed(command: str, facts: Facts) -> Facts:
-    """The node after a command of the system, as far as a plan looks at what it does."""
+    """Return the node after a command of the system, as far as a plan looks at what it does."""
     running = known(facts.kernels, Kernels("", ())).running or ""
     words = [word for word in shlex.split(command.replace("$(uname -r)", running)) if not word.startswith("-")]
     packages = packages_of(facts)
@@ -625,15 +625,15 @@ class Shown:
     evidence: Evidence
 
     def look(self, probe: Probe, /) -> Capture:
-        """What the evidence has of it."""
+        """Return the evidence for the probe."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
     def distribution(self) -> None:
-        """None: the evidence tells."""
+        """Do nothing: the evidence tells the distribution."""
         return
 
     def simulate(self, changes: Sequence[PackageChange], /) -> None:
-        """Nothing: packages are no matter of these commands."""
+        """Do nothing: these commands concern no packages."""
         del changes
 
 
@@ -653,13 +653,13 @@ def ctk_of(command: str) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def without_moved(evidence: Evidence, commands: Iterable[str]) -> Evidence:
-    """What there is when the files were set aside that commands move."""
+    """Return the files left when those are set aside that commands move."""
     moved = {words[2] for words in map(shlex.split, commands) if words[:2] == ["sudo", "mv"]}
     return {key: one for key, one in evidence.items() if key.removeprefix("file:") not in moved}
 
 
 def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkPlan:
-    """What ``gpunode ctk`` would write on the node of that evidence."""
+    """Return the changes of ``gpunode ctk`` on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
         return edits.plan_toolkit_config(host, given["config_file"] or CONFIG, settings(given["set_"]))

@@ -16,21 +16,21 @@ SCENARIOS = Path(__file__).parent.parent / "scenarios/doctor"
 
 @cache
 def pieces() -> tuple[tuple[str, str], ...]:
-    """Every source and text of the scenarios."""
+    """Return every source and text of the scenarios."""
     reports = [json.loads(path.read_text()) for path in sorted(SCENARIOS.rglob("*.json"))]
     return tuple((one["source"], one["text"]) for report in reports for one in report["evidence"])
 
 
 @cache
 def wholes() -> tuple[tuple[tuple[str, str], ...], ...]:
-    """The scenarios, each with its pieces."""
+    """Return the scenarios, each with its pieces."""
     reports = [json.loads(path.read_text()) for path in sorted(SCENARIOS.rglob("*.json"))]
     return tuple(tuple((one["source"], one["text"]) for one in report["evidence"]) for report in reports)
 
 
 @st.composite
 def _damaged(draw: st.DrawFn) -> tuple[tuple[str, str], ...]:
-    """A scenario, or two as one: shuffled, pieces lost, texts cut off at either end."""
+    """Return a scenario, or two as one: shuffled, pieces lost, texts cut off at either end."""
     chosen = [piece for whole in draw(st.lists(st.sampled_from(wholes()), min_size=1, max_size=2)) for piece in whole]
     kept = draw(st.permutations(chosen))[: draw(st.integers(1, len(chosen)))]
     return tuple((source, _cut(draw, text)) for source, text in kept)

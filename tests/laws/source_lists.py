@@ -55,7 +55,7 @@ class Undone:
 
 @st.composite
 def entries(draw: st.DrawFn, path: str) -> str:
-    """A list that names NVIDIA's archive, in one of apt's two styles."""
+    """Return a list that names NVIDIA's archive, in one of apt's two styles."""
     uri, suite = draw(st.sampled_from(SPELLINGS))
     key = draw(st.sampled_from(("", OTHER_KEY, CUDA_KEYRING)))
     kind = draw(st.sampled_from(("deb", "deb", "deb-src")))
@@ -87,7 +87,7 @@ def undone(draw: st.DrawFn) -> Undone:
 
 
 def _realized(changes: Iterable[Change]) -> list[FileChange]:
-    """The file changes, with keys that are fetched."""
+    """Return the file changes, with keys that are fetched."""
     files = (change for change in changes if isinstance(change, FileChange))
     return [
         change
@@ -102,14 +102,14 @@ def _backup_of(content: bytes) -> str:
 
 
 def contradictions(facts: Facts) -> list[tuple[PackageSource, PackageSource]]:
-    """The entries because of which apt would read no list at all."""
+    """Return the entries because of which apt would read no list at all."""
     entries: tuple[PackageSource, ...] = known(facts.sources, ())
     pairs = combinations(entries, 2)
     return [(one, other) for one, other in pairs if system(facts).contradict(one, other, "amd64")]
 
 
 def lists_of(facts: Facts) -> Mapping[str, bytes]:
-    """The lists that there are, by path."""
+    """Return the lists that there are, by path."""
     paths = ("/etc/apt/sources.list", CUDA_LIST, *PATHS)
     states = ((path, known(facts.file(path), None)) for path in paths)
     return {path: state.content for path, state in states if state is not None}

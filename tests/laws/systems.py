@@ -1,4 +1,4 @@
-"""What is known of nodes of every kind of system: their os-release."""
+"""Known facts of nodes of every kind of system: their os-release."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ EVIDENCE = st.dictionaries(st.sampled_from([probe.key for probe in PROBES]) | st
 
 @given(EVIDENCE, st.sampled_from(["x.tar.gz", "x"]))
 @settings(max_examples=examples(60), deadline=None)
-def test_what_is_loaded_is_what_was_saved_redacted(evidence: Evidence, name: str) -> None:
+def test_loaded_capture_equals_the_redacted_evidence(evidence: Evidence, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         save_capture(evidence, path)
@@ -52,7 +52,7 @@ def test_what_is_loaded_is_what_was_saved_redacted(evidence: Evidence, name: str
 
 @given(EVIDENCE)
 @settings(deadline=None)
-def test_redacting_twice_is_redacting_once(evidence: Evidence) -> None:
+def test_redaction_is_idempotent(evidence: Evidence) -> None:
     once = redact(evidence)
     assert redact(once) == once
 
@@ -60,6 +60,6 @@ def test_redacting_twice_is_redacting_once(evidence: Evidence) -> None:
 @given(TEXTS)
 @example("https://passwordhttps:///}u:p@h")
 @settings(max_examples=examples(500), deadline=None)
-def test_redacting_a_text_twice_is_redacting_it_once(value: str) -> None:
+def test_text_redaction_is_idempotent(value: str) -> None:
     once = redact_text(value)
     assert redact_text(once) == once

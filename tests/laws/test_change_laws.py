@@ -12,29 +12,27 @@ from tests.laws.strategies import changes, settled_changes, settled_files, trigg
 
 
 @given(settled_changes)
-def test_undoing_twice_is_doing(change: Change) -> None:
+def test_double_inverse_is_the_change(change: Change) -> None:
     back = change.inverse()
     assert back is not None
     assert back.inverse() == change
 
 
 @given(changes)
-def test_what_has_no_known_outcome_has_no_inverse_and_all_else_swaps_before_and_after(change: Change) -> None:
+def test_inverse_swaps_before_and_after_or_does_not_exist(change: Change) -> None:
     back = change.inverse()
     if back is not None and not hasattr(change, "argv"):
         assert (back.before, back.after) == (change.after, change.before)  # type: ignore[union-attr]
 
 
 @given(st.lists(settled_files))
-def test_the_way_back_owes_what_the_way_there_owed(there: Sequence[FileChange]) -> None:
+def test_inverse_has_the_same_triggers(there: Sequence[FileChange]) -> None:
     back = [back for change in reversed(there) if (back := change.inverse()) is not None]
     assert owed_by(back) == owed_by(there)
 
 
 @given(st.lists(changes), st.randoms())
-def test_the_order_of_a_stage_is_total_between_kinds_and_keeps_the_order_within_one(
-    some: list[Change], rng: random.Random
-) -> None:
+def test_stage_order_is_total_between_kinds_and_stable_within(some: list[Change], rng: random.Random) -> None:
     first = ordered(some)
     assert ordered(first) == first
     assert sorted(map(repr, first)) == sorted(map(repr, some))
@@ -45,9 +43,7 @@ def test_the_order_of_a_stage_is_total_between_kinds_and_keeps_the_order_within_
 
 
 @given(st.lists(triggers), st.randoms())
-def test_triggers_are_settled_once_each_in_an_order_that_does_not_depend_on_who_came_first(
-    some: list[Trigger], rng: random.Random
-) -> None:
+def test_triggers_are_settled_once_in_a_fixed_order(some: list[Trigger], rng: random.Random) -> None:
     order = settle_order(some)
     rng.shuffle(some)
     assert settle_order(some) == order

@@ -18,8 +18,8 @@ from tests.laws.test_doctor_laws import SEEN
 from tests.scenarios.reports import Report, some_reports
 
 
-def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
-    """Every citation, with what it is to prove."""
+def list_citations(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
+    """Yield every citation, with what it is to prove."""
     for finding in found.findings:
         yield from ((finding.cause, citation) for citation in finding.citations)
     for doubt in found.open_questions:
@@ -27,7 +27,7 @@ def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
 
 
 def stands_there(node: Snapshot, citation: Citation) -> bool:
-    """Whether the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
+    """True if the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
     if citation.line_number is None:
         return citation.line.startswith("(") and citation.line.endswith(")")
     every = (*node.items, *(node.with_history.items if node.with_history else ()))
@@ -36,25 +36,25 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
 
 
 def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
-    """The citations that stand nowhere."""
+    """Return the citations that stand nowhere."""
     node = take_snapshot(evidence)
-    return [(what, one) for what, one in cited(diagnose(node)) if not stands_there(node, one)]
+    return [(what, one) for what, one in list_citations(diagnose(node)) if not stands_there(node, one)]
 
 
 @pytest.mark.parametrize("report", some_reports("citations"), ids=lambda report: report.name)
-def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
+def test_citation_in_a_report_stands_in_its_evidence(report: Report) -> None:
     evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
-    assert list(cited(diagnose(take_snapshot(evidence))))
+    assert list(list_citations(diagnose(take_snapshot(evidence))))
     assert misplaced_citations(evidence) == []
 
 
 @given(damaged_reports)
 @settings(max_examples=examples(60), deadline=None)
-def test_so_it_does_where_reports_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
+def test_citation_in_a_damaged_report_stands_in_its_evidence(evidence: Evidence) -> None:
     assert misplaced_citations(evidence) == []
 
 
 @given(SEEN)
 @settings(max_examples=examples(60), deadline=None)
-def test_so_it_does_where_a_node_was_looked_at(evidence: Evidence) -> None:
+def test_citation_of_a_node_stands_in_its_evidence(evidence: Evidence) -> None:
     assert misplaced_citations(evidence) == []

@@ -43,8 +43,8 @@ SEEN = st.dictionaries(st.sampled_from(sorted(PROBED)) | st.text(min_size=1, max
 WORDS = st.text(max_size=60) | st.sampled_from([source for source, _ in pieces()])
 
 
-def told(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
-    """What a diagnosis comes to, without the words of the evidence."""
+def without_evidence_words(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
+    """Return the diagnosis without the words of the evidence."""
     found: list[object] = [
         (one.cause, one.explained_by, one.severity, one.confidence, one.gpus) for one in diagnosis.findings
     ]
@@ -57,7 +57,7 @@ def diagnosis(evidence: Evidence) -> Diagnosis:
 
 @given(SEEN)
 @settings(max_examples=examples(60), deadline=None)
-def test_it_answers_whatever_the_evidence_is(evidence: Evidence) -> None:
+def test_doctor_answers_any_evidence(evidence: Evidence) -> None:
     examined = diagnose_evidence(evidence)
     assert {finding.explained_by for finding in examined.diagnosis.findings} - {""} <= {
         finding.cause for finding in examined.diagnosis.findings
@@ -67,13 +67,13 @@ def test_it_answers_whatever_the_evidence_is(evidence: Evidence) -> None:
 
 @given(damaged_reports)
 @settings(max_examples=examples(60), deadline=None)
-def test_it_answers_reports_that_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
+def test_doctor_answers_damaged_and_mixed_reports(evidence: Evidence) -> None:
     diagnose_evidence(evidence)
 
 
 @given(damaged, st.randoms(use_true_random=False))
 @settings(max_examples=examples(40), deadline=None)
-def test_what_was_told_does_not_hang_on_the_order_of_the_evidence(
+def test_diagnosis_does_not_depend_on_the_order_of_evidence(
     rows: tuple[tuple[str, str], ...], chance: random.Random
 ) -> None:
     """Only the order in which citations stand may, and what is a question of which piece was seen first."""
@@ -83,12 +83,12 @@ def test_what_was_told_does_not_hang_on_the_order_of_the_evidence(
     shuffled = list(distinct.values())
     chance.shuffle(shuffled)
     one, other = (diagnosis(pasted.collect_pieces(order)) for order in (distinct.values(), shuffled))
-    assert told(one)[0] == told(other)[0]
+    assert without_evidence_words(one)[0] == without_evidence_words(other)[0]
 
 
 @given(SEEN)
 @settings(max_examples=examples(40), deadline=None)
-def test_a_capture_says_what_the_node_says(evidence: Evidence) -> None:
+def test_capture_has_the_diagnosis_of_its_node(evidence: Evidence) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_capture(evidence, path := Path(folder) / "node.tar.gz")
         loaded = load_capture(path)
@@ -97,34 +97,34 @@ def test_a_capture_says_what_the_node_says(evidence: Evidence) -> None:
 
 
 @pytest.mark.parametrize("report", some_reports("redaction and masking"), ids=lambda report: report.name)
-def test_of_real_reports_neither_redaction_nor_masking_takes_the_cause(report: Report) -> None:
+def test_redaction_and_masking_keep_the_cause_of_real_reports(report: Report) -> None:
     evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))
-    plain = told(diagnosis(evidence))
-    assert told(diagnosis(redact(evidence))) == plain
-    assert told(diagnosis(anonymize_evidence(redact(evidence)))) == plain
+    plain = without_evidence_words(diagnosis(evidence))
+    assert without_evidence_words(diagnosis(redact(evidence))) == plain
+    assert without_evidence_words(diagnosis(anonymize_evidence(redact(evidence)))) == plain
 
 
 @given(reports)
 @settings(max_examples=examples(30), deadline=None)
-def test_masking_twice_is_masking_once(evidence: Evidence) -> None:
+def test_masking_is_idempotent(evidence: Evidence) -> None:
     once = anonymize_evidence(evidence)
     assert anonymize_evidence(once) == once
 
 
 @given(WORDS, st.sampled_from(["sudo ", "$ ", "# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ sudo ", "  "]))
-def test_what_stands_before_a_command_does_not_change_what_it_is(words: str, before: str) -> None:
+def test_prefix_of_a_command_does_not_change_its_kind(words: str, before: str) -> None:
     command = words.strip().lstrip("$# ")  # some stand behind a prompt already, and nobody types sudo before one
     if identify_source(command).words:
         assert identify_source(before + command).kind == identify_source(command).kind
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
-def test_every_source_and_every_text_is_something(source: str, text: str) -> None:
+def test_any_source_and_text_is_identified(source: str, text: str) -> None:
     identify_source(source, text)
     split_items(pasted.collect_pieces([(source, text)]))
 
 
 @given(SEEN)
 @settings(max_examples=examples(40), deadline=None)
-def test_what_is_looked_at_next_is_known_of_any_evidence(evidence: Evidence) -> None:
+def test_follow_up_probes_are_well_formed_for_any_evidence(evidence: Evidence) -> None:
     assert all(probe.argv or probe.path or probe.glob for probe in follow_ups(evidence))

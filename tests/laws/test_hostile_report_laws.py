@@ -28,14 +28,14 @@ ROCKY = ("/etc/os-release", "ID=rocky\nVERSION_ID=9\n")
 ARCH = ("/etc/os-release", "ID=arch\n")
 
 
-def found(rows: Iterable[tuple[str, str]]) -> Diagnosis:
+def diagnose_rows(rows: Iterable[tuple[str, str]]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(tuple(rows))))
 
 
 # ---- what a command is made of
 
 
-def test_shell_words_are_literals_and_commands_are_made_in_one_file() -> None:
+def test_shell_literals_are_constant_and_commands_made_in_one_file() -> None:
     """mypy lets no bare string be printed as a command; this is the rest of the proof."""
     package = Path(gpunode.__file__).parent
     wrong = []
@@ -51,32 +51,32 @@ def test_shell_words_are_literals_and_commands_are_made_in_one_file() -> None:
 
 
 def _is_literal(node: ast.expr) -> bool:
-    """A string that is written out, or put together of constants of this program (``{_NAME}``)."""
+    """True for a string that is written out, or put together of constants of this program (``{_NAME}``)."""
     if isinstance(node, ast.JoinedStr):
         parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         return all(isinstance(part, ast.Name) and part.id.isupper() for part in parts)
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def test_all_that_is_printed_is_a_command() -> None:
+def test_every_printed_command_is_a_command_object() -> None:
     assert [command for command in all_printed() if not isinstance(command, Command)] == []
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_to_look_at_is_quoted_as_remedies_are(hostile: str) -> None:
+def test_look_at_commands_are_quoted(hostile: str) -> None:
     rows = (
         ("docker ps", "CONTAINER ID   IMAGE     COMMAND   CREATED   STATUS    PORTS     NAMES"),
         (f"/etc/docker/x{hostile}/daemon.json", '{ "runtimes": { "nvidia":\n'),
         ("systemctl is-active docker", "active"),
     )
-    commands = [one for doubt in found(rows).open_questions for one in doubt.look_at]
+    commands = [one for doubt in diagnose_rows(rows).open_questions for one in doubt.look_at]
     assert [fault for command in commands for fault in faults(command)] == []
 
 
-def test_a_file_of_the_reports_choosing_is_in_no_command() -> None:
+def test_file_name_from_a_report_is_in_no_command() -> None:
     path = "/etc/docker/$(id)/daemon.json"
     log = f"dockerd[1]: unable to configure the Docker daemon with file {path}: unexpected EOF"
-    (invalid,) = found(((path, '{ "runtimes": { "nvidia":\n'), ("journalctl -u docker", log))).findings
+    (invalid,) = diagnose_rows(((path, '{ "runtimes": { "nvidia":\n'), ("journalctl -u docker", log))).findings
     assert not [command for fix in invalid.remedy for command in fix.commands if "$(id)" in command]
 
 
@@ -87,24 +87,27 @@ OURS = frozenset({"bumblebee", "bbswitch-dkms", "--oldinstallonly"})
 OTHERS = ("openssh-server", "sudo", "libc6", "systemd", "linux-firmware", "mesa-libGL", "glibc", "containerd.io")
 
 
-def removed(commands: Iterable[str]) -> Iterator[str]:
+def removed_packages(commands: Iterable[str]) -> Iterator[str]:
     for command in commands:
         if match := REMOVES.match(command):
             yield from shlex.split(command[match.end() :])
 
 
-def test_nothing_is_removed_but_packages_of_a_driver() -> None:
-    operands = set(removed(all_printed()))
+def test_only_driver_packages_are_removed() -> None:
+    operands = set(removed_packages(all_printed()))
     assert {one for one in operands if not is_driver_package(one)} <= OURS
     assert len(operands) > 10
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_no_report_has_another_package_removed(other: str) -> None:
+def test_no_report_can_have_another_package_removed(other: str) -> None:
     for rows, word in taken():
         if is_driver_package(word):
             changed = tuple((source.replace(word, other), text.replace(word, other)) for source, text in rows)
-            assert {one for one in removed(of_rows(changed)) if not is_driver_package(one)} <= OURS, (word, changed)
+            assert {one for one in removed_packages(of_rows(changed)) if not is_driver_package(one)} <= OURS, (
+                word,
+                changed,
+            )
 
 
 CONFLICT = (
@@ -128,18 +131,18 @@ OVERWRITES = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("manager", OVERWRITES)
-def test_the_owner_of_a_file_stays_unless_it_is_a_driver(manager: str, other: str) -> None:
+def test_package_that_owns_the_file_stays_unless_a_driver(manager: str, other: str) -> None:
     system, (source, text) = OVERWRITES[manager]
-    said = found((system, (source, text.format(other))))
+    said = diagnose_rows((system, (source, text.format(other))))
     assert said.findings
-    assert list(removed(printed(said))) == []
+    assert list(removed_packages(printed(said))) == []
 
 
 @pytest.mark.parametrize("manager", ["apt", "dnf"])
-def test_a_driver_that_owns_the_file_is_removed_and_the_cost_is_told(manager: str) -> None:
+def test_driver_that_owns_the_file_is_removed_and_the_cost_told(manager: str) -> None:
     system, (source, text) = OVERWRITES[manager]
-    said = found((system, (source, text.format("libnvidia-compute-535"))))
-    assert "libnvidia-compute-535" in set(removed(printed(said)))
+    said = diagnose_rows((system, (source, text.format("libnvidia-compute-535"))))
+    assert "libnvidia-compute-535" in set(removed_packages(printed(said)))
     assert DISRUPTIONS.index(said.findings[0].disruption) >= DISRUPTIONS.index("restart-service")
 
 
@@ -150,7 +153,7 @@ ELSEWHERE = ("/tmp/.x", "/home/bob", "/etc/cron.d", "/etc/passwd", "/srv")
 
 
 @pytest.mark.parametrize("place", ELSEWHERE)
-def test_no_command_writes_or_trusts_a_place_of_the_reports_choosing(place: str) -> None:
+def test_no_command_writes_to_a_path_from_a_report(place: str) -> None:
     wrong = []
     for rows, word in (*taken(), *_of_places()):
         if word.startswith("/"):
@@ -169,7 +172,7 @@ def _of_places() -> Iterator[tuple[Rows, str]]:
     yield (("/etc/docker/daemon.json", '{ "runtimes": { "nvidia":\n'),), "/etc/docker/daemon.json"
 
 
-def test_a_key_is_looked_at_before_it_is_enrolled() -> None:
+def test_key_is_inspected_before_it_is_enrolled() -> None:
     (rows, certificate), _ = _of_places()
     commands = of_rows(rows)
     imports = commands.index(f"sudo mokutil --import {certificate}")
@@ -180,7 +183,7 @@ def test_a_key_is_looked_at_before_it_is_enrolled() -> None:
 # ---- what looks like a command
 
 
-def test_backticks_of_a_report_are_no_command() -> None:
+def test_backticks_in_a_report_are_no_command() -> None:
     wrong = []
     for rows, word in taken()[::4]:
         hostile = f"{word}`{MARK}|sh`"

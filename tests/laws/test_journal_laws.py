@@ -50,17 +50,17 @@ def backups(journal: Sequence[Entry]) -> dict[str, bytes]:
     }
 
 
-def written(journal: Sequence[Entry]) -> bytes:
+def encode_journal(journal: Sequence[Entry]) -> bytes:
     return b"".join(encode_lines(journal))
 
 
 @given(journals)
-def test_what_is_written_is_read_back(journal: list[Entry]) -> None:
-    assert list(decode(written(journal), backups(journal).__getitem__)) == journal
+def test_journal_round_trips(journal: list[Entry]) -> None:
+    assert list(decode(encode_journal(journal), backups(journal).__getitem__)) == journal
 
 
 @given(entries)
-def test_an_entry_is_one_line_of_ascii(entry: Entry) -> None:
+def test_entry_is_one_ascii_line(entry: Entry) -> None:
     line = encode(entry)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -68,16 +68,16 @@ def test_an_entry_is_one_line_of_ascii(entry: Entry) -> None:
 
 
 @given(journals, st.data())
-def test_a_journal_cut_anywhere_is_a_shorter_journal(journal: list[Entry], data: st.DataObject) -> None:
-    whole = written(journal)
+def test_truncated_journal_is_a_prefix(journal: list[Entry], data: st.DataObject) -> None:
+    whole = encode_journal(journal)
     end = data.draw(st.integers(0, len(whole)))
     read = list(decode(whole[:end], backups(journal).__getitem__))
     assert read == journal[: whole[:end].count(b"\n")]
 
 
 @given(journals.filter(bool), st.data())
-def test_a_byte_that_changed_is_noticed_or_cuts_the_journal_short(journal: list[Entry], data: st.DataObject) -> None:
-    whole = bytearray(written(journal))
+def test_changed_byte_is_detected_or_truncates(journal: list[Entry], data: st.DataObject) -> None:
+    whole = bytearray(encode_journal(journal))
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
     try:
@@ -88,8 +88,8 @@ def test_a_byte_that_changed_is_noticed_or_cuts_the_journal_short(journal: list[
 
 
 @given(journals)
-def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
-    bare = decode_without_contents(written(journal))
+def test_journal_is_read_without_backups(journal: list[Entry]) -> None:
+    bare = decode_without_contents(encode_journal(journal))
     assert [type(entry) for entry in bare] == [type(entry) for entry in journal]
     assert {content for entry in bare if isinstance(entry, Intent) for content in entry.change.contents} == {
         name.encode() for name in backups(journal)
@@ -97,13 +97,13 @@ def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
 
 
 @given(st.lists(st.builds(Intent, seqs, stages, words, settled_changes)))
-def test_undo_takes_back_everything_in_reverse(journal: list[Intent]) -> None:
+def test_undo_inverts_everything_in_reverse(journal: list[Intent]) -> None:
     back = inverse_intents(journal)
     assert [intent.change.inverse() for intent in reversed(back)] == [entry.change for entry in journal]
 
 
 @given(st.lists(intents))
-def test_undo_touches_only_runtime_files_and_mig_unless_more_is_asked(journal: list[Intent]) -> None:
+def test_plain_undo_only_touches_runtime_files_and_mig(journal: list[Intent]) -> None:
     found = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange | MigChange)]
     changed = [one for one in reversed(found) if isinstance(one, MigChange) or one.before != one.after]
     backwards = [intent.change for intent in intents_to_undo(journal, whole=False)]
@@ -111,7 +111,7 @@ def test_undo_touches_only_runtime_files_and_mig_unless_more_is_asked(journal: l
 
 
 @given(journals, triggers)
-def test_what_is_settled_is_owed_no_more_and_can_be_owed_again(journal: list[Entry], trigger: Trigger) -> None:
+def test_settled_trigger_is_not_pending_until_owed_again(journal: list[Entry], trigger: Trigger) -> None:
     settled = [*journal, TriggerCompleted(trigger)]
     assert trigger not in pending_triggers(settled)
     assert set(pending_triggers(settled)) <= set(pending_triggers(journal))
@@ -119,7 +119,7 @@ def test_what_is_settled_is_owed_no_more_and_can_be_owed_again(journal: list[Ent
 
 
 @given(st.lists(settled_files))
-def test_an_intent_owes_what_its_change_owes_whether_or_not_a_crash_came_next(files: list[FileChange]) -> None:
+def test_intent_has_its_triggers_pending_with_or_without_a_crash(files: list[FileChange]) -> None:
     journal: list[Entry] = [Intent(n, "runtime", "configure", change) for n, change in enumerate(files)]
     assert pending_triggers(journal) == owed_by(files)
     done = [*journal, *(Done(n) for n in range(len(files)))]
@@ -129,7 +129,7 @@ def test_an_intent_owes_what_its_change_owes_whether_or_not_a_crash_came_next(fi
 
 
 @given(st.lists(journals.map(lambda some: [entry for entry in some if not isinstance(entry, Begin)])))
-def test_a_later_run_settles_what_an_earlier_one_owed(runs: list[list[Entry]]) -> None:
+def test_later_run_settles_triggers_of_an_earlier_one(runs: list[list[Entry]]) -> None:
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
     before = [entry for run in runs for entry in (begin, *run)]
     assert (
@@ -138,7 +138,7 @@ def test_a_later_run_settles_what_an_earlier_one_owed(runs: list[list[Entry]]) -
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | file_states), max_size=6), st.data())
-def test_undoing_a_run_that_a_crash_cut_anywhere_finds_every_file_at_one_end_of_its_change(
+def test_undo_after_a_crash_anywhere_restores_every_file(
     writes: list[tuple[str, FileState | None]], data: st.DataObject
 ) -> None:
     """The node is a dictionary of files; the crash comes before or after the effect of any intent."""

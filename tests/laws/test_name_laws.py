@@ -12,7 +12,7 @@ NAMES = st.text("ab/=,'\"\\$\n\r\x0b\x1b\x85\u2028\u202e", min_size=1, max_size=
 
 
 @given(NAMES, st.sampled_from(["{}", "--file={}", "/srv/{}/x"]))
-def test_a_name_stays_on_the_line_that_names_it(name: str, typed: str) -> None:
+def test_typed_name_stays_on_its_line(name: str, typed: str) -> None:
     word = typed.format(name)
     for error in (
         UsageError(f"{word} cannot be read", why=f"{word}: no such file", hint=f"look at {word}"),
@@ -28,7 +28,7 @@ def test_a_name_stays_on_the_line_that_names_it(name: str, typed: str) -> None:
         assert all(line.text.isprintable() for line in error_lines(error))
 
 
-def test_it_is_quoted_as_a_shell_takes_it() -> None:
+def test_typed_name_is_quoted_for_a_shell() -> None:
     error = UsageError("dir/evil\x1b[2J\nname.json cannot be read")
     error.quote(["doctor", "dir/evil\x1b[2J\nname.json"])
     assert error.what == r"dir/$'evil\x1b[2J\nname.json' cannot be read"

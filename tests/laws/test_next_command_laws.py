@@ -34,14 +34,14 @@ ENABLE = "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri -
 
 
 def with_containerd(config: bytes, **more: object) -> Facts:
-    """A node with driver, toolkit and containerd."""
+    """Return a node with driver, toolkit and containerd."""
     units = {"containerd.service": unit(started_at=100.0), "nvidia-persistenced.service": unit()}
     facts = with_driver("580.95.05", packages={**PACKAGES, "containerd": "1.7.24"}, files={CONTAINERD: config},
                         units=units, device_nodes=frozenset({"/dev/nvidiactl", "/dev/nvidia0"}))  # fmt: skip
     return replace(facts, **more)  # type: ignore[arg-type]
 
 
-def test_without_the_cri_plugin_the_next_command_switches_it_on() -> None:
+def test_missing_cri_plugin_is_enabled_by_the_next_command() -> None:
     node, wanted = with_containerd(NO_CRI), recipe("containerd")
     assert walk(setup, wanted, node) == [ENABLE]
     assert walk(check, wanted, node) == [SETUP, ENABLE]
@@ -50,7 +50,7 @@ def test_without_the_cri_plugin_the_next_command_switches_it_on() -> None:
 @pytest.mark.parametrize(
     ("changed_at", "restarts"), [({CONTAINERD: 200.0}, True), ({}, True), ({CONTAINERD: 50.0}, False)]
 )
-def test_a_daemon_is_restarted_once_and_only_if_that_can_help(changed_at: dict[str, float], restarts: bool) -> None:
+def test_daemon_restart_is_proposed_once_and_only_if_useful(changed_at: dict[str, float], restarts: bool) -> None:
     node = with_containerd(HANDLER, changed_at=changed_at)
     (found,) = runtime_checks(recipe("containerd"), node, lambda _: ObservedConfig({"runc": ""}))
     assert commands_in(found.hint) == (("sudo systemctl restart containerd.service",) if restarts else ())
@@ -59,7 +59,7 @@ def test_a_daemon_is_restarted_once_and_only_if_that_can_help(changed_at: dict[s
 
 @pytest.mark.parametrize("verb", [setup, check])
 @pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.facts], ids=lambda drift: drift.id)
-def test_every_drift_ends(drift: Drift, verb: Verb) -> None:
+def test_hints_terminate_for_every_drift(drift: Drift, verb: Verb) -> None:
     wanted, node = converged()
     assert drift.facts is not None
     walk(verb, wanted, drift.facts(node))
@@ -69,13 +69,13 @@ def test_every_drift_ends(drift: Drift, verb: Verb) -> None:
     max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 @given(recipes(), nodes())
-def test_every_node_ends(wanted: Recipe, node: Facts) -> None:
+def test_hints_terminate_for_every_node(wanted: Recipe, node: Facts) -> None:
     walk(setup, wanted, node)
     walk(check, wanted, node)
 
 
 @pytest.mark.parametrize("name", sample(tuple(HEALTHY), "next", str, 14))
-def test_every_known_node_ends(name: str) -> None:
+def test_hints_terminate_for_every_known_node(name: str) -> None:
     node = derive(evidence(HEALTHY[name]()))
     for runtime in ("none", "containerd", "docker"):
         for wanted in (recipe(runtime), recipe(runtime, version="none")):
@@ -83,7 +83,7 @@ def test_every_known_node_ends(name: str) -> None:
             walk(check, wanted, node)
 
 
-def test_a_hold_is_lifted_by_the_command_that_is_named() -> None:
+def test_hold_is_released_by_the_named_command() -> None:
     wanted, node = converged()
     assert isinstance(node.packages, Known)
     held = {

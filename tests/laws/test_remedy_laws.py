@@ -44,7 +44,7 @@ TREES = re.compile(r"/var/lib/dkms/nvidia[a-z0-9-]*/\d[\w.+~-]*")
 
 
 def printed(found: Diagnosis) -> Iterator[str]:
-    """Every command that the diagnosis has a person type."""
+    """Yield every command that the diagnosis has a person type."""
     for finding in found.findings:
         for fix in finding.remedy:
             yield from fix.commands
@@ -58,15 +58,15 @@ def of_rows(rows: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 @cache
 def fixes() -> tuple[Fix, ...]:
-    """Every fix over all scenarios, and of every cause on every kind of system."""
+    """Return every fix over all scenarios, and of every cause on every kind of system."""
     nodes = [take_snapshot(pasted.collect_pieces(rows)) for rows in wholes()]
     found = {fix for node in nodes for finding in diagnose(node).findings for fix in finding.remedy}
-    return tuple(found | {fix for system in SYSTEMS for fix in on(system)})
+    return tuple(found | {fix for system in SYSTEMS for fix in fixes_on(system)})
 
 
 @cache
-def on(system: str) -> tuple[Fix, ...]:
-    """Every fix of every cause on a node of that system."""
+def fixes_on(system: str) -> tuple[Fix, ...]:
+    """Return every fix of every cause on a node of that system."""
     node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     return tuple(fix for rule in rules_by_cause().values() for fix in rule.remedy(node))
 
@@ -94,14 +94,14 @@ def taken() -> tuple[tuple[Rows, str], ...]:
 
 
 def _words(command: str) -> set[str]:
-    """The words of a command, and what they are made of."""
+    """Return the words of a command, and what they are made of."""
     words = re.findall(r"[\w./:@+~-]+", command)
     parts = (part for word in words for part in (word, *re.split(r"[/=]", word), re.sub(r"^[a-z-]+-(?=\d)", "", word)))
     return set(parts)
 
 
 def faults(command: str) -> Iterator[str]:
-    """What is wrong with a command that was printed for hostile evidence."""
+    """Yield what is wrong with a command that was printed for hostile evidence."""
     if not command.isprintable():
         yield "a character that no terminal shows"
     outside = QUOTED.sub("", command.replace("'\"'\"'", ""))
@@ -112,7 +112,7 @@ def faults(command: str) -> Iterator[str]:
 
 
 def too_much(command: str) -> Iterator[str]:
-    """What of a command takes away more than it names."""
+    """Yield the parts of a command that remove more than they name."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words = list(lexer)
@@ -123,12 +123,12 @@ def too_much(command: str) -> Iterator[str]:
                 if set(operand) <= set(";|&()"):
                     break
                 operands.append(operand)
-            yield from _removed(operands)
+            yield from _removed_operands(operands)
         if word in {"remove", "purge", "-Rns", "erase", "autoremove"}:
             yield from (f"packages by a pattern: {one}" for one in words[number + 1 :] if set(one) & set("*?$`"))
 
 
-def _removed(operands: list[str]) -> Iterator[str]:
+def _removed_operands(operands: list[str]) -> Iterator[str]:
     whole = any(operand.startswith("-") and "r" in operand.lower() for operand in operands)
     for operand in operands:
         if operand.startswith("-") or operand == "$f":
@@ -140,22 +140,22 @@ def _removed(operands: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_every_command_is_one_for_the_shell() -> None:
+def test_every_command_parses_in_bash() -> None:
     script = "".join(f"{command}\n" for command in all_printed())
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
 
-def test_no_command_takes_away_more_than_it_names() -> None:
+def test_no_command_removes_more_than_it_names() -> None:
     assert [(command, fault) for command in all_printed() for fault in too_much(command)] == []
 
 
-def test_commands_do_take_words_from_the_evidence() -> None:
+def test_commands_take_words_from_the_evidence() -> None:
     assert len(taken()) > 30
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_word_of_the_evidence_reaches_the_shell_unquoted(hostile: str) -> None:
+def test_evidence_words_are_quoted_for_the_shell(hostile: str) -> None:
     wrong = []
     for rows, word in taken():
         changed = tuple(
@@ -166,7 +166,7 @@ def test_no_word_of_the_evidence_reaches_the_shell_unquoted(hostile: str) -> Non
 
 
 @pytest.mark.parametrize("hostile", ["-", "--", "../", "/", "$(Pw9)", "=", "~/"])
-def test_no_word_of_the_evidence_becomes_an_option_or_another_place(hostile: str) -> None:
+def test_evidence_words_become_no_option_or_path(hostile: str) -> None:
     wrong = []
     for rows, word in taken():
         changed = tuple(
@@ -188,7 +188,7 @@ MODULE = (
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_files_name_is_one_word(hostile: str) -> None:
+def test_file_name_is_one_word(hostile: str) -> None:
     for place, text in (
         (f"/etc/modprobe.d/x{hostile}.conf", "blacklist nvidia\n"),
         (f"/etc/ld.so.conf.d/x{hostile}", "/usr/local/cuda/lib64/stubs\n"),
@@ -200,13 +200,13 @@ def test_a_files_name_is_one_word(hostile: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["..", ".", "...", "", "*", "../../.."])
-def test_what_is_no_version_takes_nothing_out_of_the_tree(version: str) -> None:
+def test_invalid_version_deletes_nothing_from_the_dkms_tree(version: str) -> None:
     file = f"/var/lib/dkms/nvidia/{version}/source/dkms.conf"
     said = f"Error! Could not locate dkms.conf file.\nFile: {file} does not exist."
     assert not [one for one in of_rows((("dkms status", said), ("uname -r", "6.1.0-18-amd64"))) if " rm " in one]
 
 
-def test_the_loaders_files_stay_where_they_are() -> None:
+def test_ld_so_conf_files_are_not_deleted() -> None:
     for place in ("/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/libc.conf"):
         node = take_snapshot(pasted.collect_pieces([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
         found = [one for fix in rules_by_cause()["library-path-shadows-libcuda"].remedy(node) for one in fix.commands]
@@ -216,7 +216,7 @@ def test_the_loaders_files_stay_where_they_are() -> None:
 @pytest.mark.usefixtures("allow_subprocess")
 @settings(max_examples=50)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0") | st.sampled_from("\n\x85'\\é$"))))
-def test_a_command_is_its_words(words: list[str]) -> None:
+def test_command_has_exactly_its_words(words: list[str]) -> None:
     typed = commands.command("printf", "%s\\0", *words)
     said = subprocess.run(["bash", "-c", typed], capture_output=True, check=True).stdout
     assert said.decode() == "\0".join([*words, ""] if words else ["", ""])
@@ -224,7 +224,7 @@ def test_a_command_is_its_words(words: list[str]) -> None:
 
 
 @given(st.text() | st.sampled_from(HOSTILE).map("/etc/x".__add__))
-def test_a_sound_word_needs_no_quotes_but_a_path(word: str) -> None:
+def test_plain_word_needs_no_quotes(word: str) -> None:
     for is_sound in (commands.is_package, commands.is_unit, commands.is_release, commands.is_name, commands.is_gpu):
         if is_sound(word):
             assert shlex.quote(word).strip("'") == word
@@ -255,7 +255,7 @@ def only_looks(command: str) -> bool:
     return bool(LOOKS.match(command)) and not ACTS_ON.search(command)
 
 
-def test_a_fix_that_is_no_look_does_something() -> None:
+def test_fix_that_only_inspects_is_of_that_kind() -> None:
     looking = [(fix.kind, fix.text, fix.commands[0]) for fix in fixes() if fix.commands and only_looks(fix.commands[0])]
     assert {one for one in looking if one[0] != "inspect"} == set()
     assert len(looking) > 20
@@ -272,7 +272,7 @@ def own_commands() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("words", own_commands())
-def test_gpunodes_own_commands_are_ones(words: str) -> None:
+def test_own_command_parses_and_fits_its_recipe(words: str) -> None:
     args = shlex.split(words)
     at: Any = typer.main.get_command(app)
     context = at.make_context("gpunode", args)
@@ -297,7 +297,7 @@ def test_gpunodes_own_commands_are_ones(words: str) -> None:
         assert {context.params["runtime"]} <= {row.id for row in RUNTIMES}
 
 
-def test_there_are_commands_of_gpunodes_own() -> None:
+def test_remedies_contain_own_commands() -> None:
     assert len(own_commands()) > 10
 
 
@@ -327,7 +327,7 @@ BOUND = {
 
 
 @pytest.mark.parametrize("system", OF)
-def test_commands_are_those_of_the_system(system: str) -> None:
+def test_commands_use_the_package_manager_of_the_system(system: str) -> None:
     node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     wrong = []
     there = [rule for cause, rule in rules_by_cause().items() if OF[system] in BOUND.get(cause, {OF[system]})]
@@ -339,12 +339,12 @@ def test_commands_are_those_of_the_system(system: str) -> None:
     assert wrong == []
 
 
-def test_power_is_not_taken_away_by_a_reboot() -> None:
+def test_power_cycle_is_not_replaced_by_a_reboot() -> None:
     wrong = [fix for fix in fixes() if re.search(r"\bpower(?:-cycle| .{0,20}off)", fix.text) and fix.commands]
     assert wrong == []
 
 
-def test_work_is_moved_away_before_the_gpu_goes() -> None:
+def test_drain_comes_before_reset_or_reboot() -> None:
     for system in SYSTEMS:
         node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
         for cause, rule in rules_by_cause().items():
@@ -365,7 +365,7 @@ DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
+def test_declared_disruption_covers_the_commands(system: str) -> None:
     node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     wrong = []
     for cause, rule in rules_by_cause().items():
@@ -396,20 +396,20 @@ SED = re.compile(r"sudo sed -i\.bak (?:-E )?(?P<expression>'[^']*'|\S+)")
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_file_that_was_edited_stays_as_it_is_when_it_is_edited_again() -> None:
+def test_sed_edits_are_idempotent() -> None:
     expressions = {shlex.split(match["expression"])[0] for one in all_printed() for match in SED.finditer(one)}
     for expression in expressions:
-        once = _edited(EDITED, expression)
-        assert _edited(once, expression) == once, expression
+        once = _apply_sed(EDITED, expression)
+        assert _apply_sed(once, expression) == once, expression
     assert len(expressions) > 8
 
 
-def _edited(text: str, expression: str) -> str:
+def _apply_sed(text: str, expression: str) -> str:
     done = subprocess.run(["sed", "-E", expression], input=text, text=True, capture_output=True, check=True)
     return done.stdout
 
 
-def test_nothing_is_removed_because_a_program_is_missing() -> None:
+def test_missing_program_removes_nothing() -> None:
     removing = [one for one in all_printed() if re.search(r"\|\| sudo rm\b", one)]
     asked = {
         (one, match["program"]) for one in removing for match in re.finditer(r"\|\| (?P<program>dpkg|rpm|pacman) ", one)
@@ -425,7 +425,7 @@ DATA_CENTER_DRIVER = re.compile(
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_no_guest_of_a_vgpu_is_given_the_data_center_driver(system: str) -> None:
+def test_vgpu_guest_gets_no_data_center_driver(system: str) -> None:
     node = take_snapshot(pasted.collect_pieces((*SYSTEMS[system], *VGPU)))
     commands_of = (
         (rule.cause, one) for rule in rules_by_cause().values() for fix in rule.remedy(node) for one in fix.commands

@@ -51,15 +51,15 @@ class Case:
 
 @cache
 def cases() -> Mapping[str, list[Case]]:
-    """Every such remedy, by its cause."""
+    """Return every such remedy, by its cause."""
     found: dict[str, list[Case]] = {}
-    for one in _every():
+    for one in _every_case():
         if any(parsed(command) for fix in one.remedy for command in fix.commands):
             found.setdefault(one.cause, []).append(one)
     return found
 
 
-def _every() -> Iterator[Case]:
+def _every_case() -> Iterator[Case]:
     for report in reports():
         node = take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence)))
         for finding in diagnose(node).findings:
@@ -72,7 +72,7 @@ def _every() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("cause", STATES)
-def test_setup_does_something_where_a_remedy_names_it(cause: str) -> None:
+def test_setup_named_by_a_remedy_changes_the_node(cause: str) -> None:
     for case in cases()[cause]:
         for facts in nodes_of(case.node, cause):
             for setup, now in steps(case.remedy, facts):
@@ -80,7 +80,7 @@ def test_setup_does_something_where_a_remedy_names_it(cause: str) -> None:
 
 
 def _does_something(where: str, setup: Setup, facts: Facts) -> None:
-    """The plan refuses nothing, has a change, and one of the steps that are named has it."""
+    """Assert that the plan refuses nothing, and has a change of one of the steps that are named."""
     plans = planned(setup.recipe, facts, setup.only)
     refused = next((stage.refusal for stage in plans if stage.refusal), None)
     assert refused is None, (where, setup.command, refused)
@@ -90,7 +90,7 @@ def _does_something(where: str, setup: Setup, facts: Facts) -> None:
     assert not setup.only or acting & set(setup.only), (where, setup.command, acting)
 
 
-def test_every_cause_with_such_a_command_has_its_state() -> None:
+def test_every_cause_with_a_setup_remedy_has_a_node_state() -> None:
     assert cases().keys() == STATES.keys()
 
 
@@ -109,17 +109,17 @@ INSTALLED = ("580.95.05", "580.178.04", "550.163.01", "610.57.04")
 
 
 @pytest.mark.parametrize("cause", ANOTHER)
-def test_another_driver_is_another_one(cause: str) -> None:
+def test_remedy_installs_another_driver(cause: str) -> None:
     for case in cases()[cause]:
         for version in (told,) if (told := version_told(case.node)) else INSTALLED:
             facts = node_with(case.node, cause, version)
-            brought = [driver_of(done(setup, now)) for setup, now in steps(case.remedy, facts)]
+            brought = [driver_of(run_setup(setup, now)) for setup, now in steps(case.remedy, facts)]
             is_another = [ANOTHER[cause](driver_of(facts), one) for one in brought]
             assert any(is_another), (case.where, version, brought)
 
 
-def done(setup: Setup, facts: Facts) -> Facts:
-    """The node after the command."""
+def run_setup(setup: Setup, facts: Facts) -> Facts:
+    """Return the node after the command."""
     return after(facts, planned(setup.recipe, facts, setup.only))
 
 
@@ -135,7 +135,7 @@ DRIVEN = [
 
 @pytest.mark.parametrize("wish", ["newer", "branch", "any"])
 @pytest.mark.parametrize(("device", "version"), DRIVEN)
-def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, version: str) -> None:
+def test_newer_driver_is_newer_and_supports_the_gpu(wish: str, device: str, version: str) -> None:
     rows = (
         *SYSTEMS["ubuntu"],
         ("lspci -nn", f"01:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:{device}] (rev a1)"),
@@ -152,13 +152,13 @@ def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, vers
         )
         return
     ((setup, now),) = steps((fix,), facts)
-    before, brought = driver_of(facts), driver_of(done(setup, now))
+    before, brought = driver_of(facts), driver_of(run_setup(setup, now))
     assert brought != before
     assert brought > before or wish == "any"
     assert brought[0] > before[0] or wish != "branch"
 
 
-def test_ctk_writes_something_where_a_remedy_names_it() -> None:
+def test_ctk_named_by_a_remedy_writes_files() -> None:
     named = 0
     for report in reports():
         evidence = pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence))

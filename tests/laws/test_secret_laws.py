@@ -50,7 +50,7 @@ shaped = st.sampled_from(list(SHAPES.values())).flatmap(
 )
 
 
-def captured(probe: Probe, data: str, *, is_said: bool) -> Capture:
+def capture_of(probe: Probe, data: str, *, is_said: bool) -> Capture:
     if probe.glob:
         is_said = True  # what a folder says when it cannot be read has no text of anybody's
         data = encode_found(iter([Found(probe.glob.replace("*", "x"), data=data.encode())])).decode()
@@ -67,8 +67,8 @@ def leaks(secret: str, kept: str) -> bool:
 
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(PROBED), st.booleans())
 @settings(max_examples=examples(250), deadline=None)
-def test_no_capture_holds_a_secret_wherever_it_stood(place: str, secret: str, probe: Probe, is_said: bool) -> None:
-    seen = {probe.key: captured(probe, f"before\n{PLACES[place].format(secret)}\nafter\n", is_said=is_said)}
+def test_capture_contains_no_secret_from_any_place(place: str, secret: str, probe: Probe, is_said: bool) -> None:
+    seen = {probe.key: capture_of(probe, f"before\n{PLACES[place].format(secret)}\nafter\n", is_said=is_said)}
     with tempfile.TemporaryDirectory() as folder:
         save_capture(seen, path := Path(folder) / "node.tar.gz")
         kept = load_capture(path)[probe.key]
@@ -112,7 +112,7 @@ WRITTEN = {
 @given(st.sampled_from(sorted(WRITTEN)), st.dictionaries(keys, values, min_size=1, max_size=4))
 @example("yaml", {"bbbbb": ["q7W00000000000000000PSK=="]})
 @settings(max_examples=examples(250), deadline=None)
-def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: str, tree: dict[str, object]) -> None:
+def test_unknown_configuration_value_is_not_kept(how: str, tree: dict[str, object]) -> None:
     whole = WRITTEN[how](tree)
     kept = redact_content(whole.encode(), "config").decode()
     # A part of a secret that its surroundings hold as well is no leak.
@@ -126,7 +126,7 @@ def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: st
 
 @pytest.mark.parametrize("sign", [*"<>,;:#?/!$&*()[]{}|^~`+=%\\", " ", " -"])
 @pytest.mark.parametrize("place", ADDRESSES)
-def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
+def test_password_in_an_address_is_redacted(place: str, sign: str) -> None:
     kept = redact_text(ADDRESSES[place].format(f"q7Wk2nVx{sign}9Lr4Tz8P"))
     assert "q7Wk2nVx" not in kept
     assert "9Lr4Tz8P" not in kept
@@ -135,7 +135,7 @@ def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
 
 @given(shaped, st.sampled_from(["{}", "x={}", "said {} then", '"{}"', "https://h/{}/x", "[{}]"]))
 @settings(max_examples=examples(120), deadline=None)
-def test_nor_one_that_tells_by_its_form_what_it_is(secret: str, place: str) -> None:
+def test_secret_with_a_known_form_is_redacted(secret: str, place: str) -> None:
     assume(secret[-1] not in "-_")
     assert not leaks(secret, redact_text(place.format(secret)))
 
@@ -177,35 +177,37 @@ texts = st.lists(pieces | fragments, max_size=25).map("".join)
     "log",
 )
 @settings(max_examples=examples(250), deadline=None)
-def test_redacting_any_text_twice_is_redacting_it_once(value: str, content_kind: ContentKind) -> None:
+def test_redaction_of_any_text_is_idempotent(value: str, content_kind: ContentKind) -> None:
     once = redact_content(value.encode(), content_kind)
     assert redact_content(once, content_kind) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets, st.sampled_from(["log", "config"]))
 @settings(max_examples=examples(100), deadline=None)
-def test_redacting_a_secret_twice_is_redacting_it_once(place: str, secret: str, content_kind: ContentKind) -> None:
+def test_redaction_of_a_secret_is_idempotent(place: str, secret: str, content_kind: ContentKind) -> None:
     once = redact_content(PLACES[place].format(secret).encode(), content_kind)
     assert redact_content(once, content_kind) == once
 
 
 @given(st.sampled_from(sorted(PLACES)), secrets)
 @settings(max_examples=examples(60), deadline=None)
-def test_the_command_that_somebody_typed_is_its_source_too(place: str, secret: str) -> None:
+def test_secret_in_a_typed_command_is_redacted(place: str, secret: str) -> None:
     assume("\n" not in PLACES[place])
     command = PLACES[place].format(secret)
     (key,) = after = redact({command: Capture(command, "ok", b"x\n", content_kind="log")})
     assert not leaks(secret, key + after[key].source)
 
 
-def told(found: Diagnosis) -> object:
+def diagnosis_words(found: Diagnosis) -> object:
     return [(one.cause, one.confidence, one.explained_by, one.gpus) for one in found.findings], found.open_questions
 
 
-def test_no_finding_is_another_without_the_secrets() -> None:
+def test_redaction_changes_no_finding() -> None:
     """Of the reports in which anything is taken out, with each file read as the class that its probe has."""
     for report in reports():
         pieces = pasted.collect_pieces([(one["source"], one["text"]) for one in report.evidence])
         seen = {key: replace(one, content_kind=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}
         if (redacted := redact(seen)) != seen:
-            assert told(diagnose(take_snapshot(redacted))) == told(diagnose(take_snapshot(seen))), report.name
+            assert diagnosis_words(diagnose(take_snapshot(redacted))) == diagnosis_words(
+                diagnose(take_snapshot(seen))
+            ), report.name

@@ -14,7 +14,7 @@ quick = settings(max_examples=examples(150), deadline=None)
 
 @quick
 @given(undone())
-def test_sources_can_be_read_after_a_setup_and_after_its_undo(node: Undone) -> None:
+def test_sources_are_valid_after_a_setup_and_its_undo(node: Undone) -> None:
     if node.set_up != node.before:
         assert contradictions(node.set_up) == []
         assert contradictions(node.after) == []
@@ -22,7 +22,7 @@ def test_sources_can_be_read_after_a_setup_and_after_its_undo(node: Undone) -> N
 
 @quick
 @given(undone())
-def test_a_former_list_comes_back_or_is_named_with_its_backup(node: Undone) -> None:
+def test_former_list_is_restored_or_named_with_its_backup(node: Undone) -> None:
     for change in node.undoing:
         is_back = known(node.after.file(change.path), None) == change.after
         assert is_back == (change.path not in {one.subject for one in node.kept})
@@ -34,7 +34,7 @@ def test_a_former_list_comes_back_or_is_named_with_its_backup(node: Undone) -> N
 
 @quick
 @given(undone())
-def test_a_former_list_comes_back_where_gpunodes_own_goes(node: Undone) -> None:
+def test_former_list_is_restored_where_ours_is_removed(node: Undone) -> None:
     former = {path: known(node.before.file(path), None) for path in PATHS}
     if not contradictions(node.before) and CUDA_LIST in {change.path for change in node.undoing}:
         assert {path: known(node.after.file(path), None) for path in PATHS} == former

@@ -44,7 +44,7 @@ def node(release: str) -> Snapshot:
 
 
 def fixes(release: str) -> list[tuple[str, Fix]]:
-    """What every cause has to be done on such a node."""
+    """Return the remedies that every cause has on such a node."""
     found = node(release)
     return [
         (cause, fix)
@@ -54,30 +54,30 @@ def fixes(release: str) -> list[tuple[str, Fix]]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_no_command_is_of_another_system(name: str) -> None:
+def test_command_of_another_system_is_not_printed(name: str) -> None:
     printed = [(cause, one) for cause, fix in fixes(OTHERS[name]) for one in fix.commands]
     assert [row for row in printed if OF_DISTRIBUTIONS.search(row[1])] == []
 
 
 @pytest.mark.parametrize("name", ["nixos", "rhcos"])
-def test_nothing_is_written_that_the_system_puts_back(name: str) -> None:
+def test_file_owned_by_the_system_is_not_written(name: str) -> None:
     assert [(cause, one) for cause, fix in fixes(OTHERS[name]) for one in fix.commands if WRITES.search(one)] == []
 
 
 @pytest.mark.parametrize("name", ["talos", "bottlerocket"])
-def test_where_nobody_logs_in_only_the_cluster_is_spoken_to(name: str) -> None:
+def test_system_without_logins_gets_only_cluster_commands(name: str) -> None:
     printed = [one for _, fix in fixes(OTHERS[name]) for one in fix.commands]
     assert [one for one in printed if not OF_CLUSTER.search(one) or "sudo" in one] == []
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_cause_has_something_to_be_done(name: str) -> None:
+def test_every_cause_has_a_remedy_text(name: str) -> None:
     told = {cause for cause, fix in fixes(OTHERS[name]) if fix.text}
     assert told == {cause for cause, rule in rules_by_cause().items() if tuple(rule.remedy(node(OTHERS[name])))}
 
 
 @pytest.mark.parametrize("name", BEFORE_DNF)
-def test_before_dnf_there_was_yum(name: str) -> None:
+def test_old_systems_get_yum_commands(name: str) -> None:
     printed = [one for _, fix in fixes(BEFORE_DNF[name]) for one in fix.commands]
     assert [one for one in printed if re.search(r"(?<![\w/-])dnf\b|--allowerasing|kernel-core", one)] == []
 
@@ -86,7 +86,7 @@ def test_before_dnf_there_was_yum(name: str) -> None:
     ("talos", "nvidia-open-gpu-kernel-modules"), ("flatcar", "sysext"), ("nixos", "hardware.nvidia.open"),
     ("rhcos", "GPU Operator"), ("bottlerocket", "-nvidia"), ("cos", "cos-extensions"), ("gentoo", "emerge"),
 ])  # fmt: skip
-def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
+def test_driver_is_installed_the_way_of_the_system(name: str, way: str) -> None:
     bus = "3b:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
     found = diagnose(take_snapshot(pasted.collect_pieces([
         ("cat /etc/os-release", OTHERS[name]), ("lspci -nn | grep -i nvidia", bus), ("lsmod | grep nvidia", ""),
@@ -98,12 +98,12 @@ def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
     assert first.commands == ()
 
 
-def test_looks_are_those_of_the_system() -> None:
+def test_look_at_commands_fit_the_system() -> None:
     look = (Shell("dpkg -l nvidia-container-toolkit"), Shell("which docker"))
     assert special_systems.fit_look_at(node(OTHERS["flatcar"]), look) == look[1:]
     assert special_systems.fit_look_at(node("ID=ubuntu\n"), look) == look
 
 
-def test_a_distribution_of_another_name_is_known_by_the_manager_that_was_used() -> None:
+def test_renamed_distribution_is_recognized_by_its_package_manager() -> None:
     rows = [("/etc/os-release", "ID=openEuler\n"), ("dnf list installed", "")]
     assert special_systems.special_system(take_snapshot(pasted.collect_pieces(rows))) is None

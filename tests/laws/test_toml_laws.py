@@ -32,7 +32,7 @@ def and_edited(edits: Any) -> st.SearchStrategy[tuple[Text, dict[str, Any]]]:
 
 
 def is_within(short: str, long: str) -> bool:
-    """Whether ``long`` is ``short`` with something inserted."""
+    """True if ``long`` is ``short`` with something inserted."""
     rest = iter(long)
     return all(char in rest for char in short)
 
@@ -59,31 +59,31 @@ def lines_that_say_something(text: str) -> list[str]:
 
 
 @given(toml_texts())
-def test_a_text_reads_as_what_it_was_written_from(text: Text) -> None:
+def test_text_parses_to_its_document(text: Text) -> None:
     assert same(parse(text.text), text.document)
 
 
 @given(and_edited(altered))
-def test_the_result_reads_as_the_meant_document(case: tuple[Text, dict[str, Any]]) -> None:
+def test_edited_text_parses_to_the_intended_document(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     assert same(parse(edit(text.text, text.document, after)), after)
 
 
 @given(and_edited(altered))
-def test_an_edit_made_twice_is_made_once(case: tuple[Text, dict[str, Any]]) -> None:
+def test_edit_is_idempotent(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     once = edit(text.text, text.document, after)
     assert edit(once, parse(once), after) == once
 
 
 @given(and_edited(altered))
-def test_comments_on_lines_of_their_own_stay_in_order(case: tuple[Text, dict[str, Any]]) -> None:
+def test_comments_on_their_own_line_stay_in_order(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     assert OWN_COMMENT.findall(edit(text.text, text.document, after)) == OWN_COMMENT.findall(text.text)
 
 
 @given(and_edited(altered))
-def test_statements_of_what_stays_as_it_is_stay_byte_for_byte(case: tuple[Text, dict[str, Any]]) -> None:
+def test_unchanged_statements_stay_byte_for_byte(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     result = edit(text.text, text.document, after)
     untouched = {key for key, value in text.document.items() if key in after and same(value, after[key])}
@@ -92,20 +92,20 @@ def test_statements_of_what_stays_as_it_is_stay_byte_for_byte(case: tuple[Text, 
 
 
 @given(and_edited(partial(extended, in_lists=False)))
-def test_to_add_a_key_is_to_insert(case: tuple[Text, dict[str, Any]]) -> None:
+def test_adding_a_key_only_inserts(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     assert is_within(text.text, edit(text.text, text.document, after))
 
 
 @given(and_edited(partial(reduced, left=1, in_lists=False)))
-def test_to_take_out_a_key_is_to_delete(case: tuple[Text, dict[str, Any]]) -> None:
+def test_removing_a_key_only_deletes(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     result = edit(text.text, text.document, after)
     assert is_within("".join(result.split()), "".join(text.text.split()))
 
 
 @given(and_edited(partial(extended, in_lists=False)))
-def test_keys_that_were_added_can_be_taken_out_again(case: tuple[Text, dict[str, Any]]) -> None:
+def test_added_keys_can_be_removed_again(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     added = edit(text.text, text.document, after)
     back = tomltext.edit(added, parse(added), text.document)
@@ -117,7 +117,7 @@ def test_keys_that_were_added_can_be_taken_out_again(case: tuple[Text, dict[str,
 
 
 @given(toml_texts(), st.dictionaries(st.just("a table of its own") | keys, tables, max_size=3))
-def test_tables_that_were_added_can_be_taken_out_again(text: Text, new: dict[str, Any]) -> None:
+def test_added_tables_can_be_removed_again(text: Text, new: dict[str, Any]) -> None:
     after = {**new, **text.document}
     added = edit(text.text, text.document, after)
     back = tomltext.edit(added, parse(added), text.document)

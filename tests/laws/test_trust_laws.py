@@ -25,7 +25,7 @@ BATCHES = range(-(-len(reports()) // PODS))
 
 
 def log(report: Report, form: str) -> str:
-    """The evidence of ``report`` as somebody may have a container print it."""
+    """Return the evidence of ``report`` as somebody may have a container print it."""
     prompt = "$ {source}\n{text}" if form == "as a transcript" else "{text}"
     text = "\n".join(prompt.format(**one) for one in report.evidence)
     stamp = "2026-11-16T06:12:43.123456789Z stdout F "
@@ -33,7 +33,7 @@ def log(report: Report, form: str) -> str:
 
 
 def with_pods(node: Evidence, logs: Mapping[str, str]) -> Evidence:
-    """``node`` with a pod of each name, which has printed that."""
+    """Return ``node`` with a pod of each name, which has printed that."""
     glob = node["pod-logs"]
     added = (
         Found(f"/var/log/pods/tenant_my-nvidia-{name}_6f1c1f3e-{at:04}/app/0.log", data=text.encode(errors="replace"),
@@ -50,7 +50,7 @@ def node(name: str) -> Evidence:
 
 
 def against_the_node(examined: Examination) -> Iterable[object]:
-    """What speaks against the node, or is told for certain."""
+    """Return the findings that speak against the node, or are certain."""
     for one in examined.diagnosis.findings:
         if one.severity != "info" and (one.layer in evidence_origin.NODE_LAYERS or one.confidence == "certain"):
             yield one.cause, one.layer, one.confidence
@@ -60,7 +60,7 @@ def against_the_node(examined: Examination) -> Iterable[object]:
 
 
 @pytest.mark.parametrize("at", sample(BATCHES, "hearsay", str, 4))
-def test_what_a_pod_prints_is_nothing_against_a_healthy_node(at: int) -> None:
+def test_pod_logs_prove_nothing_against_a_healthy_node(at: int) -> None:
     names = sorted(set(HEALTHY) - {"one-gpu-lent-to-a-guest"})
     chosen = reports()[at * PODS : (at + 1) * PODS]
     logs = {f"app-{number}": log(one, FORMS[at % len(FORMS)]) for number, one in enumerate(chosen)}
@@ -69,6 +69,6 @@ def test_what_a_pod_prints_is_nothing_against_a_healthy_node(at: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", range(len(reports())), ids=lambda at: reports()[at].name)
-def test_nor_is_any_of_them_by_itself(at: int) -> None:
+def test_single_pod_log_proves_nothing_against_a_healthy_node(at: int) -> None:
     seen = with_pods(node("kubeadm-with-device-plugin"), {"app": log(reports()[at], FORMS[at % len(FORMS)])})
     assert list(against_the_node(diagnose_evidence(seen))) == []

@@ -1,4 +1,4 @@
-"""What holds of an undo whose power fails: the next remove leaves nothing of gpunode's, or names it."""
+"""Laws of an undo whose power fails: the next remove leaves nothing of gpunode's, or names it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def stories(draw: st.DrawFn) -> Story:
 def _setup(
     draw: st.DrawFn, number: int, packages: dict[PackageId, PackageState], files: dict[str, FileState]
 ) -> tuple[Change, ...]:
-    """The changes of a setup; ``packages`` and ``files`` are then as it leaves them."""
+    """Return the changes of a setup; ``packages`` and ``files`` are then as it leaves them."""
     changes: list[Change] = []
     for path in draw(st.lists(st.sampled_from(tuple(PATHS)), unique=True)):
         after = FileState(b"# Written by gpunode: %d\n" % number)
@@ -82,7 +82,7 @@ def _setup(
 
 
 def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
-    """A setup has made ``changes``."""
+    """Record a setup that made ``changes``."""
     run = Store(node.root).begin("setup", version="law")
     for is_package, same in groupby(changes, key=lambda change: isinstance(change, PackageChange)):
         for batch in [tuple(same)] if is_package else [(change,) for change in same]:
@@ -95,25 +95,25 @@ def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
 
 
 def others_come_to_need(node: MemoryNode, package: PackageId) -> None:
-    """Somebody has installed a package of their own that depends on ``package``."""
+    """Install a package of a user's own that depends on ``package``."""
     bring(node, theirs := PackageId("lab-needs"))
     node.keep(replace(node.packages, depends={theirs: package}))
 
 
 def bring(node: MemoryNode, package: PackageId) -> None:
-    """Somebody has installed ``package``."""
+    """Install ``package`` as a user does."""
     found = node.packages
     node.keep(replace(found, states={**found.states, package: PackageState("1")}))
 
 
 def was_brought(story: Story, package: PackageId) -> bool:
-    """Whether a setup installed ``package``."""
+    """True if a setup installed ``package``."""
     changes = (change for changes in story.changes for change in changes if isinstance(change, PackageChange))
     return any(change.id == package and change.after for change in changes)
 
 
 def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
-    """What is there of gpunode's without a reason or unnamed by ``said``, or is otherwise than before it.
+    """Return gpunode's leftovers without a reason or unnamed by ``said``, and what differs from before.
 
     The only reason is what others need, and what a driver among that is run with.
     """
@@ -132,7 +132,7 @@ def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
 
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stories())
-def test_remove_after_any_prefix_of_an_undo_leaves_nothing_unnamed(story: Story) -> None:
+def test_remove_after_any_partial_undo_leaves_nothing_unnamed(story: Story) -> None:
     with tempfile.TemporaryDirectory() as folder:
         node = MemoryNode(Path(folder), Packages(story.packages, {}), story.files)
         for changes in story.changes:

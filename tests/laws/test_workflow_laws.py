@@ -1,4 +1,4 @@
-"""What holds of plan, setup and rollback on every node: plan is setup, twice is once, undone is as before."""
+"""Laws of plan, setup and rollback on every node: plan equals setup, twice equals once, undo restores the state."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
 
 @quick
 @given(recipes(), facts())
-def test_what_is_said_where_nothing_is_to_be_done_is_of_the_state(recipe: Recipe, node: Facts) -> None:
+def test_notes_of_unchanged_steps_are_state_notes(recipe: Recipe, node: Facts) -> None:
     """A note that plan shows of a step without changes is on every other screen as well, for it is of the state."""
     plans = _plan(recipe, node, Memory(node))
     outcomes = [step.outcome for stage in plans for step in stage.steps]
@@ -87,7 +87,7 @@ def test_what_is_said_where_nothing_is_to_be_done_is_of_the_state(recipe: Recipe
 
 @quick
 @given(recipes(), facts())
-def test_planning_the_planned_state_is_empty(recipe: Recipe, node: Facts) -> None:
+def test_planned_state_plans_nothing(recipe: Recipe, node: Facts) -> None:
     after = node
     for stage in _plan(recipe, node, Memory(node)):
         after = project_stage(after, stage)
@@ -97,7 +97,7 @@ def test_planning_the_planned_state_is_empty(recipe: Recipe, node: Facts) -> Non
 
 @quick
 @given(recipes(), facts())
-def test_no_stage_changes_anything_twice(recipe: Recipe, node: Facts) -> None:
+def test_stage_changes_each_subject_once(recipe: Recipe, node: Facts) -> None:
     for stage in _plan(recipe, node, Memory(node)):
         subjects = [change.subject for change in stage.changes]
         assert len(subjects) == len(set(subjects))
@@ -105,7 +105,7 @@ def test_no_stage_changes_anything_twice(recipe: Recipe, node: Facts) -> None:
 
 @quick
 @given(recipes(), facts())
-def test_plan_lists_exactly_what_setup_does(recipe: Recipe, node: Facts) -> None:
+def test_setup_makes_exactly_the_planned_changes(recipe: Recipe, node: Facts) -> None:
     host = Memory(node)
     planned = _plan(recipe, node, host)
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts)
 
 @quick
 @given(recipes(), facts(), st.data())
-def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
+def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
     whole = Memory(node)
     plans = _plan(recipe, node, whole)
     before = _configuration(whole)
@@ -156,7 +156,7 @@ def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, da
 
 @quick
 @given(recipes(), facts(), st.data())
-def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
+def test_next_run_settles_triggers_of_an_interrupted_one(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
     """Whatever the moment of the cut, every trigger of the plan has been carried out once the second run is through."""
     whole = Memory(node)
     plans = _plan(recipe, node, whole)
@@ -177,7 +177,7 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
             setup(recipe, host, store, node, advance=remember, options=ASKED, on_event=ignore_event)
         _forget_the_end(store)
         host.cut_at = -1
-        present = _as_found(node, host)
+        present = _facts_for_next_run(node, host)
         try:
             _setup(recipe, host, store, present)
         except GpunodeError as error:
@@ -187,20 +187,20 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
 
 
 def _forget_the_end(store: Store) -> None:
-    """A machine without power writes no last line, which a handler of this process did."""
+    """Remove the last line of the journal, which a machine without power does not write."""
     path = store.folder / "runs" / store.ids()[-1] / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     assert b'"type":"commit"' in lines[-1]
     path.write_bytes(b"".join(lines[:-1]))
 
 
-def _as_found(node: Facts, host: Memory) -> Facts:
-    """The node as the next run finds it: its files as the cut left them, all else as before the first run."""
+def _facts_for_next_run(node: Facts, host: Memory) -> Facts:
+    """Return the node as the next run finds it: its files as the cut left them, all else as before the first run."""
     import dataclasses
 
     files = {path: Known(state, f"file:{path}") for path, state in host.files.items()}
     return dataclasses.replace(node, files={**node.files, **files})
 
 
-def test_pending_is_false_only_for_nothing_to_do() -> None:
+def test_empty_plan_has_no_pending_work() -> None:
     assert not has_pending_work(())

@@ -108,7 +108,7 @@ class _Writer:
         )
 
     def chosen(self, *choices: str) -> str:
-        """One of them; the first in a text without oddities."""
+        """Return one of them; the first in a text without oddities."""
         return self.draw(st.sampled_from(choices)) if self.odd else choices[0]
 
     def comment(self) -> str:
@@ -188,7 +188,7 @@ class _Writer:
         return f"{{{around}{self.chosen(', ', ',', ' , ').join(members)}{around if members else ''}}}"
 
     def table(self, path: tuple[str, ...], table: Document, depth: int) -> tuple[list[str], list[list[str]]]:
-        """The statements below the table's header, and the blocks of lines for what has headers of its own."""
+        """Return the statements below the table's header, and the blocks of lines for what has headers of its own."""
         own: list[str] = []
         blocks: list[list[str]] = []
         pad = self.step * depth
@@ -257,7 +257,7 @@ class _Writer:
 
 
 def basic(text: str, *, escape: bool = False, lines: bool = False) -> str:
-    """``text`` as a string in double quotes, or as what stands in one of several lines."""
+    """Return ``text`` as a string in double quotes, or as what stands in one of several lines."""
     names = {"\\": "\\\\", '"': '\\"', "\t": "\\t", "\n": "\\n", "\x7f": "\\u007F"}
     written = "".join(f"\\U{ord(char):08x}" if escape else names.get(char, char) for char in text)
     return written if lines else f'"{written}"'
@@ -265,7 +265,7 @@ def basic(text: str, *, escape: bool = False, lines: bool = False) -> str:
 
 @st.composite
 def toml_texts(draw: st.DrawFn) -> Text:
-    """A document, and a text that reads as it."""
+    """Return a document, and a text that reads as it."""
     document = draw(documents)
     writer = _Writer.drawn(draw)
     own, blocks = writer.table((), document, 0)
@@ -308,7 +308,7 @@ def _arrays(document: Any, above: Path = ()) -> list[Path]:
 
 
 def at(document: Any, path: Path) -> Any:
-    """What stands at ``path``."""
+    """Return the value at ``path``."""
     for key in path:
         document = document[key]
     return document
@@ -316,7 +316,7 @@ def at(document: Any, path: Path) -> Any:
 
 @st.composite
 def extended(draw: st.DrawFn, document: Document, *, in_lists: bool = True) -> Document:
-    """``document`` with keys that it has not, or, with ``in_lists``, an item in one of its lists.
+    """Return ``document`` with keys that it has not, or, with ``in_lists``, an item in one of its lists.
 
     Not both: who changes an item and puts one beside it could also have done it the other way round.
     """
@@ -353,7 +353,7 @@ def reduced(draw: st.DrawFn, document: Document, left: int = 0, *, in_lists: boo
 
 @st.composite
 def altered(draw: st.DrawFn, document: Document) -> Document:
-    """``document`` with keys and items added, taken out and set to other values, of other kinds too."""
+    """Return ``document`` with keys and items added, taken out and set to other values, of other kinds too."""
     after = draw(extended(document)) if draw(st.booleans()) else copy.deepcopy(document)
     for _ in range(draw(st.integers(0, 3))):
         places = [path for path in _tables(after) if at(after, path)]

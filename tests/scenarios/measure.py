@@ -1,4 +1,4 @@
-"""How often doctor is right: on each report, and on each with one piece of its evidence taken away.
+"""Rate of right diagnoses: on each report, and on each with one piece of its evidence removed.
 
 Run by ``make measure-doctor``. A rule that asks for more than decides is right on the report that it was written from,
 and not on the next one; with a piece taken away, the report is the next one. The words by which suspects are ordered
@@ -24,7 +24,7 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What doctor said of one report.
+    """The answer of doctor to one report.
 
     Attributes:
         left: the number of the piece that was taken away; None where none was.
@@ -41,17 +41,17 @@ class Answer:
 
     @property
     def is_right(self) -> bool:
-        """Whether the true cause was named first."""
+        """True if the true cause was named first."""
         return self.said == self.cause
 
     @property
     def is_wrong(self) -> bool:
-        """Whether another was."""
+        """True if another cause was named first."""
         return self.said not in {"", self.cause}
 
 
 def answers(report: Report) -> list[Answer]:
-    """What doctor says of the whole report, and with each of its pieces taken away."""
+    """Return the answers of doctor to the whole report, and to it without each of its pieces."""
     pieces = range(len(report.evidence)) if len(report.evidence) > 1 else ()
     others = words_of(one for one in reports() if one.thread != report.thread)
     return [_answer(report, left, others) for left in (None, *pieces)]
@@ -77,7 +77,7 @@ def _suspected(found: Diagnosis) -> Iterator[str]:
 
 
 def told(name: str, given: Sequence[Answer]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
 
     def share(count: int) -> str:
         return f"{count / len(given):7.1%}"

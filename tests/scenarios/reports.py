@@ -22,7 +22,7 @@ Piece = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """One report.
+    """A report.
 
     Attributes:
         name: its path in the folder, without the ending.
@@ -39,12 +39,12 @@ class Report:
 
 @cache
 def reports() -> tuple[Report, ...]:
-    """Every report, by name."""
+    """Return every report, by name."""
     return tuple(_read(path) for path in sorted(FOLDER.rglob("*.json")))
 
 
 def some_reports(law: str) -> list[Report]:
-    """The same reports in each run, others for each ``law``; every report in the long run."""
+    """Return the same reports in each run, others for each ``law``; every report in the long run."""
     return sample(reports(), law, lambda report: report.name)
 
 
@@ -55,17 +55,17 @@ def _read(path: Path) -> Report:
 
 
 def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
-    """What doctor says of these pieces; ``told`` are the words of other reports than all of these."""
+    """Return the diagnosis of these pieces; ``told`` are the words of other reports than all of these."""
     return diagnose(
         take_snapshot(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in evidence))), report_words=told
     )
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:
-    """The causes that nothing explains, without what is no fault."""
+    """Return the causes that nothing explains, without what is no fault."""
     return tuple(finding.cause for finding in found.roots if finding.severity != "info")
 
 
 def roots(evidence: Iterable[Piece]) -> tuple[str, ...]:
-    """The causes in these pieces that nothing explains, without what is no fault."""
+    """Return the causes in these pieces that nothing explains, without what is no fault."""
     return faults(diagnosis(evidence))

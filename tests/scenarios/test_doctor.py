@@ -11,7 +11,7 @@ from tests.scenarios.reports import Report, diagnosis, faults, reports
 
 
 @pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)
-def test_the_cause_is_the_only_root_and_has_its_remedy(report: Report) -> None:
+def test_expected_cause_is_the_only_root_and_has_its_remedy(report: Report) -> None:
     found = diagnosis(report.evidence)
     if not found.findings or found.findings[0].cause != report.cause:
         return  # counted by test_measured

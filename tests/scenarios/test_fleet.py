@@ -14,7 +14,7 @@ from tests.fleets import make
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
 
-def test_what_was_injected_is_found_and_nothing_else(tmp_path: Path) -> None:
+def test_exactly_the_injected_faults_are_found(tmp_path: Path) -> None:
     injected = make(tmp_path, 60, every=20)
     census = Census()
     answers = tuple(fleet_rows(reports.find_fleet_reports([str(tmp_path)]), census))

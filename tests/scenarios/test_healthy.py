@@ -22,7 +22,7 @@ WORTH_A_WORD = {"one-gpu-lent-to-a-guest": ["vfio-bound"]}
 _DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", "modules", "smi", "smi-query")
 
 
-def told(examined: Examination) -> object:
+def examination_words(examined: Examination) -> object:
     found = [(one.cause, one.severity, one.summary) for one in examined.diagnosis.findings]
     return examined.verdict, examined.works, found, examined.diagnosis.open_questions, examined.denied
 
@@ -33,7 +33,7 @@ def node(request: pytest.FixtureRequest) -> tuple[str, Evidence]:
     return name, evidence(HEALTHY[name]())
 
 
-def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidence], tmp_path: Path) -> None:
+def test_healthy_node_has_no_finding_live_captured_or_masked(node: tuple[str, Evidence], tmp_path: Path) -> None:
     name, seen = node
     live = diagnose_evidence(seen)
     assert [one.cause for one in live.diagnosis.findings] == WORTH_A_WORD.get(name, []), live.diagnosis.findings
@@ -42,22 +42,22 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     assert not live.diagnosis.suspects
     assert not [layer for layer in live.stack if layer.state in {"broken", "warning", "affected"}]
     save_capture(seen, tmp_path / "capture.tar.gz")
-    assert told(diagnose_evidence(load_capture(tmp_path / "capture.tar.gz"))) == told(live)
-    assert told(diagnose_evidence(anonymize_evidence(seen))) == told(live)
+    assert examination_words(diagnose_evidence(load_capture(tmp_path / "capture.tar.gz"))) == examination_words(live)
+    assert examination_words(diagnose_evidence(anonymize_evidence(seen))) == examination_words(live)
 
 
 _LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)]
 
 
 @pytest.mark.parametrize(("name", "left"), sample(_LEFT, "one probe left", str, 14))
-def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: str) -> None:
+def test_missing_probe_on_a_healthy_node_is_no_fault(name: str, left: str) -> None:
     """A tool that is not there, or a file that could not be read, is no fault of the node's."""
     seen = evidence(HEALTHY[name]())
     diagnosis = diagnose(take_snapshot({key: capture for key, capture in seen.items() if key != left}))
     assert [one.cause for one in diagnosis.findings] == WORTH_A_WORD.get(name, []), diagnosis.findings
 
 
-def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have_one() -> None:
+def test_machine_without_a_gpu_has_only_an_open_question() -> None:
     examined = diagnose_evidence(evidence(without_a_gpu()))
     assert examined.diagnosis.findings == ()
     assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.open_questions] == [True]

@@ -1,4 +1,4 @@
-"""What looks alike and is not: one symptom, and for each of its causes what tells it from the others.
+"""Causes that look alike: one symptom, and for each of its causes the evidence that tells it from the others.
 
 With the symptom alone, nothing certain is said; with what decides, the cause and no other.
 """
@@ -152,7 +152,7 @@ def _pieces(rows: Rows) -> list[Piece]:
 
 
 @pytest.mark.parametrize(("symptom", "cause", "decides"), CASES)
-def test_with_what_decides_it_is_the_cause(symptom: Rows, cause: str, decides: Rows) -> None:
+def test_deciding_evidence_gives_the_cause(symptom: Rows, cause: str, decides: Rows) -> None:
     found = diagnosis(_pieces((*symptom, *decides)))
     cause, _, to_do = cause.partition(": ")
     shown = [one.cause for one in found.roots if one.severity != "info" or one.cause == cause]
@@ -162,6 +162,6 @@ def test_with_what_decides_it_is_the_cause(symptom: Rows, cause: str, decides: R
 
 
 @pytest.mark.parametrize("name", [name for name, (symptom, _) in LOOK_ALIKES.items() if symptom])
-def test_with_the_symptom_alone_nothing_is_certain(name: str) -> None:
+def test_symptom_alone_gives_nothing_certain(name: str) -> None:
     found = diagnosis(_pieces(LOOK_ALIKES[name][0]))
     assert [one.cause for one in found.findings if one.confidence == "certain"] == []

@@ -1,4 +1,4 @@
-"""How often doctor is right, over all reports and with each piece of theirs taken away: no worse than it was.
+"""Rate of right diagnoses over all reports, and with each of their pieces removed: no worse than before.
 
 A rule that asks for more than decides is right on the report that it was written from and not on the next one. So the
 shares with a piece taken away count. The healthy nodes, look-alikes and merged reports beside this file weigh against
@@ -21,16 +21,16 @@ def share(given: Sequence[Answer], holds: Callable[[Answer], bool]) -> float:
     return sum(map(holds, given)) / len(given)
 
 
-def test_whole_reports_are_right_and_no_wrong_cause_is_certain() -> None:
+def test_complete_reports_are_right_and_no_wrong_cause_is_certain() -> None:
     assert share(WHOLE, lambda one: one.is_right) >= 0.97
     assert not [one for one in WHOLE if one.is_wrong and one.is_certain]
 
 
-def test_with_a_piece_taken_away_most_are_right_and_the_cause_is_named() -> None:
+def test_most_reports_missing_a_piece_are_right_or_name_the_cause() -> None:
     assert share(SHORTENED, lambda one: one.is_right) >= 0.66
     assert share(SHORTENED, lambda one: one.cause in one.named[:NAMED]) >= 0.80
 
 
-def test_with_a_piece_taken_away_few_are_wrong_and_hardly_one_certain() -> None:
+def test_few_reports_missing_a_piece_are_wrong_or_certainly_wrong() -> None:
     assert share(SHORTENED, lambda one: one.is_wrong) <= 0.05
     assert share(SHORTENED, lambda one: one.is_wrong and one.is_certain) <= 0.005

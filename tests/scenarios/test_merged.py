@@ -82,7 +82,7 @@ _ALONE = {
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What a report tells of its machine."""
+    """The facts of a report about its machine."""
 
     gpus: frozenset[str]
     models: frozenset[str]
@@ -126,7 +126,7 @@ def _machine(report: Report) -> _Machine:
 
 
 def _may_be_one(root: Report, consequence: Report) -> bool:
-    """Whether both may be of one machine, at one time, the root first."""
+    """True if both may be of one machine, at one time, the root first."""
     one, two = _machine(root), _machine(consequence)
     shown = ((one.gpus, two.gpus), (one.models, two.models), (one.drivers, two.drivers), (one.kernels, two.kernels))
     if any(a and b and not a & b for a, b in shown) or (two.works and not one.works):
@@ -141,7 +141,7 @@ def _may_be_one(root: Report, consequence: Report) -> bool:
 
 
 def _kinds() -> Iterator[tuple[str, str, int]]:
-    """A cause, a consequence of it, and the consequence's place among all of that cause."""
+    """Yield a cause, a consequence of it, and the consequence's place among all of that cause."""
     for cause, rule in rules_by_cause().items():
         for place, other in enumerate(sorted(rule.explains)):
             if not {(cause, other), (cause, "*"), ("*", other)} & set(_TWO_MACHINES):
@@ -158,7 +158,7 @@ def _by_cause() -> Mapping[str, Sequence[Report]]:
 
 
 def _pairs(kinds: Iterable[tuple[str, str, int]]) -> Iterator[tuple[Report, Report]]:
-    """For each kind a pair of reports that may be of one machine, where there is one."""
+    """Yield for each kind a pair of reports that may be of one machine, where there is one."""
     for cause, other, place in kinds:
         every = [p for p in product(_by_cause().get(cause, ()), _by_cause().get(other, ())) if _may_be_one(*p)]
         if every:
@@ -175,7 +175,7 @@ def test_most_pairs_of_cause_and_consequence_are_tried() -> None:
 
 
 @pytest.mark.parametrize(("root", "consequence"), PAIRS, ids=[f"{one.name}-{two.name}" for one, two in PAIRS])
-def test_the_cause_is_the_one_root(root: Report, consequence: Report) -> None:
+def test_cause_is_the_only_root_of_merged_reports(root: Report, consequence: Report) -> None:
     assert roots([*root.evidence, *consequence.evidence]) == (root.cause,)
 
 
@@ -193,7 +193,7 @@ perf: interrupt took too long (2503 > 2500), lowering kernel.perf_event_max_samp
 
 
 @pytest.mark.parametrize("report", some_reports("well around it"), ids=lambda report: report.name)
-def test_what_is_well_around_it_changes_nothing(report: Report) -> None:
+def test_evidence_of_a_healthy_node_changes_nothing(report: Report) -> None:
     rows = tuple((piece["source"], piece["text"]) for piece in (*report.evidence, {"source": "dmesg", "text": _NOISE}))
     assert faults(diagnose(take_snapshot({**_around(), **pasted.collect_pieces(rows)}))) == roots(report.evidence)
 

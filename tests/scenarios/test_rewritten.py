@@ -22,12 +22,12 @@ _PLACED = re.compile(r"^\S+@\S+:\S*[$#] ")
 
 
 def _command(source: str) -> str:
-    """What somebody types to see it; a source that is words, as it is."""
+    """Return the command that shows the source; a source that is words, as it is."""
     plain = _PROMPT.sub("", source)
     return f"cat {plain}" if re.fullmatch(r"/\S+", plain) else plain
 
 
-def _typed(prompt: str, piece: Piece) -> str:
+def _typed_command(prompt: str, piece: Piece) -> str:
     command = _command(piece["source"])
     if _PLACED.match(command):
         return f"{command}\n{piece['text']}\n"
@@ -38,14 +38,14 @@ def _typed(prompt: str, piece: Piece) -> str:
 
 
 @pytest.mark.parametrize("report", some_reports("transcripts"), ids=lambda report: report.name)
-def test_a_transcript_says_the_same(report: Report) -> None:
+def test_transcript_has_the_same_diagnosis(report: Report) -> None:
     prompt = _PROMPTS[_NUMBERS[report] % len(_PROMPTS)]
-    transcript = "".join(_typed(prompt, piece) for piece in report.evidence)
+    transcript = "".join(_typed_command(prompt, piece) for piece in report.evidence)
     assert faults(diagnose(take_snapshot(pasted.parse_text_report(transcript)))) == roots(report.evidence)
 
 
 @pytest.mark.parametrize("report", some_reports("order and wording"), ids=lambda report: report.name)
-def test_order_and_wording_of_the_sources_change_nothing(report: Report) -> None:
+def test_order_and_source_spelling_change_nothing(report: Report) -> None:
     assert faults_of(report, _NUMBERS[report]) == roots(report.evidence)
 
 
@@ -60,7 +60,7 @@ _KERNEL_LOG = ("journalctl -k", "sudo dmesg", "journalctl -b -k --no-pager", "/v
 
 
 def _otherwise(source: str, number: int) -> str:
-    """The same source in other words, by turns."""
+    """Return the same source in other words, by turns."""
     command = _command(source)
     if _PLACED.match(command):
         return command

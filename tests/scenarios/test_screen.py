@@ -1,4 +1,4 @@
-"""What a person reads first: the answer, what to do next and the first proof, on a narrow terminal."""
+"""The first lines that a person reads: the answer, what to do next and the first proof, on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.scenarios.reports import Report, some_reports
 
 
 @pytest.mark.parametrize("report", some_reports("screen"), ids=lambda report: report.name)
-def test_ten_rows_hold_the_answer_the_next_command_and_the_first_proof(report: Report) -> None:
+def test_ten_rows_show_the_verdict_next_command_and_first_proof(report: Report) -> None:
     examined = diagnose_evidence(pasted.collect_pieces(tuple((one["source"], one["text"]) for one in report.evidence)))
     rows = [row.text for line in diagnosis_lines(examined, verbose=False) for row in wrap_line(line, 80)]
     (next_at, proof_at) = (

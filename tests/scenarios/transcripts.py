@@ -1,4 +1,4 @@
-"""How often doctor is right where a report is one text: a terminal's, with prompts and without, or nothing but output.
+"""Rate of right diagnoses of a report as one text: a terminal's, with prompts and without, or nothing but output.
 
 Run by ``python -m tests.scenarios.transcripts``. Each report is joined into one text in several ways.
 """
@@ -19,7 +19,7 @@ _PROMPT: Final = re.compile(r"^\s*(?:[\w.-]{0,40}|\S+@\S+:\S*)[$#] ")
 
 
 def command(piece: Piece) -> str:
-    """What somebody types to see the piece."""
+    """Return the command that shows the piece."""
     plain = _PROMPT.sub("", piece["source"])
     return f"cat {plain}" if re.fullmatch(r"/\S+", plain) else plain
 
@@ -39,14 +39,14 @@ FORMS: Final[Mapping[str, Callable[[Report], str]]] = {
 
 
 def is_right(report: Report, form: str) -> bool:
-    """Whether doctor puts the report's cause first where it is pasted as one text in that form."""
+    """True if doctor puts the report's cause first where it is pasted as one text in that form."""
     found = diagnose(take_snapshot(pasted.parse_text_report(FORMS[form](report))))
     roots = [one.cause for one in found.roots if one.severity != "info"] or [one.cause for one in found.roots]
     return roots[:1] == [report.cause]
 
 
 def answers(report: Report) -> dict[str, bool]:
-    """For each form whether doctor is right."""
+    """Return for each form whether doctor is right."""
     return {form: is_right(report, form) for form in FORMS}
 
 

@@ -17,7 +17,7 @@ FILE = Path(report_similarity.__file__).with_name("report_words.txt")
 
 
 def words_of(given: Iterable[Report]) -> ReportWords:
-    """The counts of these reports."""
+    """Return the counts of these reports."""
     return report_similarity.count_words((one.cause, _words(one)) for one in given)
 
 

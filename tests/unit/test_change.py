@@ -28,7 +28,7 @@ ON, OFF = ServiceState(enabled=True, active=True), ServiceState(enabled=False, a
 KEY = SigningKey("https://example.com/key.asc", frozenset({"A" * 40}))
 
 
-def replaced(before: bytes, after: bytes) -> FileChange:
+def replacement_of(before: bytes, after: bytes) -> FileChange:
     return FileChange("/etc/x", FileState(before), FileState(after))
 
 
@@ -42,7 +42,7 @@ def replaced(before: bytes, after: bytes) -> FileChange:
         (CommandChange(("dpkg", "--configure", "-a"), "interrupted"), "dpkg --configure -a"),
     ],
 )
-def test_a_change_is_named_by_what_it_is_about(change: FileChange, said: str) -> None:
+def test_change_is_named_by_its_subject(change: FileChange, said: str) -> None:
     assert change.subject == said
 
 
@@ -55,18 +55,18 @@ def test_a_change_is_named_by_what_it_is_about(change: FileChange, said: str) ->
         CommandChange(("dkms", "autoinstall"), "no module"),
     ],
 )
-def test_what_is_not_known_yet_or_cannot_be_undone_has_no_inverse(change: FileChange) -> None:
+def test_unknown_or_irreversible_change_has_no_inverse(change: FileChange) -> None:
     assert change.inverse() is None
 
 
-def test_a_command_is_undone_by_the_command_that_it_names() -> None:
+def test_command_is_undone_by_its_undo_command() -> None:
     enroll = CommandChange(("mokutil", "--import", "k"), "Secure Boot", ("mokutil", "--revoke-import"))
     assert enroll.inverse() == CommandChange(
         ("mokutil", "--revoke-import"), "undo: Secure Boot", ("mokutil", "--import", "k")
     )
 
 
-def test_a_stage_writes_files_before_packages_and_starts_services_last() -> None:
+def test_changes_are_ordered_files_packages_modules_services() -> None:
     service = ServiceChange("nvidia-persistenced.service", OFF, ON)
     module = ModuleChange("nvidia", False, True)
     command = CommandChange(("dkms", "autoinstall"), "no module")
@@ -75,7 +75,7 @@ def test_a_stage_writes_files_before_packages_and_starts_services_last() -> None
     assert ordered([service, module, command, package, pin]) == (pin, package, command, module, service)
 
 
-def test_two_files_of_one_daemon_restart_it_once_and_after_systemd_has_read_its_unit() -> None:
+def test_triggers_are_unique_and_daemon_reload_comes_first() -> None:
     restart, read = Trigger("restart", "docker.service"), Trigger("daemon-reload")
     config = FileChange("/etc/docker/daemon.json", None, FileState(b"{}"), frozenset({restart}))
     unit = FileChange("/etc/systemd/system/docker.service.d/x.conf", None, FileState(b""), frozenset({restart, read}))
@@ -85,8 +85,8 @@ def test_two_files_of_one_daemon_restart_it_once_and_after_systemd_has_read_its_
 
 
 class TestDiff:
-    def test_a_replaced_file(self) -> None:
-        assert list(replaced(b"a\nb\n", b"a\nc\n").diff()) == [
+    def test_replaced_file_has_a_unified_diff(self) -> None:
+        assert list(replacement_of(b"a\nb\n", b"a\nc\n").diff()) == [
             "--- /etc/x",
             "+++ /etc/x",
             "@@ -1,2 +1,2 @@",
@@ -95,43 +95,43 @@ class TestDiff:
             "+c",
         ]
 
-    def test_a_new_and_a_removed_file(self) -> None:
+    def test_new_and_removed_files_are_diffed_with_dev_null(self) -> None:
         assert list(FileChange("/etc/x", None, FileState(b"a\n")).diff())[:2] == ["--- /dev/null", "+++ /etc/x"]
         assert list(FileChange("/etc/x", FileState(b"a\n"), None).diff())[:2] == ["--- /etc/x", "+++ /dev/null"]
 
-    def test_a_key_shows_its_fingerprint_before_its_bytes_are_there(self) -> None:
+    def test_key_shows_its_fingerprint_before_the_download(self) -> None:
         shown = "\n".join(FileChange("/usr/share/keyrings/x.gpg", None, KEY).diff())
         assert "A" * 40 in shown
         assert "known after its download" in shown
 
-    def test_a_file_that_is_known_only_later_is_named_with_what_is_there_now(self) -> None:
+    def test_deferred_file_is_described(self) -> None:
         later = Deferred("what the package ships", "the transaction")
         known_later = "+ (what the package ships; known after the transaction)"
         assert list(FileChange("/etc/x", None, later).diff()) == ["--- /dev/null", "+++ /etc/x", known_later]
         assert list(FileChange("/etc/x", FileState(b""), later).diff()) == ["--- /etc/x", "+++ /etc/x", known_later]
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
-    def test_bytes_that_are_no_text_are_not_shown(self, content: bytes) -> None:
-        assert list(replaced(b"a\n", content).diff()) == ["binary file /etc/x differs"]
+    def test_binary_content_is_not_shown(self, content: bytes) -> None:
+        assert list(replacement_of(b"a\n", content).diff()) == ["binary file /etc/x differs"]
         hidden = FileChange("/etc/x", FileState(content, 0o600), FileState(b"\0"))
         assert list(hidden.diff())[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
-    def test_an_owner_or_mode_that_changes_is_shown_although_the_bytes_stay(self) -> None:
+    def test_changed_mode_and_owner_are_shown(self) -> None:
         change = FileChange("/etc/x", FileState(b"a", 0o644), FileState(b"a", 0o600, 0, 4))
         shown = ["--- /etc/x", "+++ /etc/x", "-mode 0644 owner 0:0", "+mode 0600 owner 0:4"]
         assert list(change.diff()) == shown
         keyring = FileChange("/etc/x", FileState(b"\x99\0", 0o644), FileState(b"\x99\0", 0o600, 0, 4))
         assert list(keyring.diff()) == shown, "a binary file whose bytes stay does not differ"
 
-    def test_of_bytes_that_stay_only_owner_and_mode_are_shown(self) -> None:
+    def test_unchanged_binary_shows_only_mode_and_owner(self) -> None:
         change = FileChange("/etc/x", FileState(b"\x99\0", 0o600), FileState(b"\x99\0", 0o644))
         assert list(change.diff()) == ["--- /etc/x", "+++ /etc/x", "-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
-    def test_a_missing_last_line_end_is_shown(self) -> None:
-        assert list(replaced(b"a\n", b"a").diff())[3:] == ["-a", "+a", "\\ No newline at end of file"]
+    def test_missing_final_newline_is_shown(self) -> None:
+        assert list(replacement_of(b"a\n", b"a").diff())[3:] == ["-a", "+a", "\\ No newline at end of file"]
 
-    def test_no_change_is_no_diff(self) -> None:
-        assert list(replaced(b"a\n", b"a\n").diff()) == []
+    def test_equal_files_have_no_diff(self) -> None:
+        assert list(replacement_of(b"a\n", b"a\n").diff()) == []
 
     @pytest.mark.parametrize(
         ("before", "after"),
@@ -144,17 +144,17 @@ class TestDiff:
         ],
     )
     @pytest.mark.usefixtures("allow_subprocess")
-    def test_patch_makes_the_one_file_of_the_other(self, tmp_path: Path, before: bytes, after: bytes) -> None:
+    def test_patch_applies_the_diff(self, tmp_path: Path, before: bytes, after: bytes) -> None:
         if reason := lacking("patch"):
             pytest.skip(reason)
         target = tmp_path / "x"
         target.write_bytes(before)
-        text = "\n".join(replaced(before, after).diff()) + "\n"
+        text = "\n".join(replacement_of(before, after).diff()) + "\n"
         subprocess.run(["patch", "--binary", "-s", str(target)], input=text.encode(), check=True)
         assert target.read_bytes() == after
 
 
-def test_a_package_goes_back_to_the_version_mark_and_hold_that_it_had() -> None:
+def test_package_inverse_restores_version_mark_and_hold() -> None:
     was, now = PackageState("470", auto=True, held=True), PackageState("580")
     assert PackageChange(PackageId("nvidia-driver"), was, now).inverse() == PackageChange(
         PackageId("nvidia-driver"), now, was

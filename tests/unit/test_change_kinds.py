@@ -1,4 +1,4 @@
-"""What must know every kind of change and cannot be told by types."""
+"""Functions that must know every kind of change and cannot be checked by types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULES = ("reads", "located", "configure", "unconfigure", "inspect")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_has_its_place_in_a_stage_and_its_name_in_the_journal(kind: type[ChangeKind]) -> None:
+def test_every_kind_has_a_rank_and_a_journal_name(kind: type[ChangeKind]) -> None:
     assert [one.rank for one in KINDS].count(kind.rank) == 1
     assert record._TYPES[kind.kind_name] is kind
     assert record._stored_fields(kind.kind_name).keys() == {field.name for field in fields(kind)} - {"id"} | (
@@ -33,12 +33,12 @@ def test_every_kind_has_its_place_in_a_stage_and_its_name_in_the_journal(kind: t
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_has_a_row_in_the_reference_of_the_json_output(kind: type[ChangeKind]) -> None:
+def test_every_kind_is_described_in_the_json_reference(kind: type[ChangeKind]) -> None:
     page = Path(__file__).parents[2].joinpath("docs/reference/json-output.md").read_text()
     assert f"| `{kind.kind_name}` |" in page
 
 
-def test_every_step_that_is_written_is_in_the_table() -> None:
+def test_every_step_is_in_the_table() -> None:
     modules = (
         importlib.import_module(f"gpunode.steps.{one.name}") for one in pkgutil.iter_modules(gpunode.steps.__path__)
     )
@@ -48,7 +48,7 @@ def test_every_step_that_is_written_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("runtime", [row.id for row in CONTAINER_RUNTIMES.values() if row.config])
 @pytest.mark.parametrize("name", RULES)
-def test_the_rules_of_every_runtime_are_called_alike(runtime: str, name: str) -> None:
+def test_runtime_rules_have_equal_parameters(runtime: str, name: str) -> None:
     rule = getattr(importlib.import_module(f"gpunode.runtimes.{runtime}"), name, None)
     if rule is not None:
         assert [*inspect.signature(rule).parameters] == [*inspect.signature(getattr(containerd, name)).parameters]

@@ -62,16 +62,16 @@ PACKAGES = {
 
 @cache
 def converged() -> tuple[Recipe, Facts]:
-    """A locked node on which nothing is to be done."""
+    """Return a locked node on which nothing is to be done."""
     units = {name: unit() for name in ("nvidia-persistenced.service", "containerd.service")}
     facts = with_driver(
         "580.178.04", open_module=False, gpus=(gpu(GTX_1080),), packages=PACKAGES, units=units, run_installer=False
     )
     facts = replace(facts, dependencies=Known(relations(facts), "dpkg-status"))
     recipe = replace(RECIPE, lock=create_lock(RECIPE, facts, (), "fleet.lock"))
-    for stage in planned(recipe, facts):
+    for stage in plan_stages(recipe, facts):
         facts = project_stage(facts, stage)
-    assert not has_pending_work(planned(recipe, facts))
+    assert not has_pending_work(plan_stages(recipe, facts))
     return recipe, facts
 
 
@@ -85,26 +85,26 @@ def relations(facts: Facts) -> InstalledRelations:
     ))  # fmt: skip
 
 
-def planned(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:
+def plan_stages(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:
     return plan(recipe, facts, Node(facts))
 
 
-def test_the_table_is_long_and_names_each_drift_once() -> None:
+def test_drift_table_is_long_and_ids_are_unique() -> None:
     assert len(DRIFTS) > 30
     assert len({drift.id for drift in DRIFTS}) == len(DRIFTS)
 
 
-def test_the_short_runs_make_a_drift_for_each_step() -> None:
+def test_core_drifts_cover_every_step() -> None:
     assert {drift.step for drift in DRIFTS if drift.core} == {drift.step for drift in DRIFTS}
 
 
 @pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.facts], ids=lambda drift: drift.id)
-def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
+def test_drift_is_found_named_and_healed_by_its_plan(drift: Drift) -> None:
     recipe, facts = converged()
     assert drift.facts is not None
     drifted = drift.facts(facts)
     drifted = replace(drifted, dependencies=Known(relations(drifted), "dpkg-status"))
-    plans = planned(recipe, drifted)
+    plans = plan_stages(recipe, drifted)
     (step,) = [step for stage in plans for step in stage.steps if step.step.id == drift.step]
     if drift.answer == "refused":
         assert isinstance(step.outcome, Refusal)
@@ -112,19 +112,19 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
         return
     if drift.answer == "noted":
         assert isinstance(step.outcome, Planned)
-        (note,) = set(step.outcome.notes) - {*collect_notes(planned(recipe, facts))}
+        (note,) = set(step.outcome.notes) - {*collect_notes(plan_stages(recipe, facts))}
         assert drift.named in note
-        assert_every_verb_says(note, recipe, drifted)
+        assert_every_command_shows(note, recipe, drifted)
         return
     assert step.changes, [step.outcome for stage in plans for step in stage.steps]
     for stage in plans:
         drifted = project_changes(drifted, stage.changes)
-    assert not [stage.changes for stage in planned(recipe, drifted) if stage.changes]
+    assert not [stage.changes for stage in plan_stages(recipe, drifted) if stage.changes]
 
 
-def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
+def assert_every_command_shows(note: str, recipe: Recipe, facts: Facts) -> None:
     """Check that plan, a setup that finds nothing to do, verify and status all show the ``note``."""
-    plans = planned(recipe, facts)
+    plans = plan_stages(recipe, facts)
     assert note in collect_notes(plans)
     argv = ("setup", "node.toml")
     report = verify(recipe, facts, Node(facts), lambda _: None, planned=plans)
@@ -142,7 +142,7 @@ def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
         assert note in "\n".join(map(str, lines)), verb
 
 
-def test_the_step_of_dependencies_alone_sees_those_of_the_driver_and_needs_none() -> None:
+def test_dependency_step_needs_no_driver_steps() -> None:
     recipe, facts = converged()
     (drift,) = (one for one in DRIFTS if one.id == "module-support-purged")
     assert drift.facts is not None
@@ -157,7 +157,7 @@ def test_the_step_of_dependencies_alone_sees_those_of_the_driver_and_needs_none(
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.id)
-def test_the_documentation_shows_it(drift: Drift) -> None:
+def test_documentation_lists_the_drift(drift: Drift) -> None:
     assert row(drift) in PAGE.read_text("utf-8").splitlines()
 
 

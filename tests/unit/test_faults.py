@@ -18,12 +18,12 @@ MENDED = {
 
 
 def row(fault: Fault) -> str:
-    """The fault as the page has it."""
+    """Return the fault as the page has it."""
     family = next(one for one in rule_families() if any(rule.cause == fault.cause for rule in one.rules))
     return f"| {fault.what} | [`{fault.cause}`](causes/{family.id}.md#{fault.cause}) | {MENDED[fault.mended]} |"
 
 
-def test_the_table_is_long_and_names_each_fault_once() -> None:
+def test_fault_table_is_long_and_ids_are_unique() -> None:
     assert len(FAULTS) >= 40
     assert len({fault.id for fault in FAULTS}) == len(FAULTS)
     mended = [fault for fault in FAULTS if fault.mended != "no"]
@@ -31,11 +31,11 @@ def test_the_table_is_long_and_names_each_fault_once() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_the_documentation_shows_it(fault: Fault) -> None:
+def test_documentation_lists_the_fault(fault: Fault) -> None:
     assert row(fault) in PAGE.read_text("utf-8").splitlines()
 
 
-def test_the_documentation_counts_right() -> None:
+def test_documentation_counts_the_faults() -> None:
     mended = sum(fault.mended != "no" for fault in FAULTS)
     counted = f"{len(FAULTS)} faults, all named; {mended} of them, {mended * 100 // len(FAULTS)} %, mended."
     assert counted in " ".join(PAGE.read_text("utf-8").split())

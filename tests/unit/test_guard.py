@@ -31,12 +31,12 @@ REACHES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("what", REACHES)
-def test_reaching_out_fails_the_test(what: str) -> None:
+def test_external_access_fails_the_test(what: str) -> None:
     with pytest.raises(Failed, match=what):
         REACHES[what]()
 
 
-def test_a_write_by_way_of_an_open_folder_is_seen() -> None:
+def test_write_relative_to_an_open_folder_is_detected() -> None:
     folder = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         with pytest.raises(Failed, match="/etc/gpunode-test5"):
@@ -47,7 +47,7 @@ def test_a_write_by_way_of_an_open_folder_is_seen() -> None:
         os.close(folder)
 
 
-def test_reading_and_writing_in_tmp_path_is_fine(tmp_path: Path) -> None:
+def test_reading_and_writing_in_tmp_path_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(Path("/etc/hostname").read_bytes())
     (tmp_path / "file").rename(tmp_path / "other")
     with open(os.devnull, "w") as nothing:
@@ -55,5 +55,5 @@ def test_reading_and_writing_in_tmp_path_is_fine(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_test_that_says_so_may_start_a_process() -> None:
+def test_allowed_subprocess_may_run() -> None:
     assert subprocess.run(["true"], check=False).returncode == 0

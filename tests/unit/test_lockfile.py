@@ -30,17 +30,17 @@ VERSIONS = st.from_regex(r"([0-9]:)?[0-9][A-Za-z0-9.+~-]{0,12}", fullmatch=True)
 
 
 @given(st.dictionaries(NAMES, VERSIONS, max_size=6))
-def test_what_is_written_is_what_is_read(packages: dict[str, str]) -> None:
+def test_lock_file_round_trips(packages: dict[str, str]) -> None:
     lock = VersionLock("f", "my recipe", "ubuntu", "24.04", "arm64", by_id(packages))
     assert parse(render(lock, "1.2.3"), "f") == lock
 
 
-def test_the_same_versions_are_the_same_bytes_in_whatever_order() -> None:
+def test_lock_file_does_not_depend_on_the_package_order() -> None:
     other = replace(LOCK, packages=dict(reversed([*LOCK.packages.items()])))
     assert render(other, "0.1.0") == TEXT
 
 
-def test_the_header_says_who_wrote_it_and_what_it_is_for() -> None:
+def test_header_names_the_command_and_the_recipe() -> None:
     assert "gpunode plan --lock" in TEXT.partition("schema")[0]
     assert 'recipe = "containerd"' in TEXT
 
@@ -62,7 +62,7 @@ def test_the_header_says_who_wrote_it_and_what_it_is_for() -> None:
         (TEXT.replace("nvidia-driver-cuda", "-o-y"), 14, ("not a package name",)),
     ],
 )
-def test_what_cannot_be_meant_is_named_with_file_and_line(text: str, line: int, words: tuple[str, ...]) -> None:
+def test_invalid_lock_is_reported_with_file_and_line(text: str, line: int, words: tuple[str, ...]) -> None:
     with pytest.raises(LockFileError) as caught:
         parse(text, "fleet.lock")
     said = f"{caught.value.what}\n{caught.value.why}"
@@ -71,12 +71,12 @@ def test_what_cannot_be_meant_is_named_with_file_and_line(text: str, line: int, 
     assert "gpunode plan --lock fleet.lock" in caught.value.hint
 
 
-def test_a_whole_disk_is_no_lock() -> None:
+def test_huge_lock_file_is_refused() -> None:
     with pytest.raises(LockFileError, match="longer than"):
         parse("#" * (1 << 21), "fleet.lock")
 
 
-def test_what_has_changed_is_named() -> None:
+def test_version_differences_are_listed() -> None:
     packages = by_id({"nvidia-driver-cuda": "580.200.01-1", "libnew1": "1-1"})
     newer = VersionLock("f", "r", "debian", "12", "amd64", packages)
     assert version_differences(LOCK, newer) == (
@@ -87,5 +87,5 @@ def test_what_has_changed_is_named() -> None:
     )
 
 
-def test_no_recipe_can_set_a_lock() -> None:
+def test_recipe_cannot_set_a_lock() -> None:
     assert "lock" not in {key.path for key in known_keys()}

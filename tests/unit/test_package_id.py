@@ -40,14 +40,14 @@ class Rpm(Status):
         (PackageId("kernel-devel", "i686", "1:5.14.0-503.el9"), "kernel-devel:i686=1:5.14.0-503.el9"),
     ],
 )
-def test_a_package_is_shown_and_stored_in_one_word(package: PackageId, text: str) -> None:
+def test_package_id_round_trips_through_text_and_journal(package: PackageId, text: str) -> None:
     assert str(package) == text
     assert PackageId.of(text) == package
     entry = Intent(1, "packages", "headers", PackageChange(package, None, None))
     assert decode(encode(entry), str.encode) == (entry,)
 
 
-def test_one_version_comes_and_goes_and_the_other_stays() -> None:
+def test_second_version_is_installed_and_removed_beside_the_first() -> None:
     node = replace(machine(), packages=Known({OLD: THERE}, "rpm"))
     both = project_changes(node, [INSTALL])
     assert both.packages == Known({OLD: THERE, NEW: COMES}, "plan")
@@ -56,7 +56,7 @@ def test_one_version_comes_and_goes_and_the_other_stays() -> None:
     assert project_changes(both, [back]).packages == Known({OLD: THERE}, "plan")
 
 
-def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:
+def test_removal_only_removes_the_version_that_was_added() -> None:
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
     added = footprint_of_node([begin, Intent(1, "packages", "headers", INSTALL), Commit("done")]).packages
     newest = PackageId("kernel-devel", version="5.14.0-570.el9")
@@ -66,7 +66,7 @@ def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:
     assert notes == ()
 
 
-def test_a_version_that_would_go_for_the_new_one_is_not_in_the_plan() -> None:
+def test_removal_of_another_version_is_not_in_the_plan() -> None:
     plan = [PackageChange(NEW, None, KnownAfter(why="headers"))]
     comes = Action("install", NEW, NEW.version)
     assert differences_from_plan(plan, Simulation((comes,), manager="dnf")) == ()

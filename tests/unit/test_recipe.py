@@ -30,17 +30,17 @@ def refusal(text: str, file: str = "node.toml", load: Mapping[str, str] | None =
 
 
 def toml(text: str) -> dict[str, Any]:
-    """``text`` as another reader of TOML than the parser's understands it."""
+    """Return ``text`` as another reader of TOML than the parser's understands it."""
     import tomlkit
 
     return tomlkit.parse(text).unwrap()
 
 
-def test_an_empty_recipe_is_the_defaults_under_the_file_s_name() -> None:
+def test_empty_recipe_has_the_defaults_and_the_file_name() -> None:
     assert parse("", "/etc/gpunode/rack-7.toml", no_load) == Recipe("rack-7")
 
 
-def test_every_key_is_read() -> None:
+def test_every_key_is_parsed() -> None:
     text = """
         schema = 1
         description = "rack 7"
@@ -86,7 +86,7 @@ def test_every_key_is_read() -> None:
     )
 
 
-def test_windows_line_ends_and_a_byte_order_mark_are_read() -> None:
+def test_windows_line_ends_and_byte_order_mark_are_accepted() -> None:
     text = '\ufeff# made elsewhere\r\n[runtime]\r\nname = "docker"\r\n'
     assert parse(text, "x.toml", no_load) == Recipe("x", runtime=RuntimeSettings("docker"))
     assert refusal(text + "nam = 1\r\n").line == 4
@@ -95,39 +95,39 @@ def test_windows_line_ends_and_a_byte_order_mark_are_read() -> None:
 class TestExtends:
     BASE = 'description = "base"\n[driver]\nversion = "lts"\nscope = "full"\n[runtime]\nname = "docker"\n'
 
-    def test_what_the_child_says_wins_key_by_key_and_a_description_is_its_own(self) -> None:
+    def test_child_overrides_its_base_key_by_key(self) -> None:
         child = 'extends = "base"\n[driver]\nversion = "580"\n'
         got = parse(child, "x.toml", {"base": self.BASE}.__getitem__)
         assert got == Recipe("x", driver=Driver("580", scope="full"), runtime=RuntimeSettings("docker"))
 
-    def test_a_path_is_meant_from_where_the_file_stands(self) -> None:
+    def test_relative_base_path_starts_at_the_file(self) -> None:
         files = {"/etc/gpunode/base.toml": 'extends = "../common/all.toml"', "/etc/common/all.toml": self.BASE}
         got = parse('extends = "./base.toml"', "/etc/gpunode/x.toml", files.__getitem__)
         assert got.driver.version == "lts"
 
     @pytest.mark.parametrize("extends", ["a.toml", "./a.toml", "../r/a.toml", "b.toml"])
-    def test_a_circle_is_named_in_its_order(self, extends: str) -> None:
+    def test_cycle_is_named_in_its_order(self, extends: str) -> None:
         files = {"r/a.toml": f'extends = "{extends}"', "r/b.toml": '\nextends = "a.toml"'}
         error = refusal(files["r/a.toml"], "r/a.toml", files)
         assert "circle" in error.what
         assert error.what.endswith("r/a.toml → r/b.toml → r/a.toml" if "b" in extends else "r/a.toml → r/a.toml")
         assert (error.file, error.line) == (("r/b.toml", 2) if "b" in extends else ("r/a.toml", 1))
 
-    def test_a_fault_in_the_base_is_reported_there(self) -> None:
+    def test_error_in_the_base_is_reported_there(self) -> None:
         error = refusal('extends = "base"', load={"base": self.BASE + "x = 1"})
         assert (error.file, error.line, error.key) == ("base", 7, "runtime.x")
 
-    def test_a_shipped_recipe_that_is_none_is_guessed(self) -> None:
+    def test_unknown_shipped_recipe_is_guessed(self) -> None:
         with pytest.raises(RecipeError, match="did you mean containerd") as stopped:
             parse('\nextends = "conainerd"', "x.toml", builtin.load)
         assert stopped.value.line == 2
 
-    def test_a_file_that_is_missing_is_said_at_the_line_that_wants_it(self, tmp_path: Path) -> None:
+    def test_missing_base_file_is_reported_at_its_line(self, tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match=r"x\.toml:1: cannot read .*gone\.toml.*: No such file") as stopped:
             parse('extends = "gone.toml"', str(tmp_path / "x.toml"), builtin.load)
         assert stopped.value.key == "extends"
 
-    def test_a_path_that_no_file_can_have_is_said_too(self) -> None:
+    def test_invalid_base_path_is_reported(self) -> None:
         with pytest.raises(RecipeError, match="cannot read"):
             parse('extends = "a\\u0000.toml"', "x.toml", builtin.load)
 
@@ -206,7 +206,7 @@ def test_every_renamed_key_leads_to_a_key() -> None:
 
 
 @pytest.mark.parametrize(("text", "line", "key", "says"), FAULTS)
-def test_a_fault_names_its_line_its_key_and_what_is_allowed(text: str, line: int, key: str, says: str) -> None:
+def test_error_names_line_key_and_allowed_values(text: str, line: int, key: str, says: str) -> None:
     error = refusal(text)
     assert (error.file, error.line, error.key) == ("node.toml", line, key)
     assert says in error.what
@@ -214,17 +214,17 @@ def test_a_fault_names_its_line_its_key_and_what_is_allowed(text: str, line: int
     assert error.exit_code == 2
 
 
-def test_a_key_inside_of_a_text_is_not_the_one_that_is_meant() -> None:
+def test_key_inside_a_multiline_string_is_ignored() -> None:
     text = 'description = """\n[driver]\nversion = 580\n"""\n[driver]\nversion = 580\n'
     assert refusal(text).line == 6
 
 
-class TestHostile:
+class TestHostileRecipes:
     @pytest.mark.parametrize(
         ("text", "line"),
         [("[driver", 1), ("a = [", 1), ("\n\nx", 3), ('x = "\0"', 1), ("[driver]\n[driver]", 2), ("a = 1\na = 2", 2)],
     )
-    def test_what_is_no_toml_is_said_with_its_line(self, text: str, line: int) -> None:
+    def test_invalid_toml_is_reported_with_its_line(self, text: str, line: int) -> None:
         error = refusal(text)
         assert error.line == line
         assert "not TOML" in error.what
@@ -239,14 +239,14 @@ class TestHostile:
             "x = 1" + "0" * 9999,
         ],
     )
-    def test_a_bomb_is_refused(self, text: str) -> None:
+    def test_toml_bomb_is_refused(self, text: str) -> None:
         assert len(str(refusal(text))) < 200
 
-    def test_a_long_key_or_value_is_shortened_in_the_message(self) -> None:
+    def test_long_key_or_value_is_shortened_in_the_message(self) -> None:
         assert len(refusal(f"{'k' * 10_000} = 1").what) < 200
         assert len(refusal(f'driver.version = "{"v" * 10_000}"').what) < 200
 
-    def test_a_chain_without_an_end_is_cut_where_it_is_too_long(self) -> None:
+    def test_endless_chain_of_bases_is_refused(self) -> None:
         def load(place: str) -> str:
             return f'extends = "./{int(place[4:-5]) + 1:d}.toml"'.replace("./", "./next")
 
@@ -254,12 +254,12 @@ class TestHostile:
             parse('extends = "./next1.toml"', "node.toml", load)
         assert (stopped.value.key, stopped.value.line) == ("extends", 1)
 
-    def test_a_recipe_comes_from_no_other_machine_and_its_password_is_not_repeated(self) -> None:
+    def test_remote_recipe_is_refused_without_its_password(self) -> None:
         with pytest.raises(RecipeError, match="only read from this machine") as stopped:
             parse('extends = "https://me:hunter2@example.org/x.toml"', "node.toml", no_load)
         assert "hunter2" not in str(stopped.value.as_dict())
 
-    def test_a_hundred_thousand_lookalikes_in_a_text_do_not_take_for_ever(self) -> None:
+    def test_many_lookalike_lines_take_little_time(self) -> None:
         text = 'description = """\n' + "driver.version = 1\n" * 50_000 + '"""\n[driver]\nversion = 1'
         assert refusal(text).key == "driver.version"
 
@@ -321,12 +321,12 @@ recipes = st.builds(
 
 
 @given(recipes)
-def test_a_rendered_recipe_is_read_back_as_it_was(wanted: Recipe) -> None:
+def test_rendered_recipe_round_trips(wanted: Recipe) -> None:
     assert parse(render(wanted), "x.toml", no_load) == wanted
 
 
 @given(recipes)
-def test_a_rendered_recipe_says_only_what_differs_and_what_each_key_means(wanted: Recipe) -> None:
+def test_rendered_recipe_has_only_changed_keys_with_their_docs(wanted: Recipe) -> None:
     text = render(wanted)
     said = toml(text)
     assert said.pop("schema") == 1
@@ -338,14 +338,14 @@ def test_a_rendered_recipe_says_only_what_differs_and_what_each_key_means(wanted
 
 
 @given(recipes)
-def test_a_recipe_with_its_defaults_means_the_same_and_names_every_key(wanted: Recipe) -> None:
+def test_recipe_rendered_with_defaults_names_every_key(wanted: Recipe) -> None:
     text = render(wanted, defaults=True)
     assert parse(text, "x.toml", no_load) == wanted
     names = [key.name for key in known_keys() if "." in key.path and not key.path.startswith("kubernetes")]
     assert [name for name in names if f"\n{name} = " not in text and f"\n# {name} is not set" not in text] == []
 
 
-def test_every_key_has_its_meaning_and_words_for_what_it_may_hold() -> None:
+def test_every_key_has_a_doc_and_allowed_values() -> None:
     paths = [key.path for key in known_keys()]
     assert len(set(paths)) == len(paths)
     for key in known_keys():
@@ -354,13 +354,13 @@ def test_every_key_has_its_meaning_and_words_for_what_it_may_hold() -> None:
         assert "\n" not in key.says.doc, key.path
 
 
-def test_a_default_is_a_value_that_the_key_may_have() -> None:
+def test_every_default_is_an_allowed_value() -> None:
     for key in known_keys():
         if key.default is not None and key.section:
             parse(f"{key.path} = {json.dumps(key.default)}", "x.toml", no_load)
 
 
-def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:
+def test_json_schema_agrees_with_the_parser() -> None:
     import jsonschema
 
     schema = json.loads((RECIPES / "gpunode.schema.json").read_text())
@@ -374,7 +374,7 @@ def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:
         assert list(checker.iter_errors(toml(text))), text
 
 
-def test_every_mistake_of_a_file_is_told_at_once() -> None:
+def test_all_errors_of_a_file_are_reported_at_once() -> None:
     text = 'schema = 1\nextend = "containerd"\n[driver]\nversion = "LTS"\nflavour = 3\n[runtime]\ndefault = "yes"\n'
     with pytest.raises(RecipeError) as caught:
         parse(text, "t4.toml", lambda _: "")
@@ -385,7 +385,7 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
     assert "did you mean extends?" in said
 
 
-def test_a_file_of_mistakes_is_read_once_and_not_once_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_many_errors_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     read = recipe_toml._path
 

@@ -20,7 +20,7 @@ SHIPPED = (
 )
 
 
-def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
+def test_shipped_recipes_are_found_in_a_source_tree() -> None:
     assert builtin.names() == SHIPPED
 
 
@@ -37,47 +37,47 @@ def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
         ("kind", Toolkit("auto", volume_mounts=True), RuntimeSettings("docker", set_as_default=True)),
     ],
 )
-def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: RuntimeSettings) -> None:
+def test_shipped_recipes_have_their_settings(name: str, toolkit: Toolkit, runtime: RuntimeSettings) -> None:
     got = builtin.read(name)
     assert got == Recipe(name, got.description, toolkit=toolkit, runtime=runtime, kubernetes=got.kubernetes)
     assert got.description
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_recipe_tells_editors_its_schema_and_a_reader_what_it_does(name: str) -> None:
+def test_shipped_recipe_names_its_schema_and_is_commented(name: str) -> None:
     text = builtin.text(name)
     assert text.startswith("#:schema ./gpunode.schema.json\nschema = 1\n")
     assert text.count("\n# ") >= 2
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_nothing_is_taken_by_default_that_a_recipe_did_not_ask_for() -> None:
+def test_shipped_recipes_set_no_default_runtime_but_kind() -> None:
     for name in SHIPPED:
         # kind can only use docker's default runtime.
         assert builtin.read(name).runtime.set_as_default is (True if name == "kind" else None)
         assert builtin.read(name).expect == Recipe("x").expect
 
 
-def test_a_recipe_of_one_s_own_extends_a_shipped_one(tmp_path: Path) -> None:
+def test_own_recipe_extends_a_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "k8s-containerd"\n[driver]\nversion = "580"\n')
     got = builtin.read(str(path))
     assert (got.name, got.driver.version, got.runtime.cgroup_driver) == ("mine", "580", "systemd")
 
 
-def test_an_unknown_name_is_guessed_and_the_known_are_listed() -> None:
+def test_unknown_name_is_guessed_and_known_ones_listed() -> None:
     with pytest.raises(UsageError, match="did you mean k8s-containerd") as stopped:
         builtin.read("k8s-containrd")
     assert ", ".join(SHIPPED) in stopped.value.why
 
 
 @pytest.mark.parametrize("name", ["", "..", "containerd.", "CONTAINERD"])
-def test_a_name_is_no_path(name: str) -> None:
+def test_recipe_name_is_no_path(name: str) -> None:
     with pytest.raises(UsageError, match="there is no recipe"):
         builtin.read(name)
 
 
-def test_a_file_that_cannot_be_read_is_a_usage_error_with_its_reason(tmp_path: Path) -> None:
+def test_unreadable_recipe_is_a_usage_error_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
         builtin.read(f"{tmp_path}/gone.toml")
     assert stopped.value.why == "No such file or directory"
@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_read_is_a_usage_error_with_its_reason(tmp_path: P
         ("driver = 'utf-16'".encode("utf-16"), 1, "not text in UTF-8"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, data: bytes, line: int, says: str) -> None:
+def test_invalid_recipe_file_is_refused(tmp_path: Path, data: bytes, line: int, says: str) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(data)
     with pytest.raises(RecipeError, match=says) as stopped:
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, data: bytes, line: 
     assert (stopped.value.file, stopped.value.line) == (str(path), line)
 
 
-def test_the_keys_that_the_comments_name_exist() -> None:
+def test_keys_named_in_comments_exist() -> None:
     names = {key.name for key in known_keys()} | {"expect", "driver"}
     for line in builtin.text("bare-metal").splitlines():
         if line.startswith("#   ") and "=" in line:
@@ -112,7 +112,7 @@ def test_the_keys_that_the_comments_name_exist() -> None:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_the_shipped_recipes_are_found_in_a_zipapp_laid_out_as_the_wheel(tmp_path: Path) -> None:
+def test_shipped_recipes_are_found_in_a_zipapp(tmp_path: Path) -> None:
     packed = tmp_path / "gpunode.zip"
     with zipfile.ZipFile(packed, "w") as archive:
         for path in sorted((TOP / "gpunode").rglob("*.py")):
@@ -131,7 +131,7 @@ def test_the_shipped_recipes_are_found_in_a_zipapp_laid_out_as_the_wheel(tmp_pat
     assert done.stdout.decode().split() == [f"{packed}/gpunode/builtin.py", *SHIPPED, "docker"]
 
 
-def test_a_named_pipe_is_not_waited_for_and_is_no_empty_recipe(tmp_path: Path) -> None:
+def test_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.toml")
     with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
         builtin.read(str(tmp_path / "x.toml"))
@@ -139,14 +139,14 @@ def test_a_named_pipe_is_not_waited_for_and_is_no_empty_recipe(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "/dev/null"])
-def test_a_device_is_no_recipe(place: str) -> None:
+def test_device_is_refused(place: str) -> None:
     with pytest.raises(UsageError) as stopped:
         builtin.read(place)
     assert "device" in stopped.value.why
 
 
-def test_what_a_shell_hands_over_in_a_pipe_is_read() -> None:
-    """As in ``gpunode plan <(make-recipe)``."""
+def test_process_substitution_is_read() -> None:
+    """The shell makes such a file for ``gpunode plan <(make-recipe)``."""
     reader, writer = os.pipe()
     os.write(writer, b'[driver]\nversion = "580"\n')
     os.close(writer)

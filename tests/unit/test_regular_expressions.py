@@ -35,7 +35,7 @@ Node = tuple[Any, Any]
 
 @cache
 def every_expression() -> frozenset[tuple[str, int]]:
-    """Every expression of the package: those written out, and those that are made when its modules are imported."""
+    """Return every expression of the package: those written out, and those made when its modules are imported."""
     found = set[tuple[str, int]]()
     for module in pkgutil.walk_packages(gpunode.__path__, "gpunode."):
         if not module.name.endswith("__main__"):
@@ -44,11 +44,11 @@ def every_expression() -> frozenset[tuple[str, int]]:
     gc.unfreeze()  # a fleet that another test looked at has taken all that was there out of its sight
     found |= {(one.pattern, one.flags) for one in gc.get_objects() if isinstance(one, Pattern)}
     for file in Path(gpunode.__path__[0]).rglob("*.py"):
-        found |= {(text, 0) for text in _written(ast.parse(file.read_text("utf-8")))}
+        found |= {(text, 0) for text in _written_patterns(ast.parse(file.read_text("utf-8")))}
     return frozenset(found)
 
 
-def _written(tree: ast.Module) -> Iterator[str]:
+def _written_patterns(tree: ast.Module) -> Iterator[str]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and call.args and isinstance(text := call.args[0], ast.Constant):
             is_re = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "re"
@@ -58,7 +58,7 @@ def _written(tree: ast.Module) -> Iterator[str]:
 
 
 def exponential(expression: str, flags: int = 0) -> list[str]:
-    """The loops in loops of which one text can be taken in many ways: ``(a+b?)*`` by each ``a`` in two.
+    """Return the loops in loops of which one text can be taken in many ways: ``(a+b?)*`` by each ``a`` in two.
 
     Such is a loop over signs from which a way leads out, round the loop that it stands in and back, by those signs.
     """
@@ -71,7 +71,7 @@ def _kind(node: Node) -> str:
 
 
 def _parts(node: Node) -> tuple[Sequence[Node], ...]:
-    """What stands in the node: one sequence of nodes, or several to choose from."""
+    """Return the contents of the node: one sequence of nodes, or several to choose from."""
     match _kind(node):
         case "SUBPATTERN":
             return (node[1][3],)
@@ -89,7 +89,7 @@ def _parts(node: Node) -> tuple[Sequence[Node], ...]:
 
 
 def _loops(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
-    """The bodies of all loops."""
+    """Yield the bodies of all loops."""
     for node in nodes:
         for part in _parts(node):
             if _is_loop(node):
@@ -104,10 +104,10 @@ def _is_loop(node: Node) -> bool:
 def _inner(
     nodes: Sequence[Node], before: tuple[Node, ...], after: tuple[Node, ...], state: Any
 ) -> Iterator[frozenset[str]]:
-    """The signs of each loop within the body of a loop from which there is a way round by these signs."""
+    """Yield the signs of each loop within the body of a loop from which there is a way round by these signs."""
     for number, node in enumerate(nodes):
         ahead, behind = (*before, *nodes[:number]), (*nodes[number + 1 :], *after)
-        for part in map(_ungrouped, _parts(node)):
+        for part in map(_without_groups, _parts(node)):
             if _is_loop(node) and len(part) == 1 and _kind(part[0]) in _ONE_SIGN:
                 signs = _signs(part[0], state)
                 if all(_passes(one, signs, state) for one in (*behind, *ahead)):
@@ -116,15 +116,15 @@ def _inner(
                 yield from _inner(part, ahead, behind, state)
 
 
-def _ungrouped(nodes: Sequence[Node]) -> Sequence[Node]:
-    """``nodes`` without the brackets around all of them."""
+def _without_groups(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return ``nodes`` without the brackets around all of them."""
     while len(nodes) == 1 and _kind(nodes[0]) == "SUBPATTERN":
         (nodes,) = _parts(nodes[0])
     return nodes
 
 
 def _passes(node: Node, signs: frozenset[str], state: Any) -> bool:
-    """Whether the node takes some text, be it none, of ``signs``."""
+    """True if the node accepts some text, even an empty one, of ``signs``."""
     kind = _kind(node)
     if kind in _ONE_SIGN:
         return bool(_signs(node, state) & signs)
@@ -149,14 +149,14 @@ def _signs(node: Node, state: Any) -> frozenset[str]:
 @pytest.mark.parametrize(
     "expression", ["(a+)+b", "(a*)*b", "(?:a|b+)*c", r"(\w+\s?)*!", r"(?:[^,]+,?)*x", "((a|b)*c?)*d", "(?i:(a+A?)*)!"]
 )
-def test_such_a_loop_is_seen(expression: str) -> None:
+def test_exponential_loop_is_detected(expression: str) -> None:
     assert exponential(expression)
 
 
 @pytest.mark.parametrize(
     "expression", [r"(?:\n .*)*", r"(\w+ )*!", "a+b+", r"(?:[^,]+,)*x", "(?:a{1,9}){1,9}", "(ab)*", r"(\w+\b ?)*x"]
 )
-def test_no_other_loop_is_taken_for_one(expression: str) -> None:
+def test_harmless_loop_is_not_reported(expression: str) -> None:
     assert not exponential(expression)
 
 

@@ -32,16 +32,16 @@ from gpunode import yaml
         ("{" + " " * (1 << 20) + "}", "longer than 256 KiB"),
     ],
 )
-def test_what_gpunode_does_not_read_says_why_and_where(text: str, reason: str) -> None:
+def test_unsupported_yaml_is_refused_with_reason_and_place(text: str, reason: str) -> None:
     with pytest.raises(yaml.YamlError, match=reason):
         yaml.load(text)
 
 
-def test_a_key_is_read_once_in_a_json_document_indented_by_tabs() -> None:
+def test_tab_indented_json_is_parsed() -> None:
     assert yaml.load('{\n\t"a": ["b", null, 1]\n}\n') == {"a": ["b", None, 1]}
 
 
-def test_numbers_dates_and_truth_values_stay_as_they_are_written() -> None:
+def test_numbers_dates_and_booleans_are_strings() -> None:
     written = "a: 0x1F\nb: 1:30\nc: 2026-01-01\nd: yes\ne: ~\nf:\ng: |\n  two\n  lines\nh: {i: [1_0, null]}\n"
     assert yaml.load(written) == {
         "a": "0x1F",
@@ -60,7 +60,7 @@ WORDS = PLAIN.map(lambda word: (word, word)) | st.text("a \"'#:\\-0", max_size=6
 
 
 def _block(draw: st.DrawFn, depth: int, step: int) -> tuple[list[str], Any]:
-    """Lines and their meaning, as Go's encoders write: block style, each level indented by ``step``."""
+    """Return lines and their meaning, as Go's encoders write: block style, each level indented by ``step``."""
     if depth == 0 or draw(st.booleans()):
         text, value = draw(WORDS)
         return [text], value
@@ -88,16 +88,16 @@ def blocks(draw: st.DrawFn) -> tuple[str, Any]:
 
 
 @given(blocks())
-def test_block_style_is_read_as_it_was_meant(block: tuple[str, Any]) -> None:
+def test_block_style_round_trips(block: tuple[str, Any]) -> None:
     text, value = block
     assert yaml.load(text) == value
 
 
-def test_an_object_that_stands_twice_is_written_twice() -> None:
+def test_shared_object_is_written_twice() -> None:
     labels = {"app": "x"}
     assert yaml.document({"a": labels, "b": labels}, "why") == "# why\na:\n  app: x\nb:\n  app: x\n"
 
 
 @pytest.mark.parametrize("text", ["", "=", "<<", "y", "N", "on", "null", "~", "1e3", "12e4567", "0o17", "1:30", ".inf"])
-def test_text_that_a_parser_of_yaml_1_1_takes_for_another_value_is_quoted(text: str) -> None:
+def test_ambiguous_yaml_1_1_text_is_quoted(text: str) -> None:
     assert yaml.document({"key": text}).split(": ")[1][0] in "\"'"

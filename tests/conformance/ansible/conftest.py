@@ -29,7 +29,7 @@ class Ansible:
     collections: Path
 
     def run(self, *argv: str, cwd: Path, env: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
-        """How one of its programs ended."""
+        """Return how one of Ansible's programs ended."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
         own = {
             "ANSIBLE_COLLECTIONS_PATH": str(self.collections),
@@ -45,7 +45,7 @@ class Ansible:
         return subprocess.run(command, cwd=cwd, env={**kept, **own, **env}, capture_output=True, text=True, check=False)
 
     def module(self, name: str, arguments: Mapping[str, Any], *, check: bool = False, diff: bool = False) -> Any:
-        """What a module returns, run as Ansible runs it on a node."""
+        """Return the result of a module, run as Ansible runs it on a node."""
         words = {**arguments, "_ansible_check_mode": check, "_ansible_diff": diff}
         done = subprocess.run(
             [str(self.bin / "python"), str(Path(__file__).with_name("run_module.py")), name, json.dumps(words)],
@@ -65,23 +65,23 @@ class StandIn:
     path: Path
 
     def answers(self, **verbs: Sequence[str]) -> None:
-        """For each verb its answers, one after another; the last one again and again."""
+        """Let each verb give its answers, one after another; the last one again and again."""
         self.path.with_name("answers.json").write_text(json.dumps(verbs))
 
     @property
     def calls(self) -> list[list[str]]:
-        """How it was called."""
+        """The command lines that it was called with."""
         calls = self.path.with_name("calls")
         return [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
 
     @property
     def verbs(self) -> list[str]:
-        """What it was called for."""
+        """The commands that it was called for."""
         return [call[0] for call in self.calls]
 
 
 def stand_in(folder: Path) -> StandIn:
-    """A new one in ``folder``."""
+    """Return a new stand-in in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "gpunode"
     path.write_text(f"#!{sys.executable}\n{_STAND_IN.read_text()}")
@@ -91,19 +91,19 @@ def stand_in(folder: Path) -> StandIn:
 
 @pytest.fixture
 def program(tmp_path: Path) -> StandIn:
-    """The gpunode of one host."""
+    """Return the gpunode of one host."""
     return stand_in(tmp_path / "host")
 
 
 @pytest.fixture(scope="session", params=[pytest.param("oldest", marks=pytest.mark.long), "newest"])
 def ansible(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
-    """Each ansible-core; made once and kept."""
+    """Return each ansible-core; made once and kept."""
     return _ansible(request.param, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Ansible:
-    """The newest ansible-core, with ansible-lint."""
+    """Return the newest ansible-core, with ansible-lint."""
     return _ansible("newest", tmp_path_factory)
 
 
@@ -115,7 +115,7 @@ def _ansible(which: str, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
 
 
 def _environment(which: str) -> Path:
-    """An environment with the wanted ansible-core, of this Python's version."""
+    """Return an environment with the wanted ansible-core, of this Python's version."""
     place = _CACHE / f"{which}-{sys.version_info.major}.{sys.version_info.minor}"
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / "lock").open("w") as lock:

@@ -29,7 +29,7 @@ REBOOT = answer("setup", RebootRequired("a reboot is needed", why="nouveau drive
 DRAIN = answer("setup", DrainRequired("continuing would stop 1 running docker container", why="running: web"))
 
 
-def test_setup_gets_the_options_and_its_changes_are_returned(ansible: Ansible, program: StandIn) -> None:
+def test_setup_passes_options_and_returns_changes(ansible: Ansible, program: StandIn) -> None:
     program.answers(setup=[DONE])
     returned = ansible.module(
         "gpunode",
@@ -50,7 +50,7 @@ def test_setup_gets_the_options_and_its_changes_are_returned(ansible: Ansible, p
     assert "--upgrade" not in call
 
 
-def test_check_mode_plans_the_same_and_changes_nothing(ansible: Ansible, program: StandIn) -> None:
+def test_check_mode_plans_and_changes_nothing(ansible: Ansible, program: StandIn) -> None:
     program.answers(
         plan=[answer("plan", changed=True, changes=(EDIT,), result={"blocked": ["the kernel runs another"]})]
     )
@@ -72,7 +72,7 @@ def test_check_mode_plans_the_same_and_changes_nothing(ansible: Ansible, program
     [(DONE, False, False, False), (REBOOT, False, True, False), (DRAIN, True, False, True)],
     ids=["done", "reboot", "drain"],
 )
-def test_a_reboot_is_an_answer_and_a_drain_a_failure(
+def test_required_reboot_succeeds_and_required_drain_fails(
     ansible: Ansible, program: StandIn, envelope: str, failed: bool, reboot: bool, drain: bool
 ) -> None:
     program.answers(setup=[envelope])
@@ -81,7 +81,7 @@ def test_a_reboot_is_an_answer_and_a_drain_a_failure(
     assert (returned["reboot_required"], returned["drain_required"]) == (reboot, drain)
 
 
-def test_a_failure_says_what_happened_why_and_what_to_do_next(ansible: Ansible, program: StandIn) -> None:
+def test_failure_message_has_what_why_and_next(ansible: Ansible, program: StandIn) -> None:
     error = ChangeFailed("the packages could not be installed", why="No space left on device", hint="make room")
     program.answers(setup=[answer("setup", error, changed=True, result={"run": "0004"})])
     returned = ansible.module("gpunode", {"executable": str(program.path)})
@@ -90,9 +90,7 @@ def test_a_failure_says_what_happened_why_and_what_to_do_next(ansible: Ansible, 
     assert returned["msg"] == "the packages could not be installed: No space left on device\nnext: make room"
 
 
-def test_content_from_the_controller_is_a_file_that_root_reads_and_messages_name_the_option(
-    ansible: Ansible, program: StandIn
-) -> None:
+def test_recipe_content_is_passed_as_a_private_file(ansible: Ansible, program: StandIn) -> None:
     arguments = {"executable": REAL, "recipe_content": "schema = 1\ndriver = 7\n", "lock_content": None}
     returned = ansible.module("gpunode", arguments, check=True)
     assert returned["exit_code"] == 2
@@ -112,20 +110,20 @@ def test_check_mode_writes_no_lock(ansible: Ansible, program: StandIn, tmp_path:
 
 
 @pytest.mark.parametrize("printed", ["gpunode needs Python 3.10 or newer", "[]", "{}"])
-def test_a_program_that_prints_something_else_is_quoted(ansible: Ansible, program: StandIn, printed: str) -> None:
+def test_unexpected_output_is_quoted(ansible: Ansible, program: StandIn, printed: str) -> None:
     program.answers(setup=[printed if printed[0] == "g" else f" {printed}"])
     returned = ansible.module("gpunode", {"executable": str(program.path)})
     assert returned["failed"]
     assert printed in returned["msg"]
 
 
-def test_without_the_program_the_message_says_how_to_get_it(ansible: Ansible) -> None:
+def test_missing_program_message_says_how_to_install_it(ansible: Ansible) -> None:
     missing = ansible.module("gpunode_facts", {"executable": "gpunode-that-nobody-has"})
     assert "gpunode_file" in missing["msg"]
     assert "/nowhere/gpunode" in ansible.module("gpunode_facts", {"executable": "/nowhere/gpunode"})["msg"]
 
 
-def test_facts_doctor_and_verify_read_what_the_real_program_prints(ansible: Ansible, tmp_path: Path) -> None:
+def test_facts_doctor_and_verify_read_the_real_program(ansible: Ansible, tmp_path: Path) -> None:
     facts = ansible.module("gpunode_facts", {"executable": REAL})
     assert facts["ansible_facts"]["gpunode"]["version"]
     assert facts["changed"] is False
@@ -149,7 +147,9 @@ def test_facts_doctor_and_verify_read_what_the_real_program_prints(ansible: Ansi
         ("problem", 0, False),
     ],
 )
-def test_doctor_is_a_gate(ansible: Ansible, program: StandIn, fail_on: str, code: int, failed: bool) -> None:
+def test_doctor_fails_on_the_chosen_verdicts(
+    ansible: Ansible, program: StandIn, fail_on: str, code: int, failed: bool
+) -> None:
     finding = {"cause": "nouveau-bound", "title": "nouveau owns the GPU", "summary": "", "explained_by": []}
     findings = [finding] if code == 8 else []
     program.answers(doctor=[answer("doctor", exit_code=code, findings=findings)])
@@ -178,7 +178,7 @@ def test_rollback_takes_the_run_and_is_skipped_in_check_mode(ansible: Ansible, p
         ("absent", False, "remove"),
     ],
 )
-def test_a_cluster_is_changed_by_the_verb_of_its_state(
+def test_cluster_state_selects_the_k8s_command(
     ansible: Ansible, program: StandIn, state: str, check: bool, verb: str
 ) -> None:
     row = {
@@ -209,7 +209,7 @@ def test_removal_from_a_cluster_is_skipped_in_check_mode(ansible: Ansible, progr
     assert program.calls == []
 
 
-def test_an_envelope_of_another_format_is_refused(ansible: Ansible, program: StandIn) -> None:
+def test_newer_envelope_format_is_refused(ansible: Ansible, program: StandIn) -> None:
     newer = {**json.loads(Envelope("setup").with_failure(ChangeFailed("x")).as_json()), "schema": 2}
     program.answers(setup=[json.dumps(newer)])
     returned = ansible.module("gpunode", {"executable": str(program.path)})

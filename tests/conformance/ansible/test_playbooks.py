@@ -42,7 +42,7 @@ class Site:
     hosts: Mapping[str, StandIn]
 
     def play(self, *argv: str, **variables: object) -> subprocess.CompletedProcess[str]:
-        """How a playbook ended."""
+        """Run a playbook, and return how it ended."""
         given = {"ansible_become": False, **variables}
         return self.ansible.run(
             "ansible-playbook", "-i", "hosts.yml", "-e", json.dumps(given), *argv, cwd=self.folder,
@@ -50,7 +50,7 @@ class Site:
         )  # fmt: skip
 
     def hooks(self) -> dict[str, str]:
-        """The variables of a drain and an uncordon that write down that they ran."""
+        """Return the variables of a drain and an uncordon that write down that they ran."""
         for word in ("drain", "uncordon"):
             (self.folder / f"{word}.yml").write_text(DRAINS.replace("WORD", word))
         return {
@@ -78,7 +78,7 @@ def site(newest: Ansible, tmp_path: Path) -> Site:
 
 
 @pytest.mark.long
-def test_the_nodes_are_set_up_in_batches_and_a_second_run_changes_nothing(site: Site) -> None:
+def test_site_sets_up_batches_and_is_idempotent(site: Site) -> None:
     first = site.play("gpunode.node.site")
     assert first.returncode == 0, first.stdout + first.stderr
     assert first.stdout.count("changed=1") == 4
@@ -91,7 +91,7 @@ def test_the_nodes_are_set_up_in_batches_and_a_second_run_changes_nothing(site: 
     assert seen.keys() == json.loads(Envelope("doctor").as_json()).keys()
 
 
-def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
+def test_unhealthy_canary_stops_the_rest(site: Site) -> None:
     site.hosts["n1"].answers(**{**GOOD, "doctor": [ILL]})
     done = site.play("gpunode.node.site")
     assert done.returncode != 0
@@ -103,14 +103,14 @@ def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
     assert seen["causes"] == [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]
 
 
-def test_a_preview_shows_every_node_though_the_first_fails(site: Site) -> None:
+def test_preview_shows_every_node_although_the_first_fails(site: Site) -> None:
     site.hosts["n1"].answers(plan=[answer("plan", Refused("no NVIDIA GPU found"))])
     done = site.play("gpunode.node.site", "--check", "--diff")
     assert done.returncode != 0
     assert [one.verbs for one in site.hosts.values()] == [["plan"]] * 4, done.stdout + done.stderr
 
 
-def test_a_node_is_drained_when_gpunode_needs_it_and_let_back_when_it_works(site: Site) -> None:
+def test_node_is_drained_if_needed_and_uncordoned_if_healthy(site: Site) -> None:
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
     done = site.play("gpunode.node.site", "--limit", "n1,n2", **site.hooks())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -141,7 +141,9 @@ sys.exit(done.returncode)
         ({"gpunode_kubectl": ["touch", "/nowhere"]}, []),
     ],
 )
-def test_a_node_chooses_no_word_of_kubectl(site: Site, facts: Mapping[str, object], log: list[str]) -> None:
+def test_node_facts_cannot_override_the_kubectl_variables(
+    site: Site, facts: Mapping[str, object], log: list[str]
+) -> None:
     """A node that somebody else controls would otherwise drain all others, or run a program on the controller."""
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
     kubectl, python = site.folder / "kubectl", site.folder / "python"
@@ -160,7 +162,7 @@ def test_a_node_chooses_no_word_of_kubectl(site: Site, facts: Mapping[str, objec
 
 
 @pytest.mark.parametrize("name", [EVERY_NODE, "n1\n"])
-def test_a_name_that_is_no_nodes_stops_the_drain(site: Site, name: str) -> None:
+def test_invalid_node_name_stops_the_drain(site: Site, name: str) -> None:
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
     kubectl = {"gpunode_kubectl": ["false"], "gpunode_kubectl_node": name}
     done = site.play("gpunode.node.site", "--limit", "n1", gpunode_drain_tasks="kubectl_drain.yml", **kubectl)
@@ -169,7 +171,7 @@ def test_a_name_that_is_no_nodes_stops_the_drain(site: Site, name: str) -> None:
 
 
 @pytest.mark.parametrize(("envelope", "words"), [(DRAIN, "drain required"), (REBOOT, "reboot required")])
-def test_nothing_is_drained_or_rebooted_unasked(site: Site, envelope: str, words: str) -> None:
+def test_drain_and_reboot_need_consent(site: Site, envelope: str, words: str) -> None:
     site.hosts["n1"].answers(**{**GOOD, "setup": [envelope]})
     done = site.play("gpunode.node.site", "--limit", "n1")
     assert done.returncode != 0
@@ -178,13 +180,13 @@ def test_nothing_is_drained_or_rebooted_unasked(site: Site, envelope: str, words
     assert site.hosts["n1"].verbs == ["setup"]
 
 
-def test_a_node_that_does_not_work_after_the_drain_stays_drained(site: Site) -> None:
+def test_node_that_fails_after_the_drain_stays_drained(site: Site) -> None:
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, BROKEN]})
     assert site.play("gpunode.node.site", "--limit", "n1", **site.hooks()).returncode != 0
     assert site.log == ["drain n1"]
 
 
-def test_check_mode_previews_with_the_program_that_would_be_copied_and_leaves_nothing(site: Site) -> None:
+def test_check_mode_previews_with_the_copied_program_and_removes_it(site: Site) -> None:
     node, copied = site.hosts["n1"], site.folder / "bin" / "gpunode"
     copied.parent.mkdir()
     real = site.folder / "real"
@@ -198,7 +200,7 @@ def test_check_mode_previews_with_the_program_that_would_be_copied_and_leaves_no
 
 
 @pytest.mark.long
-def test_an_upgrade_downloads_everywhere_then_goes_on_in_batches(site: Site) -> None:
+def test_upgrade_downloads_everywhere_before_it_runs_in_batches(site: Site) -> None:
     for one in site.hosts.values():
         one.answers(**{**GOOD, "setup": [FETCHED, DONE]})
     done = site.play("gpunode.node.upgrade")
@@ -209,7 +211,7 @@ def test_an_upgrade_downloads_everywhere_then_goes_on_in_batches(site: Site) -> 
         assert all("--upgrade" in call for call in one.calls[:2])
 
 
-def test_a_batch_over_the_error_budget_is_rolled_back_and_the_rest_is_left_alone(site: Site) -> None:
+def test_batch_over_the_error_budget_is_rolled_back(site: Site) -> None:
     lock = site.folder / "fleet.lock"
     lock.write_text("schema = 1\n")
     for name, one in site.hosts.items():
@@ -228,7 +230,7 @@ def test_a_batch_over_the_error_budget_is_rolled_back_and_the_rest_is_left_alone
     assert sorted(site.log) == ["drain n2", "drain n3", "uncordon n2", "uncordon n3"], "drained for the rollback"
 
 
-def test_a_node_that_is_lost_before_its_diagnosis_stays_drained(site: Site) -> None:
+def test_node_lost_before_its_diagnosis_stays_drained(site: Site) -> None:
     node = site.hosts["n1"]
     node.answers(**{**GOOD, "setup": [FETCHED, DRAIN, DONE]})
     calls = f"lookup('ansible.builtin.pipe', 'cat {node.path.with_name('calls')} || true')"
@@ -240,7 +242,7 @@ def test_a_node_that_is_lost_before_its_diagnosis_stays_drained(site: Site) -> N
     assert site.log == ["drain n1"]
 
 
-def test_runs_of_a_play_before_are_not_rolled_back_nor_its_drain_taken_for_one(site: Site) -> None:
+def test_run_and_drain_of_an_earlier_play_are_not_reused(site: Site) -> None:
     node = site.hosts["n1"]
     last = answer("setup", VerifyFailed("it does not work"), changed=True, result={"run": "0009"})
     node.answers(**{**GOOD, "setup": [DRAIN, DONE, FETCHED, last]})
@@ -251,7 +253,7 @@ def test_runs_of_a_play_before_are_not_rolled_back_nor_its_drain_taken_for_one(s
 
 
 @pytest.mark.long
-def test_within_the_error_budget_the_failed_node_alone_is_rolled_back(site: Site) -> None:
+def test_failed_node_within_the_error_budget_is_rolled_back_alone(site: Site) -> None:
     site.hosts["n2"].answers(**{**GOOD, "setup": [FETCHED, BROKEN]})
     done = site.play("gpunode.node.upgrade", gpunode_serial=4, gpunode_max_fail_percentage=25)
     assert done.returncode != 0, "a node failed"
@@ -259,7 +261,7 @@ def test_within_the_error_budget_the_failed_node_alone_is_rolled_back(site: Site
 
 
 @pytest.mark.long
-def test_doctor_fetches_a_capture_of_every_node_and_diagnoses_them_together(site: Site) -> None:
+def test_doctor_fetches_all_captures_and_diagnoses_them_together(site: Site) -> None:
     for one in site.hosts.values():
         one.answers(doctor=[HEALTHY], capture=[answer("capture")])
     controller = stand_in(site.folder / "controller")
@@ -285,13 +287,13 @@ def test_ansible_doc_shows_every_plugin_and_the_role(ansible: Ansible, tmp_path:
         assert set(json.loads(shown.stdout)) == set(names)
 
 
-def test_ansible_lint_has_nothing_to_say(newest: Ansible) -> None:
+def test_ansible_lint_passes(newest: Ansible) -> None:
     place = newest.collections / "ansible_collections" / "gpunode" / "node"
     linted = newest.run("ansible-lint", cwd=place)
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-def test_the_collection_has_gpunodes_version_and_license() -> None:
+def test_collection_has_the_version_and_license_of_gpunode() -> None:
     from gpunode import __version__
 
     assert f"\nversion: {__version__}\n" in (COLLECTION / "galaxy.yml").read_text()

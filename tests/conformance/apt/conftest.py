@@ -105,7 +105,7 @@ def package(folder: Path, name: str, version: str, **fields: str) -> None:
 
 
 def index(folder: Path, gnupg: Path, user: str, **release_fields: str) -> None:
-    """``Packages`` and a signed ``InRelease`` for what lies in the folder."""
+    """Write ``Packages`` and a signed ``InRelease`` for the packages in the folder."""
     packages = subprocess.run(["apt-ftparchive", "packages", "."], cwd=folder, check=True, capture_output=True).stdout
     (folder / "Packages").write_bytes(packages)
     (folder / "Packages.gz").write_bytes(gzip.compress(packages))
@@ -153,7 +153,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 
 @pytest.fixture(scope="session")
 def signed(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of two repositories, and their key."""
+    """Return the folder of two repositories, and their key."""
     key = keys.make("archive@localhost")
     folder = tmp_path_factory.mktemp("www")
     cuda, toolkit = folder / "debian12/x86_64", folder / "toolkit"
@@ -237,7 +237,7 @@ class World:
         )
 
     def installed(self, *rows: str) -> None:
-        """What dpkg has: ``name version`` or ``name version rc``."""
+        """Write dpkg's status file from rows ``name version`` or ``name version rc``."""
         text = ""
         for name, version, *rc in (row.split() for row in rows if row):
             status = "deinstall ok config-files" if rc else "install ok installed"

@@ -28,13 +28,13 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
         child.kill()
 
 
-def test_a_free_or_missing_lock_has_no_holder(tmp_path: Path) -> None:
+def test_free_or_missing_lock_has_no_holder(tmp_path: Path) -> None:
     (tmp_path / "free").touch()
     assert find_holder(tmp_path / "free") is None
     assert find_holder(tmp_path / "missing") is None
 
 
-def test_the_holder_is_named_with_its_command(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_lock_holder_is_named_with_its_command(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
     found = find_holder(path)
     assert found is not None
@@ -44,12 +44,12 @@ def test_the_holder_is_named_with_its_command(held: tuple[Path, subprocess.Popen
     assert find_first_holder([path.parent / "missing", path]) == found
 
 
-def test_asking_takes_no_lock_and_gives_none_up(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_find_holder_does_not_disturb_the_lock(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, _ = held
     assert find_holder(path) == find_holder(path)
 
 
-def test_the_kernels_table_says_the_same(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_proc_locks_shows_the_same_holder(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
     status = path.stat()
     table = Path("/proc/locks").read_text()
@@ -69,7 +69,7 @@ def test_waiting_ends_when_the_lock_is_free(held: tuple[Path, subprocess.Popen[b
     assert str(child.pid) in heard[0].detail
 
 
-def test_a_lock_that_stays_is_busy_and_says_who(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_lock_held_beyond_the_timeout_is_busy_and_named(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, child = held
     now = [0.0]
 

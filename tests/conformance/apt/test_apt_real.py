@@ -19,13 +19,13 @@ CUDA, TOOLKIT = "debian12/x86_64", "toolkit"
 
 @pytest.fixture
 def ready(world: World, archive: Archive) -> World:
-    """A world with the CUDA repository's index."""
+    """Return a world with the CUDA repository's index."""
     world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
     archive.asked.clear()
     return world
 
 
-def test_refresh_takes_the_named_lists_and_leaves_the_others_index(world: World, archive: Archive) -> None:
+def test_refresh_updates_only_the_named_lists(world: World, archive: Archive) -> None:
     cuda = world.source("cuda.list", archive.lists(CUDA))
     toolkit = world.source("toolkit.list", archive.lists(TOOLKIT))
     world.apt().refresh([cuda, toolkit])
@@ -37,32 +37,32 @@ def test_refresh_takes_the_named_lists_and_leaves_the_others_index(world: World,
     assert any(name.endswith("x86%5f64_Packages") for name in before)
 
 
-def test_refresh_without_names_takes_all(world: World, archive: Archive) -> None:
+def test_refresh_without_names_updates_all_lists(world: World, archive: Archive) -> None:
     world.source("cuda.list", archive.lists(CUDA))
     world.source("toolkit.list", archive.lists(TOOLKIT))
     world.apt().refresh(())
     assert len([name for name in world.indexes() if name.endswith("Packages")]) == 2
 
 
-def test_a_list_that_is_gone_has_nothing_to_refresh(world: World) -> None:
+def test_missing_list_is_not_refreshed(world: World) -> None:
     world.apt().refresh([str(world.folder / "etc/apt/sources.list.d/gone.list")])
     assert world.runner.commands == []
 
 
-def test_a_broken_list_beside_does_not_matter(world: World, archive: Archive) -> None:
+def test_broken_other_list_does_not_prevent_a_refresh(world: World, archive: Archive) -> None:
     world.source("broken.list", "deb this is not a source\n")
     world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
     assert world.indexes()
 
 
-def test_a_server_that_recovers_is_tried_again(world: World, archive: Archive) -> None:
+def test_recovering_server_is_retried(world: World, archive: Archive) -> None:
     archive.falsified[f"/{CUDA}/InRelease"] = [503] * 5
     world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
     assert world.indexes()
     assert len(world.waited) >= 1
 
 
-def test_a_refused_connection_is_named_at_once(ready: World) -> None:
+def test_refused_connection_is_reported_at_once(ready: World) -> None:
     before = ready.indexes()
     path = ready.source("cuda.list", "deb [trusted=no] http://127.0.0.1:9/debian12 /\n")
     with pytest.raises(ChangeFailed, match="server refuses the connection") as caught:
@@ -73,7 +73,7 @@ def test_a_refused_connection_is_named_at_once(ready: World) -> None:
     assert ready.indexes() == before
 
 
-def test_a_mid_sync_that_ends_is_survived(world: World, archive: Archive) -> None:
+def test_short_mirror_sync_is_retried(world: World, archive: Archive) -> None:
     wrong = b"Package: x\n" * 100
     archive.falsified[f"/{CUDA}/Packages.gz"] = [wrong]
     archive.falsified[f"/{CUDA}/Packages"] = [wrong]
@@ -81,7 +81,7 @@ def test_a_mid_sync_that_ends_is_survived(world: World, archive: Archive) -> Non
     assert any(name.endswith("Packages") for name in world.indexes())
 
 
-def test_a_mid_sync_that_stays_is_called_so_and_the_old_index_is_kept(ready: World, archive: Archive) -> None:
+def test_lasting_mirror_sync_is_reported_and_the_old_index_kept(ready: World, archive: Archive) -> None:
     before = ready.indexes()
     # The server has another package list than its InRelease says: what a push half way looks like.
     archive.falsified = {f"/{CUDA}/{name}": [b"Package: x\n" * 100] * 50 for name in ("Packages", "Packages.gz")}
@@ -94,7 +94,7 @@ def test_a_mid_sync_that_stays_is_called_so_and_the_old_index_is_kept(ready: Wor
     assert not list((ready.folder / "var/lib/apt").glob("gpunode-*"))
 
 
-def test_a_wrong_key_fails_although_an_index_is_there(ready: World, archive: Archive, keys: Keys) -> None:
+def test_wrong_key_fails_although_an_index_exists(ready: World, archive: Archive, keys: Keys) -> None:
     before = ready.indexes()
     other = keys.make("other@localhost")
     with pytest.raises(ChangeFailed, match="signature cannot be verified"):
@@ -103,7 +103,7 @@ def test_a_wrong_key_fails_although_an_index_is_there(ready: World, archive: Arc
     assert ready.indexes() == before
 
 
-def test_simulation_says_what_the_plan_says(ready: World) -> None:
+def test_simulation_agrees_with_the_plan(ready: World) -> None:
     ready.installed("old-driver 470.1-1", "old-lib 470.1-1 rc")
     changes = (
         PackageChange(PackageId("driver"), None, PackageState("580.1-1")),
@@ -130,14 +130,14 @@ def test_simulation_says_what_the_plan_says(ready: World) -> None:
     assert "Reading package lists" not in refused.problem
 
 
-def test_what_dpkg_no_longer_knows_is_not_asked_of_apt(ready: World) -> None:
+def test_package_unknown_to_dpkg_is_not_passed_to_apt(ready: World) -> None:
     simulation = ready.apt().simulate((PackageChange(PackageId("gone-already"), PackageState("1"), None),))
     assert simulation is not None
     assert simulation.actions == ()
     assert simulation.problem == ""
 
 
-def test_a_dependent_that_would_go_too_is_unplanned(ready: World) -> None:
+def test_removal_of_a_dependent_package_is_unplanned(ready: World) -> None:
     ready.installed("old-driver 470.1-1")
     status = ready.folder / "var/lib/dpkg/status"
     status.write_text(
@@ -154,7 +154,7 @@ def test_a_dependent_that_would_go_too_is_unplanned(ready: World) -> None:
     assert differences_from_plan(changes, simulation) == ("apt would purge user-of-old 1, which the plan keeps",)
 
 
-def test_a_simulation_waits_for_no_lock(ready: World) -> None:
+def test_simulation_waits_for_no_lock(ready: World) -> None:
     with locked(ready.folder / "var/lib/dpkg/lock-frontend"):
         simulation = ready.apt().simulate((PackageChange(PackageId("driver"), None, KnownAfter("590.")),))
     assert simulation is not None
@@ -168,14 +168,14 @@ def test_fetch_returns_the_bytes(world: World, archive: Archive) -> None:
     assert {progress.phase for progress in world.progress} <= {"download"}
 
 
-def test_fetch_takes_no_more_than_its_limit(world: World, archive: Archive) -> None:
+def test_fetch_stops_at_its_limit(world: World, archive: Archive) -> None:
     (archive.folder / "large").write_bytes(b"x" * 300_000)
     for url in (f"{archive.url}/large", f"file:{archive.folder}/large"):
         with pytest.raises(ChangeFailed, match="larger than 1000 bytes"):
             world.apt().fetch(url, 1000)
 
 
-def test_fetch_names_what_is_not_there(world: World, archive: Archive) -> None:
+def test_fetch_names_a_missing_file(world: World, archive: Archive) -> None:
     with pytest.raises(ChangeFailed, match="nothing at that address") as caught:
         world.apt().fetch(f"{archive.url}/none.pub", 1000)
     assert "404" in caught.value.why
@@ -204,7 +204,7 @@ class locked:  # noqa: N801
             self.release()
 
 
-def test_the_holder_of_the_lists_lock_is_named(world: World, archive: Archive) -> None:
+def test_holder_of_the_lists_lock_is_named(world: World, archive: Archive) -> None:
     path = world.source("cuda.list", archive.lists(CUDA))
     with locked(world.folder / "var/lib/apt/lists/lock") as other, pytest.raises(Busy) as caught:
         world.apt().refresh([path])
@@ -213,7 +213,7 @@ def test_the_holder_of_the_lists_lock_is_named(world: World, archive: Archive) -
     assert archive.asked == []
 
 
-def test_a_lock_that_is_released_is_waited_for(world: World, archive: Archive) -> None:
+def test_released_lock_is_waited_for(world: World, archive: Archive) -> None:
     path = world.source("cuda.list", archive.lists(CUDA))
     with locked(world.folder / "var/lib/apt/lists/lock") as other:
         world.on_wait = other.release
@@ -223,14 +223,14 @@ def test_a_lock_that_is_released_is_waited_for(world: World, archive: Archive) -
 
 
 @pytest.mark.parametrize("lock", ["var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock", "var/cache/apt/archives/lock"])
-def test_a_transaction_does_not_start_while_a_lock_is_held(ready: World, lock: str) -> None:
+def test_transaction_does_not_start_while_a_lock_is_held(ready: World, lock: str) -> None:
     change = PackageChange(PackageId("driver"), None, KnownAfter("590."))
     with locked(ready.folder / lock) as other, pytest.raises(Busy, match=f"process {other.pid}"):
         ready.apt().transact((change,))
     assert not any("install" in command for command in ready.runner.commands)
 
 
-def test_an_archive_without_a_signature_is_refused_whatever_the_host_allows(world: World, archive: Archive) -> None:
+def test_unsigned_repository_is_refused_whatever_the_host_allows(world: World, archive: Archive) -> None:
     loose = world.folder / "etc/apt/apt.conf.d/99loose"
     loose.write_text('Acquire::AllowInsecureRepositories "true";\nAcquire::AllowWeakRepositories "true";\n')
     path = world.source("cuda.list", archive.lists(CUDA))
@@ -240,9 +240,7 @@ def test_an_archive_without_a_signature_is_refused_whatever_the_host_allows(worl
     assert world.indexes() == {}
 
 
-def test_an_expired_index_of_our_own_list_is_refused_whatever_the_host_allows(
-    world: World, archive: Archive, keys: Keys
-) -> None:
+def test_expired_own_index_is_refused_whatever_the_host_allows(world: World, archive: Archive, keys: Keys) -> None:
     """Somebody may replay it. Of all archives, among them frozen mirrors, the host's configuration decides."""
     expired = {"Valid-Until": "Sun, 02 Jan 2022 00:00:00 UTC"}
     index(archive.folder / CUDA, keys.folder, "archive@localhost", **expired)

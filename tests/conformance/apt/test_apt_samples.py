@@ -1,4 +1,4 @@
-"""What apt 2.6 (Debian 12) and 3.0 (Debian 13) printed, kept as they printed it: how it is read."""
+"""Samples of the output of apt 2.6 (Debian 12) and 3.0 (Debian 13), kept as printed: how gpunode reads it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ FAILURES = [(version, name, kind) for version in VERSIONS for name, kind in KIND
 FAILURES += [(version, name, kind) for (version, name), kind in ONLY.items()]
 
 
-def test_every_sample_is_read_by_a_test() -> None:
+def test_every_sample_is_used_by_a_test() -> None:
     fine = {
         "update-good",
         "update-certificate",
@@ -104,13 +104,13 @@ def test_every_sample_is_read_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
-def test_a_failure_is_told_by_its_cause(version: str, name: str, kind: FailureKind) -> None:
+def test_failure_is_classified_by_its_cause(version: str, name: str, kind: FailureKind) -> None:
     said = sample(version, name)
     assert classify_failure(said.stdout, said.stderr) == kind
 
 
 @pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
-def test_a_failure_is_said_in_three_parts(version: str, name: str, kind: FailureKind) -> None:
+def test_failure_has_what_why_and_hint(version: str, name: str, kind: FailureKind) -> None:
     said = sample(version, name)
     error = explain_failure("do it", said.stdout, said.stderr)
     assert isinstance(error, Busy if kind == "lock" else ChangeFailed)
@@ -124,20 +124,20 @@ def test_a_failure_is_said_in_three_parts(version: str, name: str, kind: Failure
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["update-503-warns", "update-no-pubkey-cached-warns", "disk-full-lists"])
-def test_an_update_that_only_warns_is_not_taken_for_a_success(version: str, name: str) -> None:
+def test_update_with_warnings_is_no_success(version: str, name: str) -> None:
     said = sample(version, name)
     assert said.exit_status == 0
     assert incomplete_update(f"{said.stdout}\n{said.stderr}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_good_update_is_complete(version: str) -> None:
+def test_good_update_is_complete(version: str) -> None:
     said = sample(version, "update-good")
     assert not incomplete_update(f"{said.stdout}\n{said.stderr}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_simulation_is_read(version: str) -> None:
+def test_simulation_is_parsed(version: str) -> None:
     said = sample(version, "simulate-install-purge")
     simulation = parse_simulation(said.stdout, said.stderr, ok=True)
     assert simulation.problem == ""
@@ -151,27 +151,27 @@ def test_a_simulation_is_read(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_downgrade_has_both_versions(version: str) -> None:
+def test_downgrade_has_both_versions(version: str) -> None:
     said = sample(version, "simulate-downgrade")
     first, _ = parse_simulation(said.stdout, said.stderr, ok=True).actions
     assert (str(first.id), first.former, first.version) == ("driver", "2:590.1-1", "580.1-1")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_refusal_is_quoted(version: str) -> None:
+def test_refusal_is_quoted(version: str) -> None:
     said = sample(version, "simulate-unmet-missing")
     problem = parse_simulation(said.stdout, said.stderr, ok=False).problem
     assert problem.startswith("The following packages have unmet dependencies:\n needs-missing : Depends: nosuch")
     assert problem.count("E: Unable to correct problems") == 1
 
 
-def test_the_reason_of_the_newer_solver_is_kept() -> None:
+def test_reason_from_the_newer_solver_is_kept() -> None:
     said = sample("apt-3.0.4", "simulate-unmet-missing")
     assert "none of the choices are installable" in parse_simulation(said.stdout, said.stderr, ok=False).problem
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_progress_of_a_whole_transaction(version: str) -> None:
+def test_progress_of_a_whole_transaction_is_parsed(version: str) -> None:
     lines = sample(version, "install-purge-status").stdout.splitlines()
     progress = [found for line in lines if (found := parse_status(line))]
     phases = [found.phase for found in progress]
@@ -183,7 +183,7 @@ def test_progress_of_a_whole_transaction(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_package_that_failed_is_named_with_its_last_words(version: str) -> None:
+def test_failed_package_is_named_with_its_last_output(version: str) -> None:
     said = sample(version, "script-fails")
     error = explain_failure("do it", said.stdout, said.stderr)
     assert "badscript" in error.what
@@ -192,7 +192,7 @@ def test_the_package_that_failed_is_named_with_its_last_words(version: str) -> N
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_module_that_does_not_build_points_at_its_log(version: str) -> None:
+def test_failed_dkms_build_names_its_log(version: str) -> None:
     said = sample(version, "dkms-fails")
     assert find_build_log(said.stderr) == "/var/lib/dkms/nv/1/make.log"
     log = "  CC [M]  nv.o\nnv.c:12:5: error: implicit declaration of 'f'\nmake[1]: *** [nv.o] Error 1\n"
@@ -202,13 +202,13 @@ def test_a_module_that_does_not_build_points_at_its_log(version: str) -> None:
     assert "baddkms" in error.what
 
 
-def test_an_archive_that_does_not_unpack_is_named() -> None:
+def test_package_that_fails_to_unpack_is_named() -> None:
     said = sample("apt-2.6.2", "disk-full-unpack")
     assert find_failed_packages(said.stderr) == ("bigopt",)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_repository_in_mid_sync_is_named(version: str) -> None:
+def test_repository_in_sync_is_named(version: str) -> None:
     said = sample(version, "update-hash-mismatch")
     assert failed_fetches(said.stderr) == ("http://127.0.0.1:8099/nohash/./Packages",)
     assert "http://127.0.0.1:8099/nohash" in explain_failure("do it", said.stdout, said.stderr).what
@@ -231,5 +231,5 @@ def test_the_repository_in_mid_sync_is_named(version: str) -> None:
         ("http://h.example/x/dists/stable/updates/main/i18n/Translation-en.xz", "h.example_x_dists_stable_updates_"),
     ],
 )
-def test_the_index_files_of_a_repository(uri: str, prefix: str) -> None:
+def test_index_file_prefix_of_a_repository(uri: str, prefix: str) -> None:
     assert list_prefix(uri) == prefix

@@ -43,7 +43,7 @@ AGREEING = {
 
 
 def refusal(folder: Path, lists: Mapping[str, bytes]) -> str:
-    """Why an apt that has these ``lists`` and nothing else reads none of them; empty where it reads them."""
+    """Return why an apt that has these ``lists`` and nothing else reads none of them; empty where it reads them."""
     for name in ("parts", "lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for old in (folder / "parts").iterdir():
@@ -59,7 +59,7 @@ def refusal(folder: Path, lists: Mapping[str, bytes]) -> str:
 
 
 @pytest.mark.parametrize("case", [*CONTRADICTING, *AGREEING])
-def test_apt_refuses_what_gpunode_calls_a_contradiction(case: str, tmp_path: Path) -> None:
+def test_apt_refuses_contradicting_entries(case: str, tmp_path: Path) -> None:
     pair = {**CONTRADICTING, **AGREEING}[case]
     names = [
         f"{place}.{'sources' if text.startswith('Types') else 'list'}" for place, text in zip("ab", pair, strict=True)
@@ -80,7 +80,7 @@ def test_apt_refuses_what_gpunode_calls_a_contradiction(case: str, tmp_path: Pat
 
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(node=undone())
-def test_apt_reads_its_sources_after_a_setup_and_after_its_undo(node: Undone, tmp_path: Path) -> None:
+def test_apt_reads_its_sources_after_a_setup_and_its_undo(node: Undone, tmp_path: Path) -> None:
     if node.set_up != node.before:
         assert refusal(tmp_path, lists_of(node.set_up)) == ""
         assert refusal(tmp_path, lists_of(node.after)) == ""

@@ -69,7 +69,7 @@ def paragraph(name: str, fields: Mapping[str, str]) -> str:
 
 @pytest.mark.skipif(not STATUS.exists(), reason="needs a Debian machine")
 @pytest.mark.parametrize("gone", ["", "libc6", "perl-base", "base-files", "mawk", "debconf"])
-def test_the_packages_of_this_machine_without_one_of_them(gone: str) -> None:
+def test_missing_dependencies_of_this_machine_agree_with_apt(gone: str) -> None:
     kept = "\n\n".join(one for one in STATUS.read_text().split("\n\n") if not one.startswith(f"Package: {gone}\n"))
     installed, broken = packages(entries(kept)), broken_by_apt(kept)
     missing = InstalledRelations(entries(kept)).missing(installed, installed)
@@ -109,6 +109,6 @@ row = st.fixed_dictionaries(
 
 @given(st.dictionaries(st.sampled_from(NAMES), row, min_size=1))
 @settings(max_examples=examples(40), deadline=None)
-def test_any_packages(rows: dict[str, dict[str, str]]) -> None:
+def test_missing_dependencies_of_any_packages_agree_with_apt(rows: dict[str, dict[str, str]]) -> None:
     text = paragraph("dpkg", {}) + "".join(paragraph(name, fields) for name, fields in rows.items())
     assert broken_by_gpunode(text) == broken_by_apt(text)

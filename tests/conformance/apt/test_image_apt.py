@@ -1,4 +1,4 @@
-"""What this machine's apt says of an image's packages; the image's own configuration names programs, and none runs."""
+"""This machine's apt on an image's packages; the image's own configuration names programs, and none runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def install(name: str) -> PackageChange:
     return PackageChange(PackageId.of(name), None, KnownAfter())
 
 
-def test_sources_pins_and_status_are_the_images(root: Path) -> None:
+def test_image_simulation_uses_its_sources_pins_and_status(root: Path) -> None:
     removal = PackageChange(PackageId("old"), PackageState("1"), None)
 
     simulation = simulate_image(str(root), [install("tool"), removal])
@@ -76,7 +76,7 @@ def test_sources_pins_and_status_are_the_images(root: Path) -> None:
     assert not (root.parent / "RAN").exists()
 
 
-def test_nothing_outside_of_the_image_is_read(root: Path, tmp_path: Path) -> None:
+def test_image_simulation_reads_nothing_outside(root: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("root:$6$hash:1\n")
     (root / "etc/apt/sources.list.d").mkdir()
     (root / "etc/apt/sources.list.d/evil.list").symlink_to(tmp_path / "secret")
@@ -90,7 +90,9 @@ def test_nothing_outside_of_the_image_is_read(root: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives its privileges up")
-def test_it_is_asked_by_nobody(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_simulation_runs_as_nobody_without_privileges(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program in apt's place says who it is; it stands in the first folder of gpunode's own PATH."""
     from gpunode.host import process
 
@@ -110,7 +112,7 @@ def test_it_is_asked_by_nobody(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert int(rows["CapBnd"], 16) == 0
 
 
-def test_a_root_of_unknown_architecture_is_said_not_to_be_simulated(root: Path) -> None:
+def test_image_of_unknown_architecture_is_not_simulated(root: Path) -> None:
     """Without dpkg itself the architecture is that of the packages, if they agree."""
     foreign = STATUS.format("old").replace("Architecture: amd64", "Architecture: i386")
     (root / "var/lib/dpkg/status").write_text(f"{STATUS.format('old')}\n{foreign}")
@@ -118,7 +120,7 @@ def test_a_root_of_unknown_architecture_is_said_not_to_be_simulated(root: Path) 
     assert simulate_image(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
 
 
-def test_what_would_fill_the_disk_is_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_image_state_is_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file is too large by itself; together they are."""
     monkeypatch.setattr(image_apt, "_MAX_FILE_BYTES", 4 << 20)
     for number in range(5):

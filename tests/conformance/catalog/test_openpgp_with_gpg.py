@@ -59,7 +59,7 @@ class Gpg:
 
 
 def primaries(colons: bytes) -> list[str]:
-    """The fingerprints that follow a ``pub`` record."""
+    """Return the fingerprints that follow a ``pub`` record."""
     found, of_a_primary = [], False
     for record in colons.decode().splitlines():
         fields = record.split(":")
@@ -83,49 +83,49 @@ def gpg(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpg]:
     subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
 
 
-def shown(gpg: Gpg, data: bytes) -> tuple[str, ...]:
+def packets_by_gpg(gpg: Gpg, data: bytes) -> tuple[str, ...]:
     return tuple(primaries(gpg.run("--show-keys", "--with-colons", stdin=data)))
 
 
 @pytest.mark.parametrize("users", [("rsa",), ("edwards",), ("rsa", "edwards")])
-def test_the_fingerprints_are_those_that_gpg_shows(gpg: Gpg, users: tuple[str, ...]) -> None:
+def test_fingerprints_agree_with_gpg(gpg: Gpg, users: tuple[str, ...]) -> None:
     binary, armored = gpg.export(*users), gpg.armored(*users)
 
     assert len(fingerprints(binary)) == len(users)
-    assert fingerprints(binary) == shown(gpg, binary)
-    assert fingerprints(armored) == shown(gpg, armored)
+    assert fingerprints(binary) == packets_by_gpg(gpg, binary)
+    assert fingerprints(armored) == packets_by_gpg(gpg, armored)
 
 
-def test_the_test_keys_have_subkeys_and_a_photo(gpg: Gpg) -> None:
+def test_generated_keys_have_subkeys_and_a_photo(gpg: Gpg) -> None:
     packets = gpg.run("--list-packets", stdin=gpg.export("rsa", "edwards"))
 
     assert packets.count(b":public sub key packet:") == 3
     assert packets.count(b":attribute packet:") == 1
 
 
-def test_armor_comes_off_as_gpg_takes_it_off(gpg: Gpg) -> None:
+def test_dearmor_agrees_with_gpg(gpg: Gpg) -> None:
     armored = gpg.armored("rsa", "edwards")
 
     assert dearmor(armored) == gpg.run("--dearmor", stdin=armored) == gpg.export("rsa", "edwards")
 
 
-def test_two_armored_files_joined_hold_both_keys(gpg: Gpg) -> None:
+def test_two_joined_armored_files_contain_both_keys(gpg: Gpg) -> None:
     joined = gpg.armored("rsa") + b"\n" + gpg.armored("edwards")
 
     assert fingerprints(joined) == (*fingerprints(gpg.armored("rsa")), *fingerprints(gpg.armored("edwards")))
 
 
-def test_a_secret_key_is_refused(gpg: Gpg) -> None:
+def test_secret_key_is_refused(gpg: Gpg) -> None:
     with pytest.raises(ValueError, match="secret key"):
         fingerprints(gpg.run("--pinentry-mode", "loopback", "--export-secret-keys", "edwards"))
 
 
-def test_a_signed_message_is_refused(gpg: Gpg) -> None:
+def test_signed_message_is_refused(gpg: Gpg) -> None:
     with pytest.raises(ValueError, match="no part of a public key"):
         fingerprints(gpg.run("-u", "edwards", "-z", "0", "--sign", stdin=b"deb"))
 
 
-def test_a_key_that_hides_in_a_compressed_packet_is_refused(gpg: Gpg) -> None:
+def test_key_in_a_compressed_packet_is_refused(gpg: Gpg) -> None:
     """gpg would import it."""
     wrapped = b"\xc8" + b"\xff" + (len(gpg.export("edwards")) + 1).to_bytes(4, "big") + b"\x00" + gpg.export("edwards")
 
@@ -133,7 +133,7 @@ def test_a_key_that_hides_in_a_compressed_packet_is_refused(gpg: Gpg) -> None:
         fingerprints(gpg.export("rsa") + wrapped)
 
 
-def test_every_shortening_of_a_key_is_refused_or_ends_between_packets(gpg: Gpg) -> None:
+def test_truncated_key_is_refused_or_ends_between_packets(gpg: Gpg) -> None:
     key = gpg.export("edwards")
     whole = fingerprints(key)
 
@@ -144,7 +144,7 @@ def test_every_shortening_of_a_key_is_refused_or_ends_between_packets(gpg: Gpg) 
             continue
 
 
-def test_a_key_is_kept_with_what_it_signed_itself_and_nothing_else(gpg: Gpg) -> None:
+def test_key_is_reduced_to_its_self_signed_parts(gpg: Gpg) -> None:
     rsa, edwards = gpg.export("rsa"), gpg.export("edwards")
     assert belonging(rsa) == rsa == belonging(gpg.armored("rsa"))
     kept = gpg.run("--list-packets", stdin=belonging(edwards))

@@ -145,7 +145,7 @@ def debian(tmp_path: Path, choice: Choice, *installed: Deb, family: Family = DEB
     return Apt(tmp_path, {"NVIDIA": DEBIAN_NVIDIA, "Debian": DEBIANS_OWN}, installed, pin(choice, family.origins))
 
 
-def test_a_pascal_host_gets_580_though_the_index_holds_615(tmp_path: Path) -> None:
+def test_pascal_host_gets_580_although_the_index_has_615(tmp_path: Path) -> None:
     packages = DEBIAN.driver_packages(P580, "compute")
 
     chosen = debian(tmp_path, P580).installs(*packages)
@@ -154,13 +154,13 @@ def test_a_pascal_host_gets_580_though_the_index_holds_615(tmp_path: Path) -> No
     assert set(chosen.values()) == {"580.178.04-1"}
 
 
-def test_an_exact_version_is_taken_though_a_newer_one_of_its_branch_exists(tmp_path: Path) -> None:
+def test_exact_version_is_chosen_over_a_newer_one_of_its_branch(tmp_path: Path) -> None:
     chosen = debian(tmp_path, EXACT).installs(*DEBIAN.driver_packages(EXACT, "compute"))
 
     assert set(chosen.values()) == {"580.126.09-1"}
 
 
-def test_an_installed_newer_driver_goes_back_to_the_wanted_branch(tmp_path: Path) -> None:
+def test_newer_installed_driver_is_downgraded_to_the_wanted_branch(tmp_path: Path) -> None:
     apt = debian(tmp_path, P580, Deb("libcuda1", "615.71.09-1"), Deb("nvidia-modprobe", "615.71.09-1"))
 
     assert apt.installs("--allow-downgrades", "libcuda1", "nvidia-modprobe") == {
@@ -190,13 +190,11 @@ def test_an_installed_newer_driver_goes_back_to_the_wanted_branch(tmp_path: Path
         ("linux-image-amd64", "6.12.48-1"),
     ],
 )
-def test_drivers_of_the_branch_come_from_nvidia_and_nothing_else_is_touched(
-    tmp_path: Path, name: str, candidate: str
-) -> None:
+def test_only_driver_packages_are_pinned_to_nvidia(tmp_path: Path, name: str, candidate: str) -> None:
     assert debian(tmp_path, P580).candidate(name) == candidate
 
 
-def test_an_upgrade_stays_in_the_branch(tmp_path: Path) -> None:
+def test_upgrade_stays_in_the_branch(tmp_path: Path) -> None:
     old = [Deb("libcuda1", "580.95.05-1"), Deb("nvidia-modprobe", "580.95.05-1")]
     output = debian(tmp_path, P580, *old).run("apt-get", "-s", "dist-upgrade")
 
@@ -233,7 +231,7 @@ def ubuntu(tmp_path: Path, choice: Choice, *installed: Deb) -> Apt:
     return Apt(tmp_path, repositories, installed, pin(choice, UBUNTU.origins))
 
 
-def test_ubuntus_own_580_is_not_mixed_in(tmp_path: Path) -> None:
+def test_ubuntu_580_packages_are_not_mixed_in(tmp_path: Path) -> None:
     apt = ubuntu(tmp_path, P580)
 
     assert set(apt.installs(*UBUNTU.driver_packages(P580, "compute")).values()) == {"580.178.04-1ubuntu1"}
@@ -241,7 +239,7 @@ def test_ubuntus_own_580_is_not_mixed_in(tmp_path: Path) -> None:
     assert apt.candidate("nvidia-open") == "(none)"
 
 
-def test_the_unsuffixed_names_take_the_wanted_branch(tmp_path: Path) -> None:
+def test_unsuffixed_names_get_the_wanted_branch(tmp_path: Path) -> None:
     chosen = ubuntu(tmp_path, P595).installs(*UBUNTU.driver_packages(P595, "compute"))
 
     assert chosen == {
@@ -251,7 +249,7 @@ def test_the_unsuffixed_names_take_the_wanted_branch(tmp_path: Path) -> None:
     }
 
 
-def test_a_branch_the_index_lacks_has_no_candidate_instead_of_another_branch(tmp_path: Path) -> None:
+def test_branch_missing_in_the_index_has_no_candidate(tmp_path: Path) -> None:
     apt = debian(tmp_path, Choice(610, "", "open", ""))
 
     assert apt.candidate("nvidia-driver-cuda") == "(none)"

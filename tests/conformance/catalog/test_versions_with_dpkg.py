@@ -47,12 +47,12 @@ def dpkg_says(left: str, operator: str, right: str) -> bool:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(versions, versions)
-def test_any_two_versions_are_ordered_as_dpkg_orders_them(left: str, right: str) -> None:
+def test_any_two_versions_are_ordered_like_dpkg(left: str, right: str) -> None:
     assert (DpkgVersion(left) < DpkgVersion(right)) == dpkg_says(left, "lt", right)
     assert (DpkgVersion(left) == DpkgVersion(right)) == dpkg_says(left, "eq", right)
 
 
-def test_real_versions_are_ordered_as_dpkg_orders_them() -> None:
+def test_real_versions_are_ordered_like_dpkg() -> None:
     ordered = sorted(REAL, key=DpkgVersion)
 
     assert all(dpkg_says(left, "lt", right) for left, right in itertools.pairwise(ordered))

@@ -24,7 +24,7 @@ _AUDITED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run of gpunode ended.
+    """The end of a run of gpunode.
 
     Attributes:
         status: the exit code, or minus the signal that killed it.
@@ -36,7 +36,7 @@ class Ended:
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """What it answered to ``--json``."""
+        """The answer to ``--json``."""
         answer: dict[str, Any] = json.loads(self.said.splitlines()[-1])
         return answer
 
@@ -55,7 +55,7 @@ class Boundaries:
         self._torn = torn
 
     def watch(self) -> None:
-        """From here on, for as long as this process lives."""
+        """Watch from here on, for as long as this process lives."""
         for name in _PATCHED:
             setattr(os, name, self._patched(name, getattr(os, name)))
         sys.addaudithook(self._audit)
@@ -89,7 +89,7 @@ def _named(descriptor: int) -> str:
 
 
 def preload(arguments: Sequence[str]) -> None:
-    """This process has loaded what a run with ``arguments`` needs, so a child has nothing left to load."""
+    """Load what a run with ``arguments`` needs, so that a child has nothing left to load."""
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names")
         child = _fork(arguments, Path(folder, "said"), then=lambda: _list_modules(names))
@@ -103,7 +103,7 @@ def _list_modules(target: Path) -> None:
 
 
 def boundaries(arguments: Sequence[str]) -> list[str]:
-    """What a whole run with ``arguments`` does to files, call by call."""
+    """Return the calls by which a whole run with ``arguments`` changes files, in order."""
     counted = Boundaries()
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "seen")
@@ -117,7 +117,7 @@ def _list(counted: Boundaries, target: Path) -> None:
 
 
 def run(arguments: Sequence[str], watched: Boundaries | None = None, *, sent: int = 0, after_s: float = 0.0) -> Ended:
-    """How ``gpunode ARGUMENTS`` ended.
+    """Return how ``gpunode ARGUMENTS`` ended.
 
     Args:
         arguments: the command line.
@@ -150,7 +150,7 @@ def _fork(
 
 
 def _be_gpunode(arguments: list[str], said: Path, watched: Boundaries | None, then: Callable[[], None]) -> NoReturn:
-    """The rest of this process is ``gpunode ARGUMENTS``, as a shell would start it."""
+    """Be ``gpunode ARGUMENTS`` for the rest of this process, as a shell would start it."""
     status = 99
     try:
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):

@@ -47,7 +47,7 @@ class Case:
     command: tuple[str, ...] = ()
 
     def make(self, root: Path) -> Path:
-        """``root`` is the node before setup."""
+        """Make ``root`` the node before setup."""
         for folder in _FOLDERS:
             (root / folder).mkdir(parents=True)
         release = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
@@ -62,13 +62,13 @@ class Case:
         return root
 
     def setup(self, root: Path) -> tuple[str, ...]:
-        """The command line that sets ``root`` up."""
+        """Return the command line that sets ``root`` up."""
         if self.command:
             return (*self.command, "--root", str(root), "--json")
         return ("setup", "--root", str(root), "--gpu", "10de:1eb8", *self.options, "--yes", "--json")
 
     def rollback(self, root: Path) -> tuple[str, ...]:
-        """The command line that takes it back."""
+        """Return the command line that takes it back."""
         return ("rollback", "--root", str(root), *self.undo, "--yes", "--json")
 
 
@@ -134,7 +134,7 @@ def row(root: Path, name: str) -> Row | None:
 
 
 def copy(root: Path, target: Path) -> Path:
-    """``target`` is as ``root``, owners too."""
+    """Copy ``root`` to ``target``, owners too."""
     shutil.copytree(root, target, symlinks=True)
     for path in root.rglob("*"):
         status = path.lstat()
@@ -143,7 +143,7 @@ def copy(root: Path, target: Path) -> Path:
 
 
 def litter(root: Path) -> list[str]:
-    """What a killed run has left in ``root`` and no later one has removed."""
+    """Return the files that a killed run has left in ``root`` and no later one has removed."""
     names = (path.relative_to(root).as_posix() for path in root.rglob("*"))
     left = [name for name in names if _TEMPORARY.fullmatch(name.rpartition("/")[2])]
     left += [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(root) in line]

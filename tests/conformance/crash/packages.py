@@ -21,7 +21,7 @@ class FilePackages:
         self._root = Path(runner.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
-        """What apt would do: exactly what it is told."""
+        """Return exactly the actions that apt was asked for."""
         wanted = obey(tuple(change for change in changes if not change.is_mark))
         versions = {change.id: _VERSION for change in changes if isinstance(change.after, KnownAfter)}
         return Simulation(
@@ -29,11 +29,11 @@ class FilePackages:
         )
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """The one version of each."""
+        """Return the one version of each."""
         return {package: frozenset({_VERSION}) for package in packages}
 
     def transact(self, changes: Sequence[PackageChange], /) -> None:
-        """As apt and dpkg do it: what is told to apt, each package in its turn, the marks."""
+        """Act as apt and dpkg do: the actions one package at a time, then the marks."""
         batch = tuple(changes)
         packages = Packages.read(*(self._path(path).read_text() for path in (STATUS, EXTENDED_STATES)))
         self._write(packages := packages.announced(batch))
@@ -53,10 +53,10 @@ class FilePackages:
         return self._root / name.lstrip("/")
 
     def refresh(self, lists: Sequence[str], /) -> None:
-        """There is no index."""
+        """Do nothing: there is no index."""
 
     def download(self, changes: Sequence[PackageChange], /) -> None:
-        """There is no archive."""
+        """Do nothing: there is no archive."""
 
     def fetch(self, url: str, limit_bytes: int, /) -> bytes:
         """There is no key."""

@@ -79,13 +79,13 @@ class Lab:
         assert self.former != self.wanted
 
     def boundaries(self, command: Command, start: Path) -> list[str]:
-        """The calls of a whole run from ``start`` on."""
+        """Return the calls of a whole run from ``start`` on."""
         with self.node(start) as node:
             return boundaries(command(node))
 
     @contextmanager
     def node(self, start: Path) -> Iterator[Path]:
-        """A copy of ``start``, gone afterwards."""
+        """Yield a copy of ``start``, gone afterwards."""
         room = self.folder / "node"
         try:
             yield copy(start, room / "root")
@@ -93,7 +93,7 @@ class Lab:
             shutil.rmtree(room)
 
     def survives(self, start: Path, kills: Iterable[tuple[str, Kill]]) -> None:
-        """Each of ``kills``, on a node of its own that is as ``start``, leaves what the next run can work with."""
+        """Assert that each of ``kills``, on a copy of ``start``, leaves what the next run can work with."""
         for label, kill in kills:
             with self.node(start) as node:
                 with Poller(partial(row, node, self.case.path), self._rows()) as reader:
@@ -111,7 +111,7 @@ class Lab:
         return self.former.get(self.case.path), self.wanted.get(self.case.path)
 
     def _finished(self, node: Path) -> Iterator[str]:
-        """What is wrong after one more setup, and after another one."""
+        """Yield what is wrong after one more setup, and after another one."""
         again = run(self.case.setup(node))
         if again.status:
             yield f"setup again: {again.status}: {again.said}"
@@ -122,7 +122,7 @@ class Lab:
             yield f"not converged: {third.said}"
 
     def _taken_back(self, node: Path) -> Iterator[str]:
-        """What is wrong after a rollback; one that finds nothing written has nothing to take back."""
+        """Yield what is wrong after a rollback; one that finds nothing written has nothing to undo."""
         back = run(self.case.rollback(node))
         if back.status and not (back.status == 2 and "there is nothing to roll back" in back.said):
             yield f"rollback: {back.status}: {back.said}"
@@ -137,12 +137,12 @@ def _differences(after: str, found: Tree, meant: Tree) -> Iterator[str]:
 
 
 def setup_or_rollback(lab: Lab) -> tuple[tuple[str, Command, Path], ...]:
-    """The two commands, each with the node from which it has something to do."""
+    """Return the two commands, each with the node from which it has something to do."""
     return ("setup", lab.case.setup, lab.bare), ("rollback", lab.case.rollback, lab.done)
 
 
 def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
-    """A run that dies right before its call ``number``, or in the middle of it."""
+    """Return a run that dies right before its call ``number``, or in the middle of it."""
 
     def kill(node: Path) -> Ended:
         ended = run(command(node), Boundaries(number, torn=torn))
@@ -153,7 +153,7 @@ def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
 
 
 def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
-    """A kill before each call and, for a write, one in its middle; so there is one after each, too.
+    """Yield a kill before each call and, for a write, one in its middle; so there is one after each, too.
 
     A sample of the calls, but in the long run.
     """
@@ -163,8 +163,8 @@ def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
             yield f"killed in {number}, {call}", killed_at(command, number, torn=True)
 
 
-def twice(first: Kill, second: Kill) -> Kill:
-    """One after the other."""
+def kill_both(first: Kill, second: Kill) -> Kill:
+    """Return a kill that runs one after the other."""
 
     def kill(node: Path) -> Ended:
         first(node)
@@ -173,8 +173,8 @@ def twice(first: Kill, second: Kill) -> Kill:
     return kill
 
 
-def whenever(command: Command, number: int, after_s: float) -> Kill:
-    """A signal ``number`` comes ``after_s`` after the start."""
+def signalled_after(command: Command, number: int, after_s: float) -> Kill:
+    """Return a kill by signal ``number``, ``after_s`` after the start."""
     return lambda node: run(command(node), sent=number, after_s=after_s)
 
 
@@ -185,7 +185,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def chance() -> random.Random:
-    """Random moments; the seed is said when the test fails, and is to be put in here to have them again."""
+    """Return random moments; the seed is said when the test fails, and is to be put in here to have them again."""
     seed = 0 if settings().derandomize else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     return random.Random(seed)
@@ -197,7 +197,7 @@ def chance() -> random.Random:
     indirect=True,
     ids=lambda case: case.id,
 )
-def test_setup_killed_at_every_boundary(lab: Lab) -> None:
+def test_setup_killed_at_every_boundary_recovers(lab: Lab) -> None:
     calls = lab.boundaries(lab.case.setup, lab.bare)
     assert sum("journal.jsonl" in call for call in calls) >= 10, "the journal's own writes are among them"
     assert any(call.startswith("os.rename") for call in calls)
@@ -213,14 +213,14 @@ def test_setup_killed_at_every_boundary(lab: Lab) -> None:
     indirect=True,
     ids=lambda case: case.id,
 )
-def test_rollback_killed_at_every_boundary(lab: Lab) -> None:
+def test_rollback_killed_at_every_boundary_recovers(lab: Lab) -> None:
     lab.survives(lab.done, every(lab.case.rollback, lab.boundaries(lab.case.rollback, lab.done)))
 
     assert not lab.problems, "\n".join(lab.problems)
 
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED], indirect=True, ids=lambda case: case.id)
-def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) -> None:
+def test_recovering_run_killed_again_recovers(lab: Lab, chance: random.Random) -> None:
     """Two kills, one after the other, each at a boundary: the second in a setup or in a rollback."""
     calls = lab.boundaries(lab.case.setup, lab.bare)
 
@@ -231,7 +231,7 @@ def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) ->
             # The second run has fewer calls than the first where there is less to do; then it is not killed.
             again = lambda node, command=command, second=second: run(command(node), Boundaries(second))  # noqa: E731
             label = f"setup killed before {first}, {calls[first]}, then {name} before {second}"
-            yield label, twice(killed_at(lab.case.setup, first), again)
+            yield label, kill_both(killed_at(lab.case.setup, first), again)
 
     lab.survives(lab.bare, kills())
 
@@ -242,18 +242,18 @@ MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason=
 
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED, DROP_IN, MOUNTED], indirect=True, ids=lambda case: case.id)
-def test_killed_whenever(lab: Lab, chance: random.Random) -> None:
+def test_run_killed_at_a_random_moment_recovers(lab: Lab, chance: random.Random) -> None:
     for name, command, start in setup_or_rollback(lab):
         moments = [chance.uniform(0, lab.seconds) for _ in range(examples(2))]
         lab.survives(
-            start, ((f"{name} killed after {at:.4f} s", whenever(command, signal.SIGKILL, at)) for at in moments)
+            start, ((f"{name} killed after {at:.4f} s", signalled_after(command, signal.SIGKILL, at)) for at in moments)
         )
 
     assert not lab.problems, "\n".join(lab.problems)
 
 
 @pytest.mark.parametrize("lab", [REPLACED], indirect=True, ids=lambda case: case.id)
-def test_asked_to_stop_whenever(lab: Lab, chance: random.Random) -> None:
+def test_run_stopped_by_a_signal_at_a_random_moment_recovers(lab: Lab, chance: random.Random) -> None:
     """A run that is asked to stop says so by its exit code, and the next goes on as after a kill."""
 
     def stopped(command: Command, number: signal.Signals, after_s: float) -> Kill:

@@ -38,12 +38,12 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
 
 
 def remove(root: Path) -> tuple[str, ...]:
-    """The command line that takes everything away."""
+    """Return the command line that takes everything away."""
     return ("remove", "--root", str(root), "--yes", "--json")
 
 
 @pytest.mark.parametrize("undo", ["remove", "rollback"])
-def test_remove_after_an_undo_killed_at_any_write_leaves_the_node_as_before(lab: Lab, undo: str) -> None:
+def test_remove_after_an_undo_killed_at_any_write_restores_the_node(lab: Lab, undo: str) -> None:
     command: Command = remove if undo == "remove" else lab.case.rollback
     calls = lab.boundaries(command, lab.done)
     assert any("var/lib/dpkg/status" in call for call in calls), "the packages' own writes are among them"
@@ -56,7 +56,7 @@ def test_remove_after_an_undo_killed_at_any_write_leaves_the_node_as_before(lab:
 
 
 def _finished(lab: Lab, node: Path) -> Iterator[str]:
-    """What is wrong after a remove, and after another one."""
+    """Yield what is wrong after a remove, and after another one."""
     ended = run(remove(node))
     if ended.status:
         yield f"remove: {ended.status}: {ended.said}"

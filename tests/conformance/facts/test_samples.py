@@ -19,14 +19,14 @@ def sample(name: str) -> str:
     return (SAMPLES / name).read_text()
 
 
-def test_dpkg_status_says_what_dpkg_query_says() -> None:
+def test_dpkg_status_agrees_with_dpkg_query() -> None:
     entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
     rows = [line.split("\t") for line in sample("dpkg-query-1.21.23.txt").splitlines()]
     said = {(name.split(":")[0], *state.split(), version, arch) for name, state, version, arch in rows}
     assert {(one.name, one.want, one.status, one.version, one.architecture) for one in entries} == said
 
 
-def test_auto_marks_are_those_of_apt_mark() -> None:
+def test_auto_marks_agree_with_apt_mark() -> None:
     entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
     found = dpkg.packages(entries, sample("apt-extended-states-2.6.2.txt"))
     said = set(sample("apt-mark-showauto-2.6.2.txt").split())
@@ -37,7 +37,7 @@ def test_auto_marks_are_those_of_apt_mark() -> None:
 
 
 @pytest.mark.parametrize("version", ["252", "257"])
-def test_systemctl_show(version: str) -> None:
+def test_systemctl_show_is_parsed(version: str) -> None:
     found = systemd.parse_units(sample(f"systemctl-show-{version}.txt"))
     assert found["containerd.service"].state == ServiceState(True, True)
     assert found["containerd.service"].started_at == pytest.approx(1795248280, abs=30)
@@ -47,12 +47,12 @@ def test_systemctl_show(version: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lspci-3.9.0-h100.txt", "lspci-3.9.0-virtio.txt"])
-def test_lspci_loses_no_device(name: str) -> None:
+def test_lspci_parser_loses_no_device(name: str) -> None:
     text = sample(name)
     assert [one.address for one in pci.parse_lspci(text)] == re.findall(r"(?m)^Slot:\t(.*)", text)
 
 
-def test_lspci_on_an_h100() -> None:
+def test_lspci_of_an_h100_is_parsed() -> None:
     bridge, gpu = pci.parse_lspci(sample("lspci-3.9.0-h100.txt"))
     assert (gpu.vendor, gpu.device, gpu.class_code, gpu.subsystem) == ("10de", "2330", "0302", ("10de", "16c1"))
     assert "H100" in gpu.name

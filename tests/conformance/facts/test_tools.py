@@ -66,7 +66,7 @@ def sysfs_tree(tmp_path: Path) -> Path:
 
 
 @needs("lspci")
-def test_lspci_and_sysfs_say_the_same(sysfs: Path) -> None:
+def test_lspci_and_sysfs_agree(sysfs: Path) -> None:
     text = run("lspci", "-A", "linux-sysfs", "-O", f"sysfs.path={sysfs}/bus/pci", "-Dvmmnnk")
     folders = sorted((sysfs / "bus/pci/devices").iterdir())
     aliases = [Found(f"{one}/modalias", data=(one / "modalias").read_bytes()) for one in folders]
@@ -79,7 +79,7 @@ def test_lspci_and_sysfs_say_the_same(sysfs: Path) -> None:
 
 
 @needs("lspci")
-def test_the_command_that_lists_gpus_leaves_out_the_other_devices(sysfs: Path) -> None:
+def test_lspci_filter_lists_only_gpus(sysfs: Path) -> None:
     commands = [command.split() for command in LIST_GPUS.split("; ")]
     tree = ("-A", "linux-sysfs", "-O", f"sysfs.path={sysfs}/bus/pci")
     lines = [line for lspci_, *options in commands for line in run(lspci_, *tree, *options).splitlines()]
@@ -87,7 +87,7 @@ def test_the_command_that_lists_gpus_leaves_out_the_other_devices(sysfs: Path) -
 
 
 @needs("dpkg-query")
-def test_the_packages_of_this_machine() -> None:
+def test_packages_of_this_machine_agree_with_dpkg_query() -> None:
     found = dpkg.packages(dpkg.entries(Path("/var/lib/dpkg/status").read_text()))
     rows = (
         line.split("\t")
@@ -101,7 +101,7 @@ def test_the_packages_of_this_machine() -> None:
 @needs("dpkg")
 @settings(max_examples=examples(60), deadline=None)
 @given(st.tuples(*[st.from_regex(r"\A[0-9][0-9a-z.+~-]{0,8}\Z")] * 2))
-def test_versions_sort_as_dpkg_sorts_them(pair: tuple[str, str]) -> None:
+def test_kernel_versions_sort_like_dpkg(pair: tuple[str, str]) -> None:
     # Without a revision: dpkg compares the part before the last hyphen first.
     one, two = (version.replace("-", "+") for version in pair)
     lower = subprocess.run(["dpkg", "--compare-versions", one, "lt", two], check=False).returncode == 0
@@ -122,8 +122,8 @@ LISTS = [
 ]
 
 
-def fetched(path: Path) -> tuple[set[str], set[str]]:
-    """The release files and the components that apt would fetch for the one list at ``path``."""
+def fetched_by_apt(path: Path) -> tuple[set[str], set[str]]:
+    """Return the release files and the components that apt would fetch for the one list at ``path``."""
     parts = path.parent
     options = ("-o", "Dir::Etc::SourceList=/dev/null", "-o", f"Dir::Etc::SourceParts={parts}", "--print-uris")
     state = ("-o", f"Dir::State={parts.parent}", "-o", f"Dir::Cache={parts.parent}")
@@ -134,13 +134,13 @@ def fetched(path: Path) -> tuple[set[str], set[str]]:
 
 @needs("apt-get")
 @pytest.mark.parametrize(("name", "text"), LISTS)
-def test_apt_fetches_from_the_sources_that_we_see(tmp_path: Path, name: str, text: str) -> None:
+def test_apt_fetches_from_the_parsed_sources(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / "parts" / name
     path.parent.mkdir()
     (tmp_path / "lists/partial").mkdir(parents=True)
     path.write_text(text)
     ours = [one for one in apt_sources.parse(str(path), text) if one.enabled and one.uri.startswith("http")]
-    releases, components = fetched(path)
+    releases, components = fetched_by_apt(path)
     assert {_release(one.uri, one.suite) for one in ours} == releases
     assert {component for one in ours for component in one.components} == components
 
@@ -162,18 +162,18 @@ MALFORMED = [
 
 @needs("apt-get")
 @pytest.mark.parametrize(("name", "text"), MALFORMED)
-def test_what_we_refuse_apt_refuses(tmp_path: Path, name: str, text: str) -> None:
+def test_sources_that_we_refuse_are_refused_by_apt(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / "parts" / name
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(subprocess.CalledProcessError):
-        fetched(path)
+        fetched_by_apt(path)
     with pytest.raises(ValueError, match=re.escape(str(path))):
         apt_sources.parse(str(path), text)
 
 
 @needs("dkms")
-def test_dkms_calls_installed_what_we_call_installed(tmp_path: Path) -> None:
+def test_dkms_status_agrees_with_its_links(tmp_path: Path) -> None:
     kernel, version = "6.1.0-25-amd64", "550.163.01"
     tree = tmp_path / "dkms"
     for number, module in enumerate(("nvidia-current", "nvidia-only-built")):
@@ -213,7 +213,7 @@ def known_to_distro(folder: Path, text: str) -> LinuxDistribution:
 
 
 @pytest.mark.parametrize("text", RELEASES)
-def test_os_release_says_what_distro_says(tmp_path: Path, text: str) -> None:
+def test_os_release_parser_agrees_with_distro(tmp_path: Path, text: str) -> None:
     ours, theirs = os_release.parse_distro(text), known_to_distro(tmp_path, text)
     assert (ours.id, ours.version_id) == (theirs.id(), theirs.version())
     assert " ".join(ours.like) == theirs.like()
@@ -222,6 +222,6 @@ def test_os_release_says_what_distro_says(tmp_path: Path, text: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\"'\\$`", exclude_categories=["Cc", "Cs", "Zl", "Zp"])))
-def test_a_quoted_name_says_what_distro_says(tmp_path: Path, name: str) -> None:
+def test_quoted_values_agree_with_distro(tmp_path: Path, name: str) -> None:
     text = f'ID=x\nNAME="{name}"\n'
     assert os_release.parse_variables(text)["NAME"] == known_to_distro(tmp_path, text).os_release_attr("name")

@@ -9,7 +9,7 @@ from tests.conformance.faults.node import Case, Course, Courses, Verb, prepared
 
 @pytest.fixture(scope="package")
 def courses(tmp_path_factory: pytest.TempPathFactory) -> Courses:
-    """Each verb of each case, made ready once."""
+    """Return each verb of each case, made ready once."""
     known: dict[tuple[str, Verb], Course] = {}
 
     def look_up(case: Case, verb: Verb) -> Course:

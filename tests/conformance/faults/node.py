@@ -36,14 +36,14 @@ _UNCHANGED = ("the file is as it was", "nothing was changed", "this change was n
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What stands in the root before, and how the command is asked to answer."""
+    """The content of the root before, and how the command is asked to answer."""
 
     name: str
     config: bytes | None
     json: bool = True
 
     def make(self, root: Path) -> None:
-        """``root`` holds what gpunode takes for a system."""
+        """Make ``root`` what gpunode takes for a system."""
         for path, text in (("etc/os-release", _OS_RELEASE), ("var/lib/dpkg/status", _DPKG_STATUS)):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
@@ -55,7 +55,7 @@ class Case:
                 os.setxattr(root / CONFIG, "trusted.note", b"kept")
 
     def arguments(self, verb: Verb, root: Path) -> tuple[str, ...]:
-        """The command line of ``verb`` on ``root``."""
+        """Return the command line of ``verb`` on ``root``."""
         words = _SETUP if verb == "setup" else _ROLLBACK
         return (*words, "--root", str(root), *(["--json"] if self.json else []))
 
@@ -87,12 +87,12 @@ class Course:
         return self.wanted if self.verb == "setup" else self.former
 
     def calls(self) -> tuple[Call, ...]:
-        """The calls of an undisturbed run that write."""
+        """Return the calls of an undisturbed run that write."""
         with _copy(self.start, "watched") as root:
             return calls(self.case.arguments(self.verb, root))
 
     def disturbed(self, root: Path, fault: Fault) -> Answer:
-        """What the verb answers on a fresh copy at ``root`` while ``fault`` happens."""
+        """Return the answer of the verb on a fresh copy at ``root`` while ``fault`` happens."""
         for _ in range(_TRIES):
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(self.start, root, symlinks=True)
@@ -127,7 +127,7 @@ def _succeed(case: Case, verb: Verb, root: Path) -> None:
 
 
 def tree(root: Path) -> Tree:
-    """What stands in /etc: mode, owner, content and extended attributes of everything."""
+    """Return mode, owner, content and extended attributes of everything in /etc."""
     return {str(path.relative_to(root)): _entry(path) for path in sorted((root / "etc").rglob("*"))}
 
 
@@ -139,12 +139,12 @@ def _entry(path: Path) -> Entry:
 
 
 def temporaries(root: Path) -> list[str]:
-    """The drafts of files and backups that nobody took away."""
+    """Return the drafts of files and backups that nobody took away."""
     return [str(path.relative_to(root)) for path in root.rglob(".*") if _TEMPORARY.fullmatch(path.name)]
 
 
 def check(course: Course, root: Path, answer: Answer) -> None:
-    """Nothing was lost on ``root``, the answer is true, and both ways lead on from there."""
+    """Assert that nothing was lost on ``root``, that the answer is true, and that both ways lead on from there."""
     _says_what_happened(answer, json=course.case.json)
     if any(claim in f"{answer}" for claim in _UNCHANGED):
         assert _without_drafts(tree(root)) == tree(course.start), "it says that nothing changed, and something did"
@@ -192,7 +192,7 @@ def _first_error(stdout: str) -> tuple[str, str, str]:
 
 
 def _is_whole(course: Course, root: Path) -> None:
-    """No file is anything but as before or as after; what is beside is a draft, which the next run takes away."""
+    """Assert that each file is as before or as after, and the rest a draft, which the next run removes."""
     for path, entry in _without_drafts(tree(root)).items():
         assert entry in (course.former.get(path), course.wanted.get(path)), f"{path} is neither: {entry}"
 
@@ -226,7 +226,7 @@ def _leads_to(course: Course, verb: Verb, root: Path, goal: Tree) -> None:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    """What may stay behind when the very call that removes a made folder fails, or the one before it."""
+    """True for a folder that may stay when the very call that removes it fails, or the one before it."""
     return path.is_dir() and not any(path.iterdir())
 
 

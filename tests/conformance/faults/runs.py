@@ -46,7 +46,7 @@ class AnotherCall(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a command ended and what it said."""
+    """The exit code of a command, and its output."""
 
     exit_code: int
     stdout: str
@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One system call as strace wrote it: ``number`` counts the calls of its name, as ``when=`` does."""
+    """A system call as strace wrote it: ``number`` counts the calls of its name, as ``when=`` does."""
 
     name: str
     number: int
@@ -65,17 +65,17 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """What it does; a key of ``KINDS``."""
+        """The kind of call; a key of ``KINDS``."""
         return _KIND_OF[self.name]
 
     @property
     def answers(self) -> bool:
-        """Whether it is the user who is written to."""
+        """True if it writes to the user."""
         return self.name == "write" and _STANDARD.match(self.arguments) is not None
 
     @property
     def writes(self) -> bool:
-        """Whether it changes what is on a disk."""
+        """True if it changes the content of a disk."""
         return self.kind != "open" or _OPENED_TO_WRITE.search(self.arguments) is not None
 
 
@@ -92,7 +92,7 @@ class Fault:
 
 
 def why_not() -> str:
-    """What keeps this machine from such tests; empty when nothing does."""
+    """Return the reason why this machine cannot run such tests; empty if it can."""
     if os.geteuid() != 0:
         return "needs root: setup does"
     if reason := lacking("strace"):
@@ -111,7 +111,7 @@ def _strace_attaches() -> bool:
 
 
 def run(arguments: Sequence[str], fault: Fault | None = None, prepare: Prepare = lambda: None) -> Answer:
-    """What gpunode answers to ``arguments``, in a process of its own that has called ``prepare``.
+    """Return gpunode's answer to ``arguments``, in a process of its own that has called ``prepare``.
 
     Raises:
         AnotherCall: ``fault`` was asked for, and met a call that does not write, or none.
@@ -136,7 +136,7 @@ def calls(arguments: Sequence[str]) -> tuple[Call, ...]:
 
 
 def calls_of_python(arguments: Sequence[str]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """The writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
+    """Return the writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
     with _scratch() as folder:
         names = ",".join(f"?{name}" for name in _KIND_OF)
         strace = ("strace", "-f", "-y", "-e", f"trace={names}", "-o", str(folder / "log"))
@@ -164,7 +164,7 @@ def _parsed(log: str) -> Iterator[Call]:
 
 
 def preload(arguments: Sequence[str]) -> None:
-    """What the command loads on its way is loaded here, so that each fork has it."""
+    """Load the modules that the command loads on its way, so that each fork has them."""
     with _scratch() as folder:
         listed = folder / "modules"
 
@@ -195,7 +195,7 @@ def _command(arguments: Sequence[str], folder: Path, strace: Sequence[str], prep
 
 
 def _main(arguments: Sequence[str], at_end: Callable[[], None] = lambda: None) -> NoReturn:
-    """What ``python -m gpunode`` does, in this very process."""
+    """Run ``python -m gpunode`` in this very process."""
     from gpunode.__main__ import main
 
     sys.argv = ["gpunode", *arguments]
@@ -216,7 +216,7 @@ class _Child:
 
 
 def _forked(body: Callable[[], object], folder: Path, strace: Sequence[str] = ()) -> _Child:
-    """A process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
+    """Return a process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
     ready, go = os.pipe()
     # Opened before the fork: on a busy machine strace would count a call of the child's own as the program's first.
     names = (Path(os.devnull), folder / "stdout", folder / "stderr")

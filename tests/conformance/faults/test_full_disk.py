@@ -34,8 +34,8 @@ _PAGE = 4096
 pytestmark = pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
 
 
-def _filled(course: Course, root: Path, what: str, free: int) -> None:
-    """``root`` is a file system that holds the start of the course and has room for ``free`` more pages or inodes."""
+def _mount_with_room(course: Course, root: Path, what: str, free: int) -> None:
+    """Mount a copy of the course's start at ``root``, with room for ``free`` more pages or inodes."""
     root.mkdir(exist_ok=True)
     mount("-t", "tmpfs", "tmpfs", root)
     shutil.copytree(course.start, root, symlinks=True, dirs_exist_ok=True)
@@ -49,14 +49,14 @@ def _filled(course: Course, root: Path, what: str, free: int) -> None:
 @pytest.mark.parametrize("what", ["size", "nr_inodes"])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_full_disk_of_every_size_loses_nothing(
+def test_full_disk_of_every_size_loses_nothing(
     courses: Courses, tmp_path: Path, case: Case, verb: Verb, what: str
 ) -> None:
     course, root = courses(case, verb), tmp_path / "root"
 
     def body() -> None:
         for free in _until_enough():
-            _filled(course, root, what, free)
+            _mount_with_room(course, root, what, free)
             answer = run(course.case.arguments(course.verb, root))
             check(course, root, answer)
             unmount(root)
@@ -68,13 +68,13 @@ def test_a_full_disk_of_every_size_loses_nothing(
 
 
 def _until_enough() -> Iterator[int]:
-    """Every number of pages or inodes in the long run, else every fourth."""
+    """Yield every number of pages or inodes in the long run, else every fourth."""
     yield from range(0, 60, 4 if examples(1) == 1 else 1)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize(("below", "exit_code"), [("", 6), ("etc", 3), ("var/lib/gpunode", 6)])
-def test_a_read_only_disk_is_named_before_anything_is_begun(
+def test_read_only_disk_is_reported_before_any_change(
     courses: Courses, tmp_path: Path, case: Case, below: str, exit_code: int
 ) -> None:
     course, root = courses(case, "setup"), tmp_path / "root"
@@ -97,9 +97,7 @@ def test_a_read_only_disk_is_named_before_anything_is_begun(
 
 # Inside of each thing that is written: lock, journal, backups, file, log, answer.
 @pytest.mark.parametrize("limit", [0, 60, 300, 700, 10_499, 11_000, 20_000])
-def test_a_limit_on_the_size_of_files_cuts_writes_short_and_loses_nothing(
-    courses: Courses, tmp_path: Path, limit: int
-) -> None:
+def test_file_size_limit_loses_nothing(courses: Courses, tmp_path: Path, limit: int) -> None:
     course, root = courses(REPLACE, "setup"), tmp_path / "root"
     shutil.copytree(course.start, root, symlinks=True)
 
@@ -112,9 +110,7 @@ def test_a_limit_on_the_size_of_files_cuts_writes_short_and_loses_nothing(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_writes_that_take_less_than_they_are_given_are_gone_on_with(
-    courses: Courses, tmp_path: Path, case: Case, verb: Verb
-) -> None:
+def test_short_writes_are_continued(courses: Courses, tmp_path: Path, case: Case, verb: Verb) -> None:
     course, root = courses(case, verb), tmp_path / "root"
     shutil.copytree(course.start, root, symlinks=True)
 
@@ -129,7 +125,7 @@ def _write_seven_bytes_at_a_time() -> None:
     os.write = lambda fd, data: whole(fd, memoryview(data)[:7])
 
 
-def test_an_answer_that_nobody_can_store_leaves_the_node_in_order(courses: Courses, tmp_path: Path) -> None:
+def test_full_standard_output_leaves_the_node_in_order(courses: Courses, tmp_path: Path) -> None:
     course, root = courses(CREATE, "setup"), tmp_path / "root"
     shutil.copytree(course.start, root, symlinks=True)
 

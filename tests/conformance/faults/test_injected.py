@@ -25,11 +25,11 @@ Watched: TypeAlias = Callable[[Course], tuple[Call, ...]]
 
 @pytest.fixture(scope="module")
 def watched() -> Watched:
-    """The calls by which a course writes, looked up once."""
+    """Return the calls by which a course writes, looked up once."""
     return cache(lambda course: course.calls())
 
 
-def test_every_kind_of_call_that_writes_is_among_the_tests(courses: Courses, watched: Watched) -> None:
+def test_every_kind_of_writing_call_is_tested(courses: Courses, watched: Watched) -> None:
     made = {call.kind for case in CASES for verb in VERBS for call in watched(courses(case, verb))}
 
     assert made <= set(KINDS)
@@ -38,7 +38,7 @@ def test_every_kind_of_call_that_writes_is_among_the_tests(courses: Courses, wat
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_python_started_anew_makes_the_same_calls_and_all_itself(
+def test_fresh_python_makes_the_same_calls(
     courses: Courses, watched: Watched, tmp_path: Path, case: Case, verb: Verb
 ) -> None:
     course, root = courses(case, verb), tmp_path / "root"
@@ -51,14 +51,14 @@ def test_python_started_anew_makes_the_same_calls_and_all_itself(
 
 
 def _of_kind(kind: str, calls: tuple[Call, ...]) -> tuple[tuple[int, Call], ...]:
-    """The calls of that kind; each with its place among all, by which the errors take turns."""
+    """Return the calls of that kind; each with its place among all, by which the errors take turns."""
     return tuple((place, call) for place, call in enumerate(calls) if call.kind == kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_call_fails_and_nothing_is_lost(
+def test_failed_call_loses_nothing(
     courses: Courses, watched: Watched, tmp_path: Path, case: Case, verb: Verb, kind: str
 ) -> None:
     course = courses(case, verb)
@@ -72,7 +72,7 @@ def test_a_call_fails_and_nothing_is_lost(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_call_fails_in_every_way(
+def test_every_call_failing_with_every_error_loses_nothing(
     courses: Courses, watched: Watched, tmp_path: Path, case: Case, verb: Verb, kind: str, error: str
 ) -> None:
     course = courses(case, verb)

@@ -1,4 +1,4 @@
-"""What setup and rollback will not do to a file is said before a run is begun."""
+"""Files that setup and rollback refuse to change, reported before a run is begun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: setup doe
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("why", ["hard links", "immutable"])
-def test_a_file_that_cannot_be_kept_as_it_is_stops_the_command(
+def test_file_that_cannot_be_preserved_stops_the_command(
     courses: Courses, tmp_path: Path, verb: Verb, why: str
 ) -> None:
     if why == "immutable" and (reason := lacking("chattr")):

@@ -43,7 +43,7 @@ def mounts(): return Path("/proc/self/mountinfo").read_text()
 
 
 def in_image(tmp_path: Path, script: str, start: str = 'exec "$0" -c "$1" "$2"') -> Any:
-    """What ``script`` prints as JSON; ``root`` is this machine's system, below an overlay that takes all writes."""
+    """Return the JSON that ``script`` prints; ``root`` is this machine's system, below an overlay for writes."""
     for folder in ("disk", "root"):
         (tmp_path / folder).mkdir()
     layers = f"lowerdir=/,upperdir={tmp_path}/disk/upper,workdir={tmp_path}/disk/work"
@@ -65,7 +65,7 @@ def tree(root: Path) -> list[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root without programs."""
+    """Return a root without programs."""
     root = tmp_path / "image"
     for folder in ("bin", "usr/sbin", "proc", "sys", "dev", "etc"):
         (root / folder).mkdir(parents=True)
@@ -77,7 +77,7 @@ def runner(root: Path) -> Runner:
     return Runner(str(root), consent=lambda: None)
 
 
-def test_a_command_finds_what_maintainer_scripts_need_and_nothing_is_mounted_for_others(tmp_path: Path) -> None:
+def test_chroot_has_the_mounts_that_maintainer_scripts_need(tmp_path: Path) -> None:
     seen = in_image(
         tmp_path,
         """
@@ -103,8 +103,8 @@ print(json.dumps([inside, same, nested, after_nested, policy, mounts() == before
     assert (same, nested, after_nested, policy, at_the_end) == (True, "101\n", "101\n", False, True)
 
 
-def test_a_machine_that_has_no_sys_runs_them_too(tmp_path: Path) -> None:
-    """As the sandbox in which mkosi runs its scripts."""
+def test_chroot_works_on_a_machine_without_sys(tmp_path: Path) -> None:
+    """The sandbox in which mkosi runs its scripts is such a machine."""
     sandbox = (
         'mkdir "$2/../disk/other" "$2/../disk/others" && cd "$2/.." && mkdir image && '
         "mount -t overlay -o lowerdir=/,upperdir=disk/other,workdir=disk/others x image && "
@@ -123,8 +123,8 @@ with chroot.prepare_root(runner()):
     assert seen == [False, "/proc/self\n/sys\n0\n"]
 
 
-def test_nothing_leads_out_of_the_image(tmp_path: Path) -> None:
-    """What leads out of chroot(8) does not: another chroot, the disk's device, host processes, the kernel's files."""
+def test_chroot_cannot_be_escaped(tmp_path: Path) -> None:
+    """Try the ways out of chroot(8): another chroot, the disk's device, host processes, the kernel's files."""
     device, outside = os.stat("/").st_dev, str(tmp_path / "disk/upper")  # below a mount that is not in the image
     attempts = f"""
 import ctypes, os, signal, stat
@@ -200,7 +200,7 @@ print(json.dumps({{name: one.run((sys.executable, "/escape.py", name), timeout_s
     assert len(seen) > 10
 
 
-def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> None:
+def test_background_process_ends_with_its_command(tmp_path: Path) -> None:
     seen = in_image(
         tmp_path,
         """
@@ -213,7 +213,7 @@ print(json.dumps([len(left)]))
     assert seen == [0]
 
 
-def test_exit_statuses_are_the_commands_own(tmp_path: Path) -> None:
+def test_exit_statuses_are_those_of_the_command(tmp_path: Path) -> None:
     seen = in_image(
         tmp_path,
         """
@@ -225,7 +225,7 @@ print(json.dumps([one.run(argv, timeout_s=60).exit_status for argv in argvs]))
     assert seen == [7, 137, 127, 127, 125]
 
 
-def test_a_command_past_its_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_timeout_ends_the_command_and_its_children(tmp_path: Path) -> None:
     seen = in_image(
         tmp_path,
         """
@@ -237,7 +237,7 @@ print(json.dumps([done.timed_out, done.stdout.decode(), len(left)]))
     assert seen == [True, "asked\n", 0]
 
 
-def test_a_whole_system_is_changed_and_none_of_its_programs_is_run_to_look(tmp_path: Path) -> None:
+def test_probing_an_image_runs_none_of_its_programs(tmp_path: Path) -> None:
     seen = in_image(
         tmp_path,
         """
@@ -263,7 +263,7 @@ print(json.dumps([said, why, ran.outcome, denied.missing, os.path.exists(root + 
     assert not Path("/etc/gpunode-test").exists()
 
 
-def test_the_images_own_policy_stays(root: Path) -> None:
+def test_policy_rc_d_of_the_image_is_kept(root: Path) -> None:
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 42\n")
     one = runner(root)
@@ -272,7 +272,7 @@ def test_the_images_own_policy_stays(root: Path) -> None:
     assert policy.read_text() == "#!/bin/sh\nexit 42\n"
 
 
-def test_a_resolver_by_way_of_a_folder_of_the_running_system_is_made_reachable(root: Path) -> None:
+def test_resolver_symlink_into_run_is_made_reachable(root: Path) -> None:
     (root / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
     before = tree(root)
     with chroot.prepare_root(runner(root)):
@@ -282,7 +282,7 @@ def test_a_resolver_by_way_of_a_folder_of_the_running_system_is_made_reachable(r
 
 
 @pytest.mark.parametrize("place", ["proc", "sys", "dev", "usr/sbin", "etc"])
-def test_links_of_the_image_lead_to_nothing_outside_of_it(root: Path, tmp_path: Path, place: str) -> None:
+def test_symlinks_of_the_image_do_not_lead_outside(root: Path, tmp_path: Path, place: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (root / place).rmdir()
@@ -293,14 +293,14 @@ def test_links_of_the_image_lead_to_nothing_outside_of_it(root: Path, tmp_path: 
     assert os.listdir(outside) == []
 
 
-def test_a_folder_without_a_system_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_system_is_refused(tmp_path: Path) -> None:
     from gpunode.errors import UsageError
 
     with pytest.raises(UsageError, match="not the root of a system"), chroot.prepare_root(runner(tmp_path)):
         pass
 
 
-def test_what_a_killed_run_left_in_the_image_is_used_again_and_goes(root: Path) -> None:
+def test_placeholder_of_a_killed_run_is_reused_and_removed(root: Path) -> None:
     """A stand-in for policy-rc.d that stayed must not count as the image's own policy, which would start services."""
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_bytes(chroot._PLACEHOLDER)
@@ -312,7 +312,7 @@ def test_what_a_killed_run_left_in_the_image_is_used_again_and_goes(root: Path) 
     assert not policy.exists()
 
 
-def test_stand_ins_are_swept_and_the_images_own_files_stay(root: Path) -> None:
+def test_placeholders_are_removed_and_files_of_the_image_kept(root: Path) -> None:
     policy, resolver = root / "usr/sbin/policy-rc.d", root / "etc/resolv.conf"
     policy.write_bytes(chroot._PLACEHOLDER)
     resolver.write_text("")

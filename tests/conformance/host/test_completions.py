@@ -51,7 +51,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": place, "HOME": str(tmp_path)}
 
 
-def said(environment: dict[str, str], *argv: str) -> str:
+def shell_output(environment: dict[str, str], *argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True, env=environment, timeout=120).stdout
 
 
@@ -62,18 +62,20 @@ def shell(name: str) -> str:
 
 
 @pytest.mark.parametrize(("typed", "completed"), CASES)
-def test_bash(environment: dict[str, str], typed: str, completed: str) -> None:
+def test_bash_completes(environment: dict[str, str], typed: str, completed: str) -> None:
     file = os.fspath(FILES / "gpunode.bash")
-    assert completed in said(environment, shell("bash"), "-c", _BASH, "bash", file, typed).split()
+    assert completed in shell_output(environment, shell("bash"), "-c", _BASH, "bash", file, typed).split()
 
 
 @pytest.mark.parametrize(("typed", "completed"), CASES)
-def test_fish(environment: dict[str, str], typed: str, completed: str) -> None:
+def test_fish_completes(environment: dict[str, str], typed: str, completed: str) -> None:
     ask = f"source {FILES / 'gpunode.fish'}; complete -C '{typed}'"
-    assert completed in {line.split("\t")[0] for line in said(environment, shell("fish"), "-c", ask).splitlines()}
+    assert completed in {
+        line.split("\t")[0] for line in shell_output(environment, shell("fish"), "-c", ask).splitlines()
+    }
 
 
-def test_zsh(environment: dict[str, str]) -> None:
-    assert "gpunode rollback" in said(
+def test_zsh_completes(environment: dict[str, str]) -> None:
+    assert "gpunode rollback" in shell_output(
         environment, shell("zsh"), "-f", "-c", _ZSH, "zsh", os.fspath(FILES), "gpunode roll", "gpunode rollback"
     )

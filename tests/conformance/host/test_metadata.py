@@ -1,4 +1,4 @@
-"""What a file has beside its content, on a real ext4: kept, or refused before anything is written."""
+"""Metadata of files on a real ext4: kept, or refused before anything is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER, _NOBODY = 0x01, 0x02, 0x04, 0x10, 0x20, 0x
 
 
 def acl(user: int) -> bytes:
-    """An ACL that lets ``user`` read and write beside the owner."""
+    """Return an ACL that lets ``user`` read and write beside the owner."""
     entries = ((_OWNER, 6, _NOBODY), (_USER, 6, user), (_GROUP, 4, _NOBODY), (_MASK, 6, _NOBODY), (_OTHER, 4, _NOBODY))
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
@@ -46,7 +46,7 @@ ATTRIBUTES = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root with one file in it."""
+    """Return a root with one file in it."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/file").write_bytes(b"old")
     (tmp_path / "etc/file").chmod(0o664)
@@ -65,15 +65,15 @@ def set_attribute(path: Path, name: str) -> None:
         pytest.skip(f"{name} cannot be set on {path.parent}: {error.strerror}")
 
 
-def replaced(root: Path, path: str = "/etc/file") -> None:
-    """The file is replaced, with the owner and mode that it has."""
+def assert_replaced(root: Path, path: str = "/etc/file") -> None:
+    """Assert that the file is replaced, with the owner and mode that it has."""
     before = files.read_state(path, root=str(root))
     assert before is not None
     change = FileChange(path, before, FileState(b"new", before.mode, before.uid, before.gid))
     LocalHost(str(root)).apply([change])
 
 
-def refused(root: Path, path: str = "/etc/file") -> Refused:
+def assert_refused(root: Path, path: str = "/etc/file") -> Refused:
     """The file is neither replaced nor removed, in time and when it is tried, and nothing is left beside it."""
     before = listing(root)
     present = files.read_state(path, root=str(root))
@@ -96,23 +96,23 @@ def listing(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(root.rglob("*"))}
 
 
-def shown(hint: str, program: str) -> list[str]:
-    """The command of ``program`` that a hint names."""
+def hinted_command(hint: str, program: str) -> list[str]:
+    """Return the command of ``program`` that a hint names."""
     line = next(line.strip() for line in hint.splitlines() if line.strip().startswith(program))
     return ["sh", "-c", line]
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_an_attribute_stays_when_the_file_is_replaced(root: Path, file: Path, name: str) -> None:
+def test_attribute_is_kept_when_the_file_is_replaced(root: Path, file: Path, name: str) -> None:
     set_attribute(file, name)
 
-    replaced(root)
+    assert_replaced(root)
 
     assert (file.read_bytes(), os.getxattr(file, name)) == (b"new", ATTRIBUTES[name])
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_an_attribute_comes_back_with_a_file_that_was_removed(root: Path, file: Path, name: str) -> None:
+def test_attribute_is_restored_with_a_removed_file(root: Path, file: Path, name: str) -> None:
     set_attribute(file, name)
     os.chown(file, 12, 34)
     os.chmod(file, 0o640)
@@ -136,19 +136,19 @@ def test_an_attribute_comes_back_with_a_file_that_was_removed(root: Path, file: 
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
 
 
-def test_a_folder_with_a_default_acl_gives_none_to_a_file_that_had_none(root: Path, file: Path) -> None:
+def test_default_acl_of_the_folder_is_not_added_to_a_replaced_file(root: Path, file: Path) -> None:
     try:
         os.setxattr(file.parent, DEFAULT, ATTRIBUTES[ACCESS])
     except OSError as error:
         pytest.skip(f"no ACL here: {error.strerror}")
 
-    replaced(root)
+    assert_replaced(root)
 
     assert ACCESS not in os.listxattr(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o664
 
 
-def test_a_new_file_takes_the_acl_that_its_folder_gives_and_no_more_than_its_mode(root: Path, file: Path) -> None:
+def test_new_file_inherits_the_default_acl_limited_by_its_mode(root: Path, file: Path) -> None:
     try:
         os.setxattr(file.parent, DEFAULT, ATTRIBUTES[ACCESS])
     except OSError as error:
@@ -167,7 +167,7 @@ def _entries(value: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_made_folders_are_as_a_package_would_make_them(root: Path, umask: int) -> None:
+def test_created_folders_have_mode_0755_and_root_as_owner(root: Path, umask: int) -> None:
     os.chown(root / "etc", 12, 34)
     os.chmod(root / "etc", 0o2777)
     old = os.umask(umask)
@@ -184,7 +184,7 @@ def test_made_folders_are_as_a_package_would_make_them(root: Path, umask: int) -
 
 @pytest.fixture
 def chattr(root: Path) -> Iterator[Callable[[str, Path], None]]:
-    """chattr(1), undone afterwards."""
+    """Yield chattr(1), undone afterwards."""
     if reason := lacking("chattr"):
         pytest.skip(reason)
     sealed: list[Path] = []
@@ -205,35 +205,35 @@ def lsattr(path: Path) -> str:
 
 
 @pytest.mark.parametrize("flag", ["d", "A", "S", "dA"])
-def test_flags_that_do_not_seal_stay(root: Path, file: Path, chattr: Callable[[str, Path], None], flag: str) -> None:
+def test_harmless_file_flags_are_kept(root: Path, file: Path, chattr: Callable[[str, Path], None], flag: str) -> None:
     chattr(f"+{flag}", file)
     before = lsattr(file)
 
-    replaced(root)
+    assert_replaced(root)
 
     assert file.read_bytes() == b"new"
     assert lsattr(file) == before
 
 
-def test_a_new_file_does_not_take_flags_of_its_folder_that_the_former_lacked(
+def test_folder_flags_are_not_added_to_a_replaced_file(
     root: Path, file: Path, chattr: Callable[[str, Path], None]
 ) -> None:
     chattr("+dA", file.parent)
     before = lsattr(file)
 
-    replaced(root)
+    assert_replaced(root)
 
     assert lsattr(file) == before
 
 
 @pytest.mark.parametrize("flag", ["i", "a"])
 @pytest.mark.parametrize("sealed", ["etc/file", "etc"])
-def test_what_chattr_has_sealed_is_refused(
+def test_immutable_or_append_only_file_is_refused(
     root: Path, file: Path, chattr: Callable[[str, Path], None], flag: str, sealed: str
 ) -> None:
     chattr(f"+{flag}", root / sealed)
 
-    error = refused(root)
+    error = assert_refused(root)
 
     assert "immutable" in error.what or "added to" in error.what
     assert f"chattr -{flag} /{sealed}" in error.hint
@@ -241,7 +241,7 @@ def test_what_chattr_has_sealed_is_refused(
 
 
 @pytest.mark.parametrize("flag", ["i", "a"])
-def test_in_a_sealed_folder_nothing_new_is_made(root: Path, chattr: Callable[[str, Path], None], flag: str) -> None:
+def test_nothing_is_created_in_an_immutable_folder(root: Path, chattr: Callable[[str, Path], None], flag: str) -> None:
     chattr(f"+{flag}", root / "etc")
 
     for path in ("/etc/new", "/etc/sub/new"):
@@ -250,20 +250,20 @@ def test_in_a_sealed_folder_nothing_new_is_made(root: Path, chattr: Callable[[st
     assert os.listdir(root / "etc") == ["file"]
 
 
-def test_a_file_with_other_names_is_refused_and_the_way_out_works(root: Path, file: Path) -> None:
+def test_hard_linked_file_is_refused_and_the_hint_works(root: Path, file: Path) -> None:
     os.link(file, root / "etc/other")
 
-    error = refused(root)
+    error = assert_refused(root)
 
     assert "2 names" in error.what
-    command = shown(error.hint, "cp ")
+    command = hinted_command(error.hint, "cp ")
     command[-1] = command[-1].replace("/etc/", f"{root}/etc/")
     subprocess.run(command, check=True)
-    replaced(root)
+    assert_replaced(root)
     assert (file.read_bytes(), (root / "etc/other").read_bytes()) == (b"new", b"old")
 
 
-def test_behind_a_link_it_is_the_target_that_counts(root: Path, file: Path) -> None:
+def test_link_target_is_what_counts(root: Path, file: Path) -> None:
     (root / "etc/link").symlink_to("folder/../file")
     (root / "real").mkdir()
     (root / "etc/folder").symlink_to("/real")
@@ -272,19 +272,19 @@ def test_behind_a_link_it_is_the_target_that_counts(root: Path, file: Path) -> N
 
     (root / "etc/folder").unlink()
     (root / "etc/folder").mkdir()
-    replaced(root, "/etc/link")
+    assert_replaced(root, "/etc/link")
     files.replace_file("/etc/link-to-folder/new", FileState(b"1", 0o644, 0, 0), root=str(root))
 
     assert os.readlink(root / "etc/link") == "folder/../file"
     assert (file.read_bytes(), os.getxattr(file, "trusted.note")) == (b"new", b"x")
     assert (root / "etc/folder/new").read_bytes() == b"1"
     os.link(file, root / "etc/other")
-    refused(root, "/etc/link")
+    assert_refused(root, "/etc/link")
 
 
 @pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
 @pytest.mark.parametrize("how", ["same file system", "other file system", "read-only"])
-def test_a_file_that_is_a_mount_point_is_refused(root: Path, file: Path, how: str) -> None:
+def test_mount_point_is_refused(root: Path, file: Path, how: str) -> None:
     def body() -> None:
         source = root / "source"
         source.mkdir()
@@ -295,7 +295,7 @@ def test_a_file_that_is_a_mount_point_is_refused(root: Path, file: Path, how: st
         if how == "read-only":
             mount("-o", "remount,bind,ro", file)
 
-        error = refused(root)
+        error = assert_refused(root)
 
         assert "mount point" in error.what
         assert "findmnt /etc/file" in error.hint
@@ -304,7 +304,7 @@ def test_a_file_that_is_a_mount_point_is_refused(root: Path, file: Path, how: st
 
 
 @pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
-def test_a_read_only_file_system_is_refused_in_time(root: Path, file: Path) -> None:
+def test_read_only_file_system_is_refused_before_the_change(root: Path, file: Path) -> None:
     def body() -> None:
         mount("--bind", root / "etc", root / "etc")
         mount("-o", "remount,bind,ro", root / "etc")
@@ -318,7 +318,7 @@ def test_a_read_only_file_system_is_refused_in_time(root: Path, file: Path) -> N
 @pytest.mark.parametrize(
     "name", ["a b", "tail ", "-rf", "new\nline", "$(id)", "ünï", os.fsdecode(b"not-\xff-utf-8"), "." * 3, "x" * 240]
 )
-def test_odd_names_are_names(root: Path, name: str) -> None:
+def test_unusual_file_names_are_accepted(root: Path, name: str) -> None:
     host, store = LocalHost(str(root)), Store(root)
     before = FileState(b"old", 0o600, 0, 0)
     path = f"/etc/{name}"

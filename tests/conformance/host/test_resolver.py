@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def kernel_inode(root: Path, path: str) -> int | None:
-    """The inode that the kernel reaches; None when it reaches none."""
+    """Return the inode that the kernel reaches; None when it reaches none."""
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
@@ -57,7 +57,7 @@ NODES = st.tuples(PATHS, st.one_of(st.just("folder"), st.just("file"), LINKS.map
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
 @given(nodes=st.lists(NODES, max_size=12), path=PATHS)
-def test_a_path_leads_where_the_kernel_says_it_leads(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
+def test_path_resolution_agrees_with_the_kernel(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
     if not _has_openat2(tmp_path):
         pytest.skip("this kernel has no openat2(2), or this container forbids it")
     root = tmp_path / "root"

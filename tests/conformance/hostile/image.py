@@ -36,7 +36,7 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What gpunode answered."""
+    """An answer of gpunode."""
 
     exit_code: int
     out: str
@@ -78,12 +78,12 @@ class Image:
         return gpunode("rollback", "--root", str(self.root), *more)
 
     def tree(self) -> dict[str, tuple[object, ...]]:
-        """Everything in it but what gpunode keeps for itself."""
+        """Return everything in it but what gpunode keeps for itself."""
         return dict(_rows(self.root))
 
 
 def make_image(folder: Path, more: str = "") -> Image:
-    """A new image below ``folder``."""
+    """Return a new image below ``folder``."""
     image = Image(folder, more)
     for name, text in _FILES.items():
         image.path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def make_image(folder: Path, more: str = "") -> Image:
 
 
 def gpunode(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
-    """gpunode's answer to ``arguments``; within memory and time, or the test fails."""
+    """Return gpunode's answer to ``arguments``; within memory and time, or the test fails."""
     return shell(("prlimit", f"--as={MEMORY}", *command(), *arguments), env=env, cwd=cwd)
 
 
@@ -103,7 +103,7 @@ def command() -> tuple[str, ...]:
 
 
 def shell(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
-    """The answer of a command in which gpunode is run."""
+    """Return the answer of a command in which gpunode is run."""
     environment = {**os.environ, "PYTHONPATH": str(TOP), **(env or {})}
     ran = subprocess.run(
         argv, capture_output=True, env=environment, timeout=PATIENCE_S, cwd=cwd, stdin=subprocess.DEVNULL, check=False

@@ -30,8 +30,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def understood(path: Path) -> bool:
-    """Whether there is a capture at ``path``; anything but a clear answer is raised."""
+def is_capture(path: Path) -> bool:
+    """True if there is a capture at ``path``; anything but a clear answer is raised."""
     try:
         derive(load_capture(path))
     except GpunodeError as error:
@@ -42,17 +42,17 @@ def understood(path: Path) -> bool:
     return True
 
 
-def test_a_truncated_capture_is_never_half_a_node(real: bytes, tmp_path: Path) -> None:
+def test_truncated_capture_is_never_accepted(real: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.tar.gz"
     choose = random.Random(7)
     edges = {*range(64), *range(len(real) - 64, len(real))}
     for length in sorted(edges | {choose.randrange(len(real)) for _ in range(400)}):
         path.write_bytes(real[:length])
-        assert not understood(path), length
+        assert not is_capture(path), length
 
 
 @pytest.mark.parametrize("layer", ["packed", "unpacked", "index"])
-def test_a_spoilt_capture_is_understood_or_refused(real: bytes, tmp_path: Path, layer: str) -> None:
+def test_damaged_capture_is_accepted_or_refused(real: bytes, tmp_path: Path, layer: str) -> None:
     path, choose = tmp_path / "x.tar.gz", random.Random(7)
     whole = {"packed": real, "unpacked": gzip.decompress(real), "index": (SAMPLE / "capture.json").read_bytes()}[layer]
     for _ in range(200):
@@ -61,12 +61,12 @@ def test_a_spoilt_capture_is_understood_or_refused(real: bytes, tmp_path: Path, 
             spoilt[choose.randrange(len(spoilt))] = choose.choice(b'"{}[]:,-09en\\ \0\xff')
         data = bytes(spoilt)
         if layer == "index":
-            data = packed({"capture.json": data})
+            data = tar_of({"capture.json": data})
         path.write_bytes(gzip.compress(data, 1) if layer == "unpacked" else data)
-        understood(path)
+        is_capture(path)
 
 
-def packed(members: dict[str, bytes]) -> bytes:
+def tar_of(members: dict[str, bytes]) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
         for name, content in members.items():
@@ -77,7 +77,7 @@ def packed(members: dict[str, bytes]) -> bytes:
 
 
 def zeros(path: Path, first: tarfile.TarInfo) -> None:
-    """A header and 320 MiB of nothing, in a third of a megabyte."""
+    """Write a header and 320 MiB of zeros, in a third of a megabyte."""
     first.size = 320 << 20
     with gzip.open(path, "wb", 6) as file:
         file.write(first.tobuf(tarfile.GNU_FORMAT))
@@ -91,7 +91,7 @@ def header(kind: bytes) -> tarfile.TarInfo:
     return member
 
 
-def a_million_files(path: Path) -> None:
+def make_a_million_files(path: Path) -> None:
     with gzip.open(path, "wb", 1) as file:
         for number in range(8192):
             file.write(tarfile.TarInfo(f"data/f{number}").tobuf(tarfile.USTAR_FORMAT))
@@ -128,7 +128,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], int]] = {
     "a pax header of 320 MiB": (lambda path: zeros(path, header(tarfile.XHDTYPE)), 3),
     "a name of 320 MiB": (lambda path: zeros(path, header(tarfile.GNUTYPE_LONGNAME)), 3),
     "a bomb in a bomb": (lambda path: path.write_bytes(gzip.compress(gzip.compress(bytes(64 << 20)))), 2),
-    "a million files": (a_million_files, 3),
+    "a million files": (make_a_million_files, 3),
     "an index of 60 MiB": (index("{" + ",".join(ROW.format(number) for number in range(1_500_000)) + "}"), 3),
     "an index of 20 GiB": (endless_index, 3),
     "an index that goes deep": (index('{"a":' * 100_000), 3),
@@ -146,7 +146,7 @@ BOMBS: dict[str, tuple[Callable[[Path], object], int]] = {
 
 
 @pytest.mark.parametrize(("make", "exit_code"), BOMBS.values(), ids=BOMBS)
-def test_a_harmful_capture_is_refused_within_little_memory(
+def test_harmful_capture_is_refused_within_little_memory(
     tmp_path: Path, make: Callable[[Path], object], exit_code: int
 ) -> None:
     path = tmp_path / "node.tar.gz"

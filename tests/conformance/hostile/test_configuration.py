@@ -1,4 +1,4 @@
-"""What may stand where a configuration file belongs: a clear answer, and everything is as it was."""
+"""Hostile things in place of a configuration file: a clear answer, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def node(kind: int, number: tuple[int, int] = (0, 0)) -> Callable[[Path], None]:
     return lambda path: os.mknod(path, kind | 0o600, os.makedev(*number))
 
 
-def a_socket(path: Path) -> None:
+def make_socket(path: Path) -> None:
     here = os.getcwd()
     os.chdir(path.parent)  # its address must be short
     try:
@@ -61,7 +61,7 @@ ANY = {
     "a pipe": (node(stat.S_IFIFO), 13, "it is a named pipe"),
     "a device": (node(stat.S_IFCHR, (1, 5)), 13, "it is a character device"),
     "a disk": (node(stat.S_IFBLK, (7, 99)), 13, "it is a block device"),
-    "a socket": (a_socket, 13, "it is a socket"),
+    "a socket": (make_socket, 13, "it is a socket"),
     "a folder": (Path.mkdir, 13, "it is a folder"),
     "links in a circle": (lambda path: path.symlink_to(path.name), 13, "Too many levels of symbolic links"),
     "50 MiB": (text(b" " * (50 << 20)), 13, "longer than"),
@@ -93,7 +93,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("runtime", "plant", "exit_code", "says"), CASES)
-def test_what_is_no_configuration_stops_before_anything_is_changed(
+def test_invalid_configuration_file_stops_before_any_change(
     image: Image, runtime: str, plant: Callable[[Path], object], exit_code: int, says: str
 ) -> None:
     path = image.path(FILES[runtime])
@@ -115,7 +115,7 @@ def test_what_is_no_configuration_stops_before_anything_is_changed(
 @pytest.mark.parametrize(
     "plant", [ANY["a pipe"][0], ANY["a device"][0], ANY["links in a circle"][0], ANY["no text"][0]]
 )
-def test_what_packages_and_sources_are_told_from_is_never_waited_for(
+def test_special_package_file_does_not_block(
     image: Image, name: str, exit_code: int, plant: Callable[[Path], object]
 ) -> None:
     """Without dpkg's status nothing can be decided; a source that cannot be read matters only to who adds one."""
@@ -127,7 +127,7 @@ def test_what_packages_and_sources_are_told_from_is_never_waited_for(
     assert "Traceback" not in done.said
 
 
-def test_a_link_out_of_an_image_leads_to_its_place_inside_of_it(image: Image) -> None:
+def test_symlink_out_of_an_image_is_resolved_inside(image: Image) -> None:
     outside = image.folder / "outside"
     outside.mkdir()
     (outside / "daemon.json").write_text("{}")
@@ -141,8 +141,8 @@ def test_a_link_out_of_an_image_leads_to_its_place_inside_of_it(image: Image) ->
     assert [path.name for path in outside.iterdir()] == ["daemon.json"]
 
 
-def test_a_file_that_may_not_be_read_is_said(image: Image) -> None:
-    """As on a file system that takes even root for somebody else, such as NFS."""
+def test_unreadable_file_is_reported(image: Image) -> None:
+    """A file system such as NFS takes even root for somebody else."""
     os.chown(image.path(DAEMON_JSON), 1234, 1234)
     image.path(DAEMON_JSON).chmod(0o600)
     powerless = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

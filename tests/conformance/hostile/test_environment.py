@@ -25,7 +25,7 @@ def image(tmp_path: Path) -> Iterator[Image]:
 
 
 def run(image: Image, script: str, env: dict[str, str] | None = None) -> Done:
-    """bash runs ``script``, where $SETUP sets the image up, $PLAN plans it and $G is gpunode."""
+    """Run ``script`` with bash, where $SETUP sets the image up, $PLAN plans it and $G is gpunode."""
     gpunode, arguments = shlex.join(command()), f"{image.recipe()} --root {image.root}"
     words = {"G": gpunode, "SETUP": f"{gpunode} setup {arguments} --yes", "PLAN": f"{gpunode} plan {arguments}"}
     return shell(("bash", "-c", f"cd {image.folder}; {script}"), env={**words, **(env or {})})
@@ -63,7 +63,7 @@ def is_set_up(image: Image) -> bool:
         pytest.param("SUDO_USER=$'\\e[31m\\nx' TZ=:/dev/zero TERM=$'\\e' $SETUP", id="odd words"),
     ],
 )
-def test_a_setup_is_the_same_wherever_it_runs(image: Image, script: str) -> None:
+def test_setup_does_not_depend_on_its_environment(image: Image, script: str) -> None:
     done = run(image, script)
     assert done.exit_code == 0, done.said
     assert "Traceback" not in done.said
@@ -103,7 +103,7 @@ def test_programs_of_the_callers_path_are_not_run_as_root(image: Image) -> None:
         pytest.param("ulimit -f 0; $SETUP", 6, "nothing was changed", id="no file may be written"),
     ],
 )
-def test_what_keeps_a_command_from_its_work_is_said(image: Image, script: str, exit_code: int, says: str) -> None:
+def test_unusable_environment_is_reported(image: Image, script: str, exit_code: int, says: str) -> None:
     done = run(image, script)
     assert done.exit_code == exit_code, done.said
     assert "Traceback" not in done.said
@@ -112,7 +112,7 @@ def test_what_keeps_a_command_from_its_work_is_said(image: Image, script: str, e
         assert not is_set_up(image)
 
 
-def test_an_answer_for_a_program_that_is_lost_undoes_nothing(image: Image) -> None:
+def test_lost_json_answer_undoes_nothing(image: Image) -> None:
     done = run(image, "$SETUP --json >/dev/full")
     assert (done.exit_code, is_set_up(image)) == (2, True)
     assert run(image, "$SETUP --json").exit_code == 0
@@ -121,7 +121,7 @@ def test_an_answer_for_a_program_that_is_lost_undoes_nothing(image: Image) -> No
 @pytest.mark.parametrize(
     "command_line", ["recipe from-node --node {sample} -o new", "capture new.tar.gz", "capture new"]
 )
-def test_a_file_that_does_not_fit_is_not_there_at_all(image: Image, command_line: str) -> None:
+def test_file_that_does_not_fit_leaves_no_partial_file(image: Image, command_line: str) -> None:
     sample = TOP / "gpunode/samples/debian12-gtx1080"
     there = set(os.listdir(image.folder))
     done = run(image, f"echo $PLAN >/dev/null; ulimit -f 0; $G {command_line.format(sample=sample)}")
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_fit_is_not_there_at_all(image: Image, command_line
     assert set(os.listdir(image.folder)) - {"docker.toml"} == there
 
 
-def test_a_recipe_is_not_written_over_or_through_what_is_there(image: Image) -> None:
+def test_recipe_is_not_written_over_an_existing_file(image: Image) -> None:
     sample = TOP / "gpunode/samples/debian12-gtx1080"
     for name, make in {
         "file": "echo mine >x",
@@ -149,7 +149,7 @@ def test_a_recipe_is_not_written_over_or_through_what_is_there(image: Image) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_at_any_moment_leaves_all_or_nothing(image: Image, number: signal.Signals) -> None:
+def test_signal_at_any_moment_leaves_all_or_nothing(image: Image, number: signal.Signals) -> None:
     """A closed terminal (SIGHUP) must not leave half a change."""
     before = image.path(DAEMON_JSON).read_bytes()
     argv = [*command(), "setup", str(image.recipe()), "--root", str(image.root), "--yes"]

@@ -40,7 +40,7 @@ RUNTIME = ("ctk", "runtime")
 
 
 def _program() -> bytes:
-    """An ELF file of one segment."""
+    """Return an ELF file of one segment."""
     text = b"/CANARY\0"
     code = _CODE + text
     start = 64 + 56
@@ -55,7 +55,7 @@ def _program() -> bytes:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    """An image whose package sources are in place, so that what it needs is asked of apt."""
+    """Return an image whose package sources are in place, so that what it needs is asked of apt."""
     made = make_image(tmp_path)
     status = "Package: {}\nStatus: install ok installed\nArchitecture: {}\nVersion: 1\nDescription: x\n\n"
     made.path("var/lib/dpkg/status").write_text(status.format("dpkg", "amd64"))
@@ -72,7 +72,7 @@ def canary(image: Image) -> bool:
     return os.path.lexists(image.path("CANARY")) or os.path.lexists("/CANARY")
 
 
-def test_the_canary_sings(image: Image) -> None:
+def test_canary_program_works(image: Image) -> None:
     subprocess.run(["chroot", image.root, "/usr/bin/apt-get"], check=True)
     assert image.path("CANARY").exists()
 
@@ -108,7 +108,7 @@ def test_no_program_of_an_image_runs_without_consent(image: Image, words: tuple[
         assert f"runs programs of {image.root}" in answer.err
 
 
-def test_with_consent_they_run_inside_alone(image: Image) -> None:
+def test_programs_run_only_inside_the_image_with_consent(image: Image) -> None:
     answer = image.setup("containerd")
     assert image.path("CANARY").exists(), answer.said
     assert not os.path.lexists("/CANARY")

@@ -24,32 +24,32 @@ def twice_set_up(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return image
 
 
-def replaced(old: bytes, new: bytes, line: int) -> Edit:
+def replace_in_line(old: bytes, new: bytes, line: int) -> Edit:
     return lambda lines, _: [text.replace(old, new) if at == line else text for at, text in enumerate(lines, 1)]
 
 
 # What is done to the lines of the first run, and the line that is named for it.
 EDITS: dict[str, tuple[Edit, int]] = {
-    "a bit flipped": (replaced(b'"seq":1', b'"seq":3', 2), 2),
-    "another path": (replaced(b"/etc/docker/daemon.json", b"/etc/passwd", 2), 2),
-    "another object": (replaced(b'"sha256":"', b'"sha256":"../../', 2), 2),
+    "a bit flipped": (replace_in_line(b'"seq":1', b'"seq":3', 2), 2),
+    "another path": (replace_in_line(b"/etc/docker/daemon.json", b"/etc/passwd", 2), 2),
+    "another object": (replace_in_line(b'"sha256":"', b'"sha256":"../../', 2), 2),
     "two lines swapped": (lambda lines, _: [lines[0], lines[2], lines[1], *lines[3:]], 2),
     "a line gone": (lambda lines, _: [*lines[:2], *lines[3:]], 3),
     "the first line gone": (lambda lines, _: lines[1:], 1),
     "a line twice": (lambda lines, _: [*lines[:3], lines[2], *lines[3:]], 4),
     "a line of another run": (lambda lines, runs: [*lines[:2], runs[1].read_bytes().split(b"\n")[2], *lines[3:]], 3),
     "another run whole": (lambda _, runs: runs[1].read_bytes().split(b"\n")[:-1], 1),
-    "a format to come": (replaced(b'"v":4', b'"v":99', 3), 3),
-    "no such format": (replaced(b'"v":4', b'"v":0', 3), 3),
-    "a format no longer read": (replaced(b'"v":4', b'"v":2', 3), 3),
-    "an endless format": (replaced(b'"v":4', b'"v":' + b"9" * 5000, 3), 3),
+    "a format to come": (replace_in_line(b'"v":4', b'"v":99', 3), 3),
+    "no such format": (replace_in_line(b'"v":4', b'"v":0', 3), 3),
+    "a format no longer read": (replace_in_line(b'"v":4', b'"v":2', 3), 3),
+    "an endless format": (replace_in_line(b'"v":4', b'"v":' + b"9" * 5000, 3), 3),
     "no line at all": (lambda lines, _: [*lines, b"#" * 1000], 6),
     "60 MiB": (lambda lines, _: [*lines, b"x" * (60 << 20)], 1),
 }
 
 
 @pytest.mark.parametrize(("edit", "line"), EDITS.values(), ids=EDITS)
-def test_an_edited_journal_stops_every_verb(twice_set_up: Image, tmp_path: Path, edit: Edit, line: int) -> None:
+def test_edited_journal_stops_every_command(twice_set_up: Image, tmp_path: Path, edit: Edit, line: int) -> None:
     image = Image(tmp_path)
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)
     runs = sorted(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
@@ -64,7 +64,7 @@ def test_an_edited_journal_stops_every_verb(twice_set_up: Image, tmp_path: Path,
     assert image.tree() == before
 
 
-def test_an_end_that_is_gone_reads_as_a_run_that_was_cut_short(twice_set_up: Image, tmp_path: Path) -> None:
+def test_truncated_journal_reads_as_an_interrupted_run(twice_set_up: Image, tmp_path: Path) -> None:
     """It cannot be told from a power cut, and is treated as one: what may have been done counts as done."""
     image = Image(tmp_path)
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)

@@ -26,7 +26,7 @@ NOBODY = 65534
 
 @contextmanager
 def attacker(swap: Callable[[], None]) -> Iterator[None]:
-    """A process of its own calls ``swap`` all the while."""
+    """Call ``swap`` all the while in a process of its own."""
     child = os.fork()
     if not child:
         while True:
@@ -65,7 +65,7 @@ class Victim:
 
 
 def swap_links(place: Path, victim: Path) -> Callable[[], None]:
-    """``place`` is in turn a file, a link to the victim, and nothing."""
+    """Return a swap: ``place`` is in turn a file, a link to the victim, and nothing."""
     draft = place.with_name("draft")
 
     def swap() -> None:
@@ -108,7 +108,7 @@ def attempts(act: Callable[[], object], victim: Victim) -> None:
 
 @pytest.mark.parametrize("verb", ["replace", "remove", "read", "candidate"])
 @pytest.mark.parametrize("what", ["the file", "its folder", "a folder above"])
-def test_what_lies_outside_of_the_root_is_never_touched(tmp_path: Path, verb: str, what: str) -> None:
+def test_nothing_outside_the_root_is_changed_during_symlink_races(tmp_path: Path, verb: str, what: str) -> None:
     victim = Victim(tmp_path)
     (victim.folder / "inner").mkdir()
     (victim.folder / "inner/name").write_text("mine\n")
@@ -143,7 +143,7 @@ def test_what_lies_outside_of_the_root_is_never_touched(tmp_path: Path, verb: st
     shutil.rmtree(root)
 
 
-def test_a_new_file_replaces_nothing_that_came_there_meanwhile(tmp_path: Path) -> None:
+def test_create_output_never_replaces_a_racing_symlink(tmp_path: Path) -> None:
     victim = Victim(tmp_path)
     place = tmp_path / "world/new"
     place.parent.mkdir()
@@ -154,7 +154,7 @@ def test_a_new_file_replaces_nothing_that_came_there_meanwhile(tmp_path: Path) -
 
 @pytest.fixture
 def theirs() -> Iterator[Path]:
-    """A folder of nobody's that nobody can reach."""
+    """Yield a folder of nobody's that nobody can reach."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         theirs = Path(folder, "theirs")
@@ -165,7 +165,7 @@ def theirs() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the attacker is nobody")
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_is_saved_in_a_strangers_folder_is_written_nowhere_else(theirs: Path, tmp_path: Path, kind: str) -> None:
+def test_output_in_a_foreign_folder_does_not_follow_symlinks(theirs: Path, tmp_path: Path, kind: str) -> None:
     victim = Victim(tmp_path)
     numbers, members = itertools.count(), {f"data/{number}": b"secret" for number in range(20)}
 
@@ -198,7 +198,7 @@ OWNERS = [(link, target) for link in (0, NOBODY, 1234) for target in (None, 0, N
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gives files to others")
 @pytest.mark.parametrize(("link", "target"), OWNERS)
 @pytest.mark.parametrize("through", ["the file", "a folder"])
-def test_a_link_is_followed_for_its_owner_alone(tmp_path: Path, through: str, link: int, target: int | None) -> None:
+def test_symlink_is_followed_only_for_its_owner(tmp_path: Path, through: str, link: int, target: int | None) -> None:
     """The kernel's rule for /tmp, everywhere: else who owns a folder chooses which of root's files is changed."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     for made in (outside, inside):

@@ -74,7 +74,7 @@ def silent(done: Done) -> Done:
 
 
 def unspoken(image: Image) -> None:
-    """What gpunode wrote holds no canary, but for backups, which root alone can read."""
+    """Assert that gpunode wrote no canary, except into backups, which root alone can read."""
     for path in sorted(path for name in OWN for path in image.path(name).rglob("*") if path.is_file()):
         content = path.read_bytes()
         if any(mark.encode() in content for mark in MARKS):
@@ -87,7 +87,7 @@ def unspoken(image: Image) -> None:
 
 @pytest.mark.parametrize("runtime", ["docker", "containerd"])
 @pytest.mark.parametrize("more", [(), ("--json",), ("-v",)], ids=["plain", "json", "verbose"])
-def test_a_whole_life_betrays_no_secret(image: Image, runtime: str, more: tuple[str, ...]) -> None:
+def test_no_secret_is_printed_or_stored_over_all_commands(image: Image, runtime: str, more: tuple[str, ...]) -> None:
     config = image.path({"docker": DAEMON_JSON, "containerd": CONFIG_TOML}[runtime])
     before, recipe, root = config.read_bytes(), str(image.recipe(runtime)), ("--root", str(image.root))
     said = [
@@ -122,7 +122,7 @@ def test_a_whole_life_betrays_no_secret(image: Image, runtime: str, more: tuple[
     ],
 )
 @pytest.mark.parametrize("more", [(), ("--json",)], ids=["plain", "json"])
-def test_an_error_quotes_no_secret(image: Image, runtime: str, damage: str, more: tuple[str, ...]) -> None:
+def test_error_quotes_no_secret(image: Image, runtime: str, damage: str, more: tuple[str, ...]) -> None:
     image.path({"docker": DAEMON_JSON, "containerd": CONFIG_TOML}[runtime]).write_text(damage)
     assert silent(image.setup(runtime, *more, env=ENVIRONMENT)).exit_code == 3
     unspoken(image)
@@ -130,9 +130,7 @@ def test_an_error_quotes_no_secret(image: Image, runtime: str, damage: str, more
 
 @pytest.mark.parametrize("mirror", MIRRORS)
 @pytest.mark.parametrize("words", [("check",), ("check", "--json"), ("show",)])
-def test_no_password_gets_from_a_recipe_into_a_source_or_a_list_of_processes(
-    image: Image, mirror: str, words: tuple[str, ...]
-) -> None:
+def test_password_in_a_mirror_address_is_refused(image: Image, mirror: str, words: tuple[str, ...]) -> None:
     """apt's lists are for all to read, and so are the arguments of its downloader: both would show it."""
     recipe = image.recipe()
     recipe.write_text(f'[repositories]\ncuda = "{mirror}"\n')
@@ -142,21 +140,21 @@ def test_no_password_gets_from_a_recipe_into_a_source_or_a_list_of_processes(
     assert "/etc/apt/auth.conf.d" in done.said
 
 
-def test_no_recipe_comes_from_an_address_and_its_password_is_not_repeated(image: Image) -> None:
+def test_remote_recipe_is_refused_without_its_password(image: Image) -> None:
     recipe = image.recipe()
     recipe.write_text(f'extends = "https://robot:{CANARY}@example.org/x.toml"\n')
     assert silent(gpunode("plan", str(recipe))).exit_code == 2
     assert silent(gpunode("plan", f"https://robot:{CANARY}@example.org/x.toml")).exit_code == 2
 
 
-def test_a_recipe_is_shown_without_secrets_in_its_words(image: Image) -> None:
+def test_shown_recipe_contains_no_secret(image: Image) -> None:
     recipe = image.recipe()
     recipe.write_text(f'description = "see https://robot:{CANARY}@wiki.example" # password = {CANARY}\n')
     for more in ((), ("--json",)):
         assert silent(gpunode("recipe", "show", str(recipe), *more)).exit_code == 0
 
 
-def test_a_capture_holds_no_secret(image: Image, tmp_path: Path) -> None:
+def test_capture_contains_no_secret(image: Image, tmp_path: Path) -> None:
     save_capture(run_probes(LocalHost(str(image.root)), list_probes(image=True)), tmp_path / "node")
     files = [path for path in (tmp_path / "node").rglob("*") if path.is_file()]
     assert len(files) > 5

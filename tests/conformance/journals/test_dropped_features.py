@@ -1,4 +1,4 @@
-"""What gpunode no longer does, and once did, is still undone: roots that the last commit with each feature left."""
+"""Undo of features that gpunode has dropped: roots that the last commit with each feature left."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def image(tmp_path: Path) -> Image:
     return unpack("k3s-template-and-oci-hook", tmp_path)
 
 
-def test_rollback_takes_back_the_template_and_the_hook(image: Image) -> None:
+def test_rollback_removes_template_and_hook(image: Image) -> None:
     assert [image.rollback(run, "--yes").exit_code for run in ("3", "2", "1")] == [0, 0, 0]
     assert files(image.root) == files(image.folder / "before")
 
 
-def test_remove_takes_back_the_template_and_the_hook(image: Image) -> None:
+def test_remove_removes_template_and_hook(image: Image) -> None:
     assert gpunode("remove", "--root", str(image.root), "--yes").exit_code == 0
     assert files(image.root) == files(image.folder / "before")
 
@@ -48,13 +48,13 @@ def test_remove_keeps_edits_of_the_template(image: Image) -> None:
     assert image.path(TEMPLATE).read_bytes() == b"# mine\n"
 
 
-def test_unconfigure_takes_back_the_template(image: Image) -> None:
+def test_unconfigure_removes_the_template(image: Image) -> None:
     words = ("--runtime=containerd", "--nvidia-runtime-name=gpu", "--root", str(image.root))
     assert gpunode("ctk", "runtime", "unconfigure", *words).exit_code == 0
     assert not image.path(TEMPLATE).exists()
 
 
-def test_a_forgotten_run_is_listed_and_its_files_stay(tmp_path: Path) -> None:
+def test_forgotten_run_is_listed_and_its_files_stay(tmp_path: Path) -> None:
     """Run 1 configured docker and was forgotten by `rollback --forget`, run 2 configured containerd."""
     image = unpack("forgotten-run", tmp_path)
     assert gpunode("log", "--root", str(image.root)).exit_code == 0

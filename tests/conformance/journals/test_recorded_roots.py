@@ -1,4 +1,4 @@
-"""What an earlier gpunode did is undone by this one: a root and its journals as that gpunode left them."""
+"""Undo of what an earlier gpunode did: a root and its journals as that gpunode left them."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def former(image: Image) -> list[bytes]:
     return [(image.folder / "before" / name).read_bytes() for name in FILES]
 
 
-def now(image: Image) -> list[bytes]:
+def current_files(image: Image) -> list[bytes]:
     return [image.path(name).read_bytes() for name in FILES]
 
 
-def test_runs_of_every_verb_are_rolled_back_byte_for_byte(image: Image) -> None:
+def test_recorded_runs_are_rolled_back_byte_for_byte(image: Image) -> None:
     assert [image.rollback(run, "--yes").exit_code for run in ("4", "3", "2", "1")] == [0, 0, 0, 0]
-    assert now(image) == former(image)
+    assert current_files(image) == former(image)
     assert [image.path(name).stat().st_mode & 0o777 for name in FILES] == [0o644, 0o644]
 
 
-def test_rollback_of_a_rollback_of_a_removal_removes_again(image: Image) -> None:
+def test_rollback_of_a_rolled_back_removal_removes_again(image: Image) -> None:
     assert image.rollback("8", "--yes").exit_code == 0
-    assert now(image) == former(image)
+    assert current_files(image) == former(image)
 
 
-def test_remove_takes_all_away_byte_for_byte(image: Image) -> None:
+def test_remove_restores_the_recorded_root_byte_for_byte(image: Image) -> None:
     assert gpunode("remove", "--root", str(image.root), "--yes").exit_code == 0
-    assert now(image) == former(image)
+    assert current_files(image) == former(image)

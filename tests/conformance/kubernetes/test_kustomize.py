@@ -32,7 +32,7 @@ esac
 
 
 def has_helm_charts() -> bool:
-    """Whether this kubectl is new enough to build charts (1.21)."""
+    """True if this kubectl is new enough to build charts (1.21)."""
     command = [KUBECTL, "kustomize", "--help"]
     return "--enable-helm" in subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
@@ -47,7 +47,7 @@ pytestmark = [
 
 
 def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The objects that kustomize makes of these files, and the calls of helm."""
+    """Return the objects that kustomize makes of these files, and the calls of helm."""
     for path, text in {**made, "bin/helm": HELM}.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], 
 
 @pytest.mark.parametrize("form", ["kustomize", "argocd", "flux"])
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "k8s-mps", "gpu-operator", "hami", "dra"])
-def test_kustomize_builds_what_is_rendered(tmp_path: Path, name: str, form: Form) -> None:
+def test_kustomize_builds_the_rendered_folder(tmp_path: Path, name: str, form: Form) -> None:
     found = render_cluster(builtin.read(name), CLUSTERS["eight"], form)
     objects, calls = build(tmp_path, make_files(found, form))
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
@@ -86,7 +86,7 @@ def test_kustomize_builds_what_is_rendered(tmp_path: Path, name: str, form: Form
         ) in pulled
 
 
-def test_plugin_mounts_the_configuration_under_the_name_that_kustomize_gives_it(tmp_path: Path) -> None:
+def test_plugin_mounts_the_hashed_configuration_name(tmp_path: Path) -> None:
     """Another content has another name, so that the plugin's pods restart."""
     seen = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):

@@ -21,7 +21,7 @@ def _cache() -> Path:
 
 @cache
 def unpacked() -> Path:
-    """A folder with the files of ``PACKAGES``; the test is skipped where they cannot be had."""
+    """Return a folder with the files of ``PACKAGES``; the test is skipped where they cannot be had."""
     folder = _cache()
     root = folder / "root"
     if not root.is_dir():
@@ -36,7 +36,7 @@ def unpacked() -> Path:
 
 
 def _archive() -> tuple[str, str]:
-    """The address and release of the Debian archive in this machine's own sources."""
+    """Return the address and release of the Debian archive in this machine's own sources."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         pytest.skip("no apt here to fetch NVIDIA's libraries with")
     argv = ["apt-get", "indextargets", "--format", _FORMAT, "Created-By: Packages"]
@@ -74,12 +74,12 @@ def _download(folder: Path) -> None:
 
 
 def only(pattern: str) -> Path:
-    """The one file of the packages that ``pattern`` matches."""
+    """Return the one file of the packages that ``pattern`` matches."""
     (found,) = unpacked().rglob(pattern)
     return found
 
 
 def without_gpu() -> None:
-    """Skips where there is an NVIDIA driver, since then the libraries do not fail."""
+    """Skip where there is an NVIDIA driver, since then the libraries do not fail."""
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("an NVIDIA driver is loaded here: tests/gpu runs instead")

@@ -31,7 +31,7 @@ def _run(gpus: int = 1, faults: str = "", timeout_s: float = 120.0, **environmen
     return read_cuda_answer(looked(runner, make_probe(timeout_s)))
 
 
-def test_all_gpus_add_right_and_keep_nothing(tmp_path: Path) -> None:
+def test_all_gpus_pass_and_free_their_memory(tmp_path: Path) -> None:
     leaks = tmp_path / "leaks"
     found = _run(16, FAKE_CUDA_LEAKS=str(leaks), CUDA_VISIBLE_DEVICES="3")
     assert isinstance(found, CudaRun)
@@ -42,21 +42,21 @@ def test_all_gpus_add_right_and_keep_nothing(tmp_path: Path) -> None:
     assert leaks.read_text() == "".join(f"gpu {n}: 0 blocks, 0 modules, 0 contexts\n" for n in range(16))
 
 
-def test_one_wrong_element_among_a_million_is_found() -> None:
+def test_one_wrong_element_in_a_million_fails() -> None:
     found = _run(3, "cuLaunchKernel@1=wrong")
     assert isinstance(found, CudaRun)
     assert not found.passed
     assert [(gpu.passed, gpu.mismatches) for gpu in found.gpus] == [(True, 0), (False, 1), (True, 0)]
 
 
-def test_a_kernel_that_never_ran_does_not_pass_for_one_that_did() -> None:
+def test_kernel_that_did_not_run_fails() -> None:
     found = _run(1, "cuLaunchKernel=idle")
     assert isinstance(found, CudaRun)
     assert found.gpus[0].mismatches == ELEMENTS
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_fails_on_one_gpu_is_named_and_the_others_are_tested(call: str, tmp_path: Path) -> None:
+def test_failed_call_on_one_gpu_is_named_and_others_are_tested(call: str, tmp_path: Path) -> None:
     leaks = tmp_path / "leaks"
     found = _run(3, f"{call}@1=719", FAKE_CUDA_LEAKS=str(leaks))
     assert isinstance(found, CudaRun)
@@ -65,7 +65,7 @@ def test_a_call_that_fails_on_one_gpu_is_named_and_the_others_are_tested(call: s
     assert all(": 0 blocks, 0 modules, 0 contexts" in line for line in leaks.read_text().splitlines())
 
 
-def test_the_first_failure_is_told_and_not_those_that_follow_it() -> None:
+def test_first_failure_is_reported_not_its_consequences() -> None:
     faults = "cuCtxSynchronize=719,cuMemFree_v2=719,cuModuleUnload=719,cuCtxDestroy_v2=719"
     found = _run(1, faults)
     assert isinstance(found, CudaRun)
@@ -73,19 +73,19 @@ def test_the_first_failure_is_told_and_not_those_that_follow_it() -> None:
     assert found.gpus[0].error.call == "cuCtxSynchronize"
 
 
-def test_what_cannot_be_freed_is_no_pass() -> None:
+def test_failed_cleanup_fails_the_test() -> None:
     found = _run(1, "cuCtxDestroy_v2=719")
     assert isinstance(found, CudaRun)
     assert not found.passed
 
 
-def test_the_compilers_own_words_are_kept() -> None:
+def test_ptx_compiler_log_is_kept() -> None:
     found = _run(1, "cuModuleLoadDataEx=218")
     assert isinstance(found, CudaRun)
     assert "ptxas fatal" in str(found.gpus[0].error)
 
 
-def test_no_gpu_is_an_error_and_not_a_pass() -> None:
+def test_missing_gpu_is_an_error() -> None:
     found = _run(0, "cuInit=100")
     assert found == CudaError("cuInit", 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
     none = _run(0)
@@ -93,13 +93,13 @@ def test_no_gpu_is_an_error_and_not_a_pass() -> None:
     assert not none.passed
 
 
-def test_an_unknown_error_keeps_its_number() -> None:
+def test_unknown_error_keeps_its_number() -> None:
     found = _run(1, "cuInit=4321")
     assert isinstance(found, CudaError)
     assert "4321" in str(found)
 
 
-def test_a_gpu_that_hangs_is_named_with_the_call() -> None:
+def test_hanging_gpu_is_named_with_the_call() -> None:
     found = _run(2, "cuCtxSynchronize@1=hang", timeout_s=6)
     assert isinstance(found, NoAnswer)
     assert found.kind == "hangs"

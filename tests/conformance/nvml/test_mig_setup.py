@@ -111,7 +111,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "journal")
 
 
-def test_plan_setup_converged_and_back(tmp_path: Path, store: Store) -> None:
+def test_mig_setup_converges_and_rolls_back(tmp_path: Path, store: Store) -> None:
     node = Machine(tmp_path)
     assert node.verified() == ("failed", f"still to do: {MIG_UNIT}, {MIG_WANTS}, {UUID}")
     done = node.setup(store)
@@ -125,7 +125,7 @@ def test_plan_setup_converged_and_back(tmp_path: Path, store: Store) -> None:
     assert set(node.owed) == {Trigger("daemon-reload")}
 
 
-def test_a_former_layout_comes_back_exactly(tmp_path: Path, store: Store) -> None:
+def test_former_mig_layout_is_restored_exactly(tmp_path: Path, store: Store) -> None:
     node = Machine(tmp_path)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     first = node.setup(store)
@@ -139,7 +139,7 @@ def test_a_former_layout_comes_back_exactly(tmp_path: Path, store: Store) -> Non
     assert node.layout() == SEVEN
 
 
-def test_what_somebody_divided_since_is_not_undone_unless_forced(tmp_path: Path, store: Store) -> None:
+def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: Store) -> None:
     node = Machine(tmp_path)
     done = node.setup(store)
     node.apply([MigChange(UUID, BALANCED, SEVEN)])
@@ -149,7 +149,7 @@ def test_what_somebody_divided_since_is_not_undone_unless_forced(tmp_path: Path,
     assert node.layout() == OFF
 
 
-def test_processes_on_the_gpu_are_named_with_their_container_first(tmp_path: Path, store: Store) -> None:
+def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, store: Store) -> None:
     free = Machine(tmp_path)
     free.apply([MigChange(UUID, OFF, SEVEN)])
     used = Machine(tmp_path, FAKE_NVML_CLIENTS="0:4711,0:4712")
@@ -163,7 +163,7 @@ def test_processes_on_the_gpu_are_named_with_their_container_first(tmp_path: Pat
         plan_rollback(store, used, store.runs()[-1].run)
 
 
-def test_a_mode_that_waits_for_a_reset_is_a_reboot_after_which_setup_goes_on(tmp_path: Path, store: Store) -> None:
+def test_setup_continues_after_the_reboot_for_a_pending_mig_mode(tmp_path: Path, store: Store) -> None:
     late = Machine(tmp_path, FAKE_NVML_MIG_LATE="1")
     done = late.setup(store)
     assert [(wait.for_, UUID in wait.reason) for wait in done.waits] == [("reboot", True)]
@@ -175,14 +175,14 @@ def test_a_mode_that_waits_for_a_reset_is_a_reboot_after_which_setup_goes_on(tmp
     assert node.layout() == BALANCED
 
 
-def test_a_rollback_to_a_mode_that_waits_for_a_reset_says_so(tmp_path: Path, store: Store) -> None:
+def test_rollback_to_a_pending_mig_mode_reports_the_reboot(tmp_path: Path, store: Store) -> None:
     done = Machine(tmp_path).setup(store)
     late = Machine(tmp_path, FAKE_NVML_MIG_LATE="1")
     assert "MIG is switched off" in late.rollback(store, done.run)
 
 
 @pytest.mark.parametrize("keeps_mode", [True, False])
-def test_the_unit_makes_the_layout_again_after_a_reboot(tmp_path: Path, store: Store, *, keeps_mode: bool) -> None:
+def test_boot_unit_recreates_the_mig_layout(tmp_path: Path, store: Store, *, keeps_mode: bool) -> None:
     node = Machine(tmp_path)
     node.setup(store)
     reboot(node.state, keeps_mode=keeps_mode)
@@ -230,7 +230,7 @@ for one in words[words.index("-cgi") + 1].split(","):
 """
 
 
-def test_remove_gives_back_what_was_before_gpunode(tmp_path: Path, store: Store) -> None:
+def test_remove_restores_the_original_mig_layout(tmp_path: Path, store: Store) -> None:
     node = Machine(tmp_path)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     node.setup(store)

@@ -25,7 +25,7 @@ EMPTY = MigLayout(enabled=True)
 
 
 def layout(**counts: int) -> MigLayout:
-    """The layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
+    """Return the layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
     wanted = {name.strip("_").replace("_", ".").replace(".me", "+me"): count for name, count in counts.items()}
     places = mig.place_instances(H100, wanted)
     assert places is not None
@@ -43,7 +43,7 @@ def host(state: Path, gpus: int = 1, **environment: str) -> LocalHost:
     return made
 
 
-def seen(node: LocalHost) -> tuple[MigGpu, ...]:
+def read_gpus(node: LocalHost) -> tuple[MigGpu, ...]:
     return list_mig_gpus(read_nvml_answer(node.look(make_probe(60))))
 
 
@@ -52,21 +52,21 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "mig"
 
 
-def test_a_gpu_is_divided_and_put_back_and_no_other_is_touched(state: Path) -> None:
+def test_mig_change_and_its_inverse_touch_only_their_gpu(state: Path) -> None:
     node = host(state, 2)
-    assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]
+    assert [gpu.layout for gpu in read_gpus(node)] == [OFF, OFF]
     change = MigChange(UUID, OFF, BALANCED)
     node.apply([change])
-    assert [(gpu.layout, gpu.pending) for gpu in seen(node)] == [(BALANCED, True), (OFF, False)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(node)] == [(BALANCED, True), (OFF, False)]
     node.apply([change])  # it is so already: a run that was cut short goes on
     again = MigChange(UUID, BALANCED, SEVEN)
     node.apply([again])
-    assert seen(node)[0].layout == SEVEN
+    assert read_gpus(node)[0].layout == SEVEN
     for one in (again, change):
         back = one.inverse()
         assert back is not None
         node.apply([back])
-    assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]
+    assert [gpu.layout for gpu in read_gpus(node)] == [OFF, OFF]
 
 
 @pytest.mark.parametrize(
@@ -85,40 +85,40 @@ def test_a_gpu_is_divided_and_put_back_and_no_other_is_touched(state: Path) -> N
     ],
     ids=str,
 )
-def test_every_layout_is_made_as_it_was_placed(state: Path, wanted: MigLayout) -> None:
+def test_mig_layout_is_created_with_its_placement(state: Path, wanted: MigLayout) -> None:
     node = host(state)
     node.apply([MigChange(UUID, OFF, wanted)])
-    found = seen(node)[0].layout
+    found = read_gpus(node)[0].layout
     assert found is not None
     assert sorted(found.instances, key=str) == sorted(wanted.instances, key=str)
 
 
-def test_a_mode_that_waits_for_a_reset_is_pending_and_done_after_it(state: Path) -> None:
+def test_pending_mig_mode_is_completed_after_the_reset(state: Path) -> None:
     late = host(state, FAKE_NVML_MIG_LATE="1")
     late.apply([MigChange(UUID, OFF, SEVEN)])
-    assert [(gpu.layout, gpu.pending) for gpu in seen(late)] == [(OFF, True)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(late)] == [(OFF, True)]
     reboot(state)
     node = host(state)
-    assert [(gpu.layout, gpu.pending) for gpu in seen(node)] == [(EMPTY, True)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(node)] == [(EMPTY, True)]
     node.apply([MigChange(UUID, EMPTY, SEVEN)])
-    assert seen(node)[0].layout == SEVEN
+    assert read_gpus(node)[0].layout == SEVEN
 
 
-def test_a_pending_mode_is_taken_back(state: Path) -> None:
+def test_pending_mig_mode_is_withdrawn(state: Path) -> None:
     late = host(state, FAKE_NVML_MIG_LATE="1")
     late.apply([MigChange(UUID, OFF, SEVEN)])
     late.apply([MigChange(UUID, OFF, OFF)])
-    assert [(gpu.layout, gpu.pending) for gpu in seen(late)] == [(OFF, False)]
+    assert [(gpu.layout, gpu.pending) for gpu in read_gpus(late)] == [(OFF, False)]
 
 
-def test_a_gpu_in_use_keeps_its_layout_and_the_clients_are_listed(state: Path) -> None:
+def test_gpu_in_use_keeps_its_layout_and_lists_clients(state: Path) -> None:
     host(state, 2).apply([MigChange(UUID, OFF, SEVEN)])
     used = host(state, 2, FAKE_NVML_CLIENTS="0:4711,0:4712,1:5")
-    assert [gpu.clients for gpu in seen(used)] == [(4711, 4712), (5,)]
+    assert [gpu.clients for gpu in read_gpus(used)] == [(4711, 4712), (5,)]
     with pytest.raises(ChangeFailed) as raised:
         used.apply([MigChange(UUID, SEVEN, BALANCED)])
     assert "the GPU is in use (to remove its MIG instances)" in raised.value.why
-    assert seen(used)[0].layout == SEVEN
+    assert read_gpus(used)[0].layout == SEVEN
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,7 @@ def test_a_gpu_in_use_keeps_its_layout_and_the_clients_are_listed(state: Path) -
         ("nvmlDeviceSetMigMode", "switch MIG off"),
     ],
 )
-def test_a_driver_that_stops_midway_is_told_with_what_became_of_the_former_layout(
-    state: Path, function: str, doing: str
-) -> None:
+def test_failed_mig_change_reports_whether_it_was_put_back(state: Path, function: str, doing: str) -> None:
     host(state).apply([MigChange(UUID, OFF, SEVEN)])
     broken = host(state, FAKE_NVML_FAULTS=f"{function}=999")
     with pytest.raises(ChangeFailed) as raised:
@@ -141,23 +139,23 @@ def test_a_driver_that_stops_midway_is_told_with_what_became_of_the_former_layou
     assert ("put back: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
 
 
-def test_what_somebody_divided_meanwhile_is_left_as_it_is(state: Path) -> None:
+def test_mig_layout_changed_meanwhile_is_a_conflict(state: Path) -> None:
     node = host(state)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     with pytest.raises(Conflict):
         node.apply([MigChange(UUID, OFF, BALANCED)])
-    assert seen(node)[0].layout == SEVEN
+    assert read_gpus(node)[0].layout == SEVEN
 
 
-def test_a_driver_call_that_never_returns_is_ended_and_said(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_mig_call_is_stopped_and_reported(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.host.mig.TIMEOUT_S", 2.0)
     with pytest.raises(ChangeFailed) as raised:
         host(state, FAKE_NVML_FAULTS="nvmlDeviceSetMigMode=hang").apply([MigChange(UUID, OFF, SEVEN)])
     assert "did not return within 2 s" in raised.value.why
 
 
-def test_the_driver_s_own_order_of_instances_does_not_matter(state: Path) -> None:
+def test_order_of_mig_instances_does_not_matter(state: Path) -> None:
     node = host(state)
     turned = replace(BALANCED, instances=tuple(reversed(BALANCED.instances)))
     node.apply([MigChange(UUID, OFF, turned)])
-    assert seen(node)[0].layout == BALANCED
+    assert read_gpus(node)[0].layout == BALANCED

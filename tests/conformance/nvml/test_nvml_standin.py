@@ -38,7 +38,7 @@ def _ask(gpus: int = 1, faults: str = "", timeout_s: float = 60.0, fabric: int =
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 16])
-def test_every_gpu_is_listed_with_what_it_tells(count: int) -> None:
+def test_every_gpu_is_listed_with_its_readings(count: int) -> None:
     found = _ask(count)
     assert isinstance(found, NvmlInventory)
     assert (found.driver, found.cuda, found.nvml) == ("580.178.04", "13.0", "13.580.178.04")
@@ -69,7 +69,7 @@ def test_fabric_state_of_each_gpu_is_read(state: int, faults: str, words: str) -
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))
-def test_every_error_of_the_start_is_named(code: int) -> None:
+def test_every_nvml_init_error_is_named(code: int) -> None:
     found = _ask(faults=f"nvmlInitWithFlags={code}")
     assert isinstance(found, NvmlFailure)
     assert (found.code, found.name) == (code, ERRORS[code].name)
@@ -77,20 +77,20 @@ def test_every_error_of_the_start_is_named(code: int) -> None:
     assert found.nvml == "13.580.178.04"
 
 
-def test_an_error_that_nobody_knows_yet_keeps_its_number() -> None:
+def test_unknown_error_keeps_its_number() -> None:
     found = _ask(faults="nvmlInitWithFlags=777")
     assert isinstance(found, NvmlFailure)
     assert (found.code, found.name) == (777, "Error777")
 
 
-def test_gpus_that_cannot_be_counted_are_a_failure_of_the_whole() -> None:
+def test_failed_gpu_count_is_a_failure_of_nvml() -> None:
     found = _ask(faults="nvmlDeviceGetCount_v2=999")
     assert isinstance(found, NvmlFailure)
     assert found.name == "Unknown"
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))
-def test_a_gpu_that_does_not_answer_hides_no_other(code: int) -> None:
+def test_unresponsive_gpu_does_not_hide_the_others(code: int) -> None:
     found = _ask(8, f"nvmlDeviceGetHandleByIndex_v2@3={code}")
     assert isinstance(found, NvmlInventory)
     assert len(found.gpus) == 8
@@ -100,7 +100,7 @@ def test_a_gpu_that_does_not_answer_hides_no_other(code: int) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_every_error_of_one_value_leaves_the_others(reader: str) -> None:
+def test_error_of_one_reading_leaves_the_others(reader: str) -> None:
     codes = sorted(ERRORS)
     found = _ask(len(codes), ",".join(f"{reader}@{index}={code}" for index, code in enumerate(codes)))
     assert isinstance(found, NvmlInventory)
@@ -114,14 +114,14 @@ def test_every_error_of_one_value_leaves_the_others(reader: str) -> None:
 @pytest.mark.parametrize(
     "function", ["nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetNVMLVersion"]
 )
-def test_a_version_that_is_not_told_leaves_the_gpus(function: str) -> None:
+def test_unreadable_version_leaves_the_gpus(function: str) -> None:
     found = _ask(2, f"{function}=4")
     assert isinstance(found, NvmlInventory)
     assert NvmlUnread(4, "NoPermission") in (found.driver, found.cuda, found.nvml)
     assert len(found.uuids) == 2
 
 
-def test_a_name_that_is_no_text_is_one_unread_value() -> None:
+def test_undecodable_name_is_one_unread_value() -> None:
     found = _ask(2, "nvmlDeviceGetName@0=garbage")
     assert isinstance(found, NvmlInventory)
     assert isinstance(found.gpus[0].name, NvmlUnread)
@@ -131,20 +131,20 @@ def test_a_name_that_is_no_text_is_one_unread_value() -> None:
 @pytest.mark.parametrize(
     "function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2@5", "nvmlDeviceGetName@5"]
 )
-def test_a_call_that_never_returns_is_ended_and_said(function: str) -> None:
+def test_hanging_call_is_stopped_and_reported(function: str) -> None:
     found = _ask(8, f"{function}=hang", timeout_s=2)
     assert isinstance(found, NoAnswer)
     assert found.kind == "hangs"
     assert "did not return within 2 s" in found.reason
 
 
-def test_a_library_that_kills_the_child_is_said() -> None:
+def test_library_that_kills_the_child_is_reported() -> None:
     found = _ask(8, "nvmlDeviceGetName@5=abort")
     assert isinstance(found, NoAnswer)
     assert found.kind == "crashed"
 
 
-def test_without_a_library_the_failure_is_its_absence() -> None:
+def test_missing_library_is_the_failure() -> None:
     found = read_nvml_answer(looked(EnvRunner(), make_probe()))
     if isinstance(found, NvmlInventory) or getattr(found, "code", 12) != 12:
         pytest.skip("this machine has an NVIDIA driver's library")
@@ -152,7 +152,7 @@ def test_without_a_library_the_failure_is_its_absence() -> None:
     assert found.name == "LibraryNotFound"
 
 
-def test_the_child_loads_no_more_of_gpunode_than_it_needs() -> None:
+def test_child_imports_only_what_it_needs() -> None:
     code = "import sys; from gpunode.host import nvml; print(*(m for m in sys.modules if m.startswith('gpunode')))"
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path(gpunode.__file__).parents[1]
@@ -160,7 +160,7 @@ def test_the_child_loads_no_more_of_gpunode_than_it_needs() -> None:
     assert set(done.stdout.split()) == {"gpunode", "gpunode.host", "gpunode.host.child", "gpunode.host.nvml"}
 
 
-def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
+def test_modules_in_the_working_folder_are_not_run(tmp_path: Path) -> None:
     for name in ("pynvml.py", "json.py", "gpunode.py", "sitecustomize.py"):
         (tmp_path / name).write_text("import os; os.write(1, b'taken over'); os._exit(3)\n")
     environment = {
@@ -173,7 +173,7 @@ def test_what_lies_in_the_working_folder_is_not_run(tmp_path: Path) -> None:
     assert done.stdout.startswith(b'{"schema": 1')
 
 
-def test_it_runs_as_a_module() -> None:
+def test_child_runs_as_a_module() -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library("nvml/nvml.c", "libnvidia-ml.so.1"))}
     environment["PYTHONPATH"] = str(Path(gpunode.__file__).parents[1])
     command = [sys.executable, "-m", "gpunode.host.nvml"]
@@ -182,7 +182,7 @@ def test_it_runs_as_a_module() -> None:
     assert b"a line that a library prints" in done.stderr
 
 
-def test_it_runs_from_a_zipapp(tmp_path: Path) -> None:
+def test_child_runs_from_a_zipapp(tmp_path: Path) -> None:
     import pynvml
 
     archive = tmp_path / "gpunode.pyz"

@@ -14,14 +14,14 @@ from gpunode.host.cuda import PTX
 
 
 def _assemblers() -> list[str]:
-    """``GPUNODE_PTXAS`` names some (``pip download nvidia-cuda-nvcc`` has one); else the one on PATH."""
+    """Return those of ``GPUNODE_PTXAS`` (``pip download nvidia-cuda-nvcc`` has one); else the one on PATH."""
     named = [path for path in os.environ.get("GPUNODE_PTXAS", "").split(":") if path]
     return named or [
         path for path in (shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas") if path and Path(path).exists()
     ]
 
 
-def test_every_architecture_takes_it(tmp_path: Path) -> None:
+def test_every_architecture_assembles_the_ptx(tmp_path: Path) -> None:
     assemblers = _assemblers()
     if not assemblers:
         pytest.skip("no ptxas here; GPUNODE_PTXAS=… names one")

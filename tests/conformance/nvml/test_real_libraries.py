@@ -28,7 +28,7 @@ from tests.fakes.runners import EnvRunner, looked
 _FOUND_OTHERWISE = {"nvmlInit", "nvmlDeviceGetPciInfo", "nvmlDeviceGetGpuFabricInfoV"}
 
 
-def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path) -> None:
+def test_nvml_without_a_driver_reports_driver_not_loaded(tmp_path: Path) -> None:
     debian.without_gpu()
     library = debian.only("libnvidia-ml.so.*.*")
     (tmp_path / "libnvidia-ml.so.1").symlink_to(library)
@@ -39,7 +39,7 @@ def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path
     assert found.library == str(library)
 
 
-def test_cuda_without_a_driver_names_the_call(tmp_path: Path) -> None:
+def test_cuda_without_a_driver_names_the_failed_call(tmp_path: Path) -> None:
     debian.without_gpu()
     (tmp_path / "libcuda.so.1").symlink_to(debian.only("libcuda.so.*.*"))
     found = cuda_facts.read_cuda_answer(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), cuda.make_probe()))
@@ -52,7 +52,7 @@ def test_cuda_without_a_driver_names_the_call(tmp_path: Path) -> None:
     ("module", "pattern", "library"),
     [(cuda, r'"(cu[A-Z]\w+)"', "libcuda.so.*.*"), (nvml, r"nvml\.(nvml[A-Z]\w+)", "libnvidia-ml.so.*.*")],
 )
-def test_every_function_that_is_called_is_in_the_real_library(module: ModuleType, pattern: str, library: str) -> None:
+def test_every_called_function_exists_in_the_real_library(module: ModuleType, pattern: str, library: str) -> None:
     import pynvml
 
     called = set(re.findall(pattern, Path(str(module.__file__)).read_text()))
@@ -65,7 +65,7 @@ def test_every_function_that_is_called_is_in_the_real_library(module: ModuleType
         assert hasattr(real, inner.group(1) if inner else name) or name in _FOUND_OTHERWISE, name
 
 
-def test_the_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
+def test_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
     debian.without_gpu()
     if os.geteuid() != 0:
         pytest.skip("needs root: chroot")

@@ -18,7 +18,7 @@ from gpunode.page.report import node_page
 from tests.needs import lacking
 from tests.unit.page import nodes
 from tests.unit.page import test_fleet_page as fleet_page
-from tests.unit.page.test_page import ABOUT, made
+from tests.unit.page.test_page import ABOUT, render_node
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), "")
@@ -26,8 +26,8 @@ BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), "")
 OWN = re.compile(r"(?:^|\.)(?:google|googleapis|gstatic|gvt1|chromium|chrome)\.(?:com|org)(?::|$)")
 PAGES = {
     "sample": lambda: node_page(nodes.examined(), ABOUT),
-    "hostile": lambda: made(nodes.hostile()),
-    "fleet": lambda: fleet_page.made(fleet_page.HEALTHY, fleet_page.BROKEN, fleet_page.UNREAD),
+    "hostile": lambda: render_node(nodes.hostile()),
+    "fleet": lambda: fleet_page.render_fleet(fleet_page.HEALTHY, fleet_page.BROKEN, fleet_page.UNREAD),
 }
 
 pytestmark = pytest.mark.skipif(not BROWSER, reason=lacking("chromium"))
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason=lacking("chromium"))
 
 @contextmanager
 def proxy() -> Iterator[tuple[int, list[str]]]:
-    """A proxy that notes who is asked for, and answers nobody."""
+    """Yield a proxy that notes who is asked for, and answers nobody."""
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -55,8 +55,8 @@ def proxy() -> Iterator[tuple[int, list[str]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def shown(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
-    """The page as the browser has it, what the browser said, and which hosts were asked for."""
+def open_page(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
+    """Return the page as the browser has it, what the browser said, and which hosts were asked for."""
     file = tmp_path / "page.html"
     file.write_text(text)
     with proxy() as (port, asked):
@@ -76,28 +76,28 @@ def shown(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_complains_or_asks_for_anything(name: str, tmp_path: Path) -> None:
-    dom, said, asked = shown(PAGES[name](), tmp_path, "--dump-dom")
+def test_page_logs_no_error_and_requests_nothing(name: str, tmp_path: Path) -> None:
+    dom, said, asked = open_page(PAGES[name](), tmp_path, "--dump-dom")
     assert "CONSOLE" not in said, said
     assert not [host for host in asked if not OWN.search(host)]
     assert "<script" not in dom
     assert "</footer>" in dom
 
 
-def test_this_test_would_notice(tmp_path: Path) -> None:
-    text = made(nodes.hostile())
+def test_browser_check_detects_scripts_and_requests(tmp_path: Path) -> None:
+    text = render_node(nodes.hostile())
     opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace(
         "</main>", '<img src="http://evil.example/x.png"><script>console.error("ran")</script></main>'
     )
-    _, said, asked = shown(opened, tmp_path, "--dump-dom")
+    _, said, asked = open_page(opened, tmp_path, "--dump-dom")
     assert "CONSOLE" in said
     assert any("evil.example" in host for host in asked)
 
 
-def test_its_own_policy_stops_what_an_escape_would_have_missed(tmp_path: Path) -> None:
-    text = made(nodes.hostile()).replace(
+def test_content_security_policy_blocks_injected_markup(tmp_path: Path) -> None:
+    text = render_node(nodes.hostile()).replace(
         "</main>", '<img src="http://evil.example/x.png"><script>document.title="ran"</script></main>'
     )
-    dom, _, asked = shown(text, tmp_path, "--dump-dom")
+    dom, _, asked = open_page(text, tmp_path, "--dump-dom")
     assert not any("evil.example" in host for host in asked)
     assert "<title>ran" not in dom

@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut, from the calls that came before it. Pure.
+"""Contents that a disk may hold after a power cut, from the calls that came before it. Pure.
 
 A call is an event; each has one effect, which reaches the disk by itself: on the entries of a folder, on the bytes of
 a file, its size, its mode or its owner. ``fsync`` of a file brings the effects on its bytes and attributes to the disk,
@@ -231,20 +231,20 @@ class Machine:
         return inode
 
     def holds(self, path: str) -> bool:
-        """Whether there is something at ``path``."""
+        """True if something exists at ``path``."""
         return self._live.find(path) is not None
 
     def size(self, path: str) -> int:
-        """How long the file is."""
+        """Return the length of the file."""
         return len(self._live.content(self._inode(path)))
 
     @property
     def tree(self) -> Tree:
-        """What processes see: also what a kill without a power cut leaves."""
+        """The tree that processes see: also the one that a kill without a power cut leaves."""
         return self._live.tree()
 
     def see(self, event: Event) -> None:
-        """``event`` has happened."""
+        """Record that ``event`` has happened."""
         if isinstance(event, Synced):
             self._sync(self._inode(event.path))
         elif not isinstance(event, Ended):
@@ -282,7 +282,7 @@ class Machine:
                 return _Attributes(self._inode(path), mode, owner)
 
     def cuts(self, random_subsets: random.Random) -> Iterator[tuple[str, Tree]]:
-        """What may be found if the power goes now, each with what was kept, in words."""
+        """Yield each content that the disk may have if the power fails now, with a description of what was kept."""
         for kept, effects in _losses(tuple(self._pending), random_subsets):
             disk = self._durable.copy()
             for effect in effects:
@@ -311,7 +311,7 @@ def _losses(pending: Sequence[_Effect], chance: random.Random) -> Iterator[tuple
 
 
 def _torn(effect: _Bytes) -> Iterator[tuple[str, _Bytes]]:
-    """A write of which a part reached the disk."""
+    """Yield a write of which a part reached the disk."""
     half = len(effect.data) // 2
     for length in {1, half, len(effect.data) - 1} - {0, len(effect.data)}:
         yield f"the first {length} bytes", replace(effect, data=effect.data[:length])

@@ -1,4 +1,4 @@
-"""What must hold of a node after a power cut, whenever it came and whatever the disk then had of the last writes."""
+"""Laws for a node after a power cut, whenever it came and whatever the disk then had of the last writes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TEMPORARY = re.compile(r".*/\.gpunode-[0-9a-f]{8}|.*/objects/../\..*")
 
 
 def configuration(tree: Tree) -> Tree:
-    """What is below /etc, without the files that gpunode writes for itself for a moment."""
+    """Return the content of /etc, without gpunode's own temporary files."""
     return {path: node for path, node in tree.items() if path.startswith("/etc/") and not _TEMPORARY.fullmatch(path)}
 
 
 def temporaries(tree: Tree) -> list[str]:
-    """The files that gpunode writes for itself for a moment."""
+    """Return the files that gpunode writes for itself for a moment."""
     return sorted(path for path in tree if _TEMPORARY.fullmatch(path))
 
 
@@ -32,7 +32,7 @@ def _files(tree: Tree) -> Tree:
 
 
 def found_broken(root: Path, tree: Tree, command: Command, *, ended: bool) -> Iterator[str]:
-    """What is wrong with a node as the power cut left it, before anything repairs it."""
+    """Yield what is wrong with a node as the power cut left it, before anything repairs it."""
     former, wanted, present = _files(command.former), _files(command.wanted), _files(tree)
     allowed = (wanted,) if ended else (former, wanted)
     for path in sorted({*former, *wanted, *present}):
@@ -51,7 +51,7 @@ def found_broken(root: Path, tree: Tree, command: Command, *, ended: bool) -> It
 
 
 def not_recovered(work: Path, tree: Tree, command: Command) -> Iterator[str]:
-    """What gpunode cannot put right: the command again must reach the wanted state, its opposite the former one."""
+    """Yield what gpunode cannot repair: the command again must reach the wanted state, its opposite the former."""
     again, back = (work / name for name in ("again", "back"))
     build(tree, again)
     yield from _reaches(again, command.again, command.wanted)
@@ -73,7 +73,7 @@ def _different(present: Tree, wanted: Tree) -> list[str]:
 
 
 def _recorded(root: Path, number: int) -> bool:
-    """Whether the journal knows of a change of the run."""
+    """True if the journal has a change of the run."""
     runs = Store(root).runs()
     return any(int(run.run.partition("-")[0]) == number and run.subjects for run in runs)
 

@@ -48,12 +48,12 @@ set_as_default = {default}
 
 
 def recipe(runtime: str, *, default: bool = False) -> str:
-    """A recipe that asks for nothing but the configuration of ``runtime``."""
+    """Return a recipe that asks for nothing but the configuration of ``runtime``."""
     return _RECIPE.format(runtime=runtime, default=str(default).lower())
 
 
 def small_system() -> Tree:
-    """A root with the little that ``--only runtime-config`` looks at."""
+    """Return a root with the little that ``--only runtime-config`` looks at."""
     files = {
         "/etc/os-release": Node(0o644, 0, 0, _OS_RELEASE),
         "/var/lib/dpkg/status": Node(0o644, 0, 0, _STATUS),
@@ -66,7 +66,7 @@ def small_system() -> Tree:
 
 
 def build(tree: Tree, root: Path) -> None:
-    """``root`` is made, and holds ``tree``."""
+    """Make ``root``, with the content of ``tree``."""
     for path, node in sorted(tree.items()):
         place = root / path.lstrip("/")
         if node.data is None:
@@ -79,7 +79,7 @@ def build(tree: Tree, root: Path) -> None:
 
 @contextmanager
 def standing(tree: Tree, work: Path) -> Iterator[Path]:
-    """``tree`` as real files, in a folder of its own below ``work`` that is gone afterwards."""
+    """Yield ``tree`` as real files, in a folder of its own below ``work`` that is gone afterwards."""
     folder = work / "case"
     folder.mkdir()
     build(tree, folder / "found")
@@ -91,7 +91,7 @@ def standing(tree: Tree, work: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a story.
+    """A command of a story.
 
     Attributes:
         again: what is typed to have it finished after a power cut, and ``back`` to have it undone.
@@ -120,13 +120,13 @@ class Story:
         return self.folder / "root"
 
     def recipe(self, runtime: str, *, default: bool = False) -> tuple[str, ...]:
-        """The command that sets ``runtime`` up."""
+        """Return the command that sets ``runtime`` up."""
         path = self.folder / f"{runtime}-{default}.toml"
         path.write_text(recipe(runtime, default=default))
         return ("setup", str(path), *_ONLY)
 
     def run(self, argv: Sequence[str], back: Sequence[str] = ("rollback", "--yes")) -> None:
-        """``argv`` has been run and recorded; ``back`` is what undoes it."""
+        """Run ``argv``, and record it; ``back`` is the command that undoes it."""
         former = tree_of(self.root)
         number = len(self.commands) + 1
         self.events += record(
@@ -135,20 +135,20 @@ class Story:
         self.commands.append(Command(tuple(argv), tuple(back), number, former, tree_of(self.root)))
 
     def undo(self) -> None:
-        """The last setup has been rolled back, as another command."""
+        """Roll back the last setup, as another command."""
         newest = Store(self.root).ids()[-1]
         self.run(("rollback", "--yes", newest), back=self.commands[-1].again)
 
 
 def start(folder: Path, tree: Tree) -> Story:
-    """A story that begins with ``tree``, in a new folder."""
+    """Return a story that begins with ``tree``, in a new folder."""
     folder.mkdir(parents=True)
     build(tree, folder / "root")
     return Story(folder, tree)
 
 
 def gpunode(argv: Sequence[str], said: Path) -> int:
-    """gpunode's exit code; what it printed stands in ``said``."""
+    """Return gpunode's exit code; what it printed stands in ``said``."""
     for name in _PRELOADED:
         importlib.import_module(name)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What a command does to a file system, as strace saw it: every call that changes something there, in order."""
+"""Recording of every call of a command that changes a file system, in order, by strace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _UMASK = 0o022
 
 
 def cannot_trace() -> str:
-    """Why nothing can be recorded here; empty when it can."""
+    """Return why nothing can be recorded here; empty if it can."""
     if reason := lacking("strace"):
         return reason
     probe = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False)
@@ -64,7 +64,7 @@ def cannot_trace() -> str:
 
 
 def tree_of(root: Path) -> Tree:
-    """The files and folders below ``root``, which is ``/``."""
+    """Return the files and folders below ``root``, which is ``/``."""
     paths = [root, *root.rglob("*")]
     return {str(Path("/", path.relative_to(root))): _node(path) for path in paths}
 
@@ -77,7 +77,7 @@ def _node(path: Path) -> Node:
 
 
 def record(argv: Sequence[str], root: Path, log: Path) -> list[Event]:
-    """What ``argv`` did below ``root``, replayed and compared with what is there; it has to exit with 0."""
+    """Record the calls of ``argv`` below ``root``, replay and compare them with the result; it has to exit with 0."""
     root = root.resolve()
     machine = Machine(tree_of(root))
     traced = ["strace", "-f", "-y", "-xx", "-s", "100000000", "-e", f"trace={','.join(_CALLS)}", "-e", "signal=none"]
@@ -112,7 +112,7 @@ class _Call:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """What it is about: the file that its descriptor is open on, or the names that it was given."""
+        """The files of the call: the one that its descriptor is open on, or the names that it was given."""
         if self.words[:1] and self.words[0].kind == "fd" and not re.search("at2?$", self.name):
             return (self.words[0].path,)
         above = ("", *(word.path for word in self.words))
@@ -191,7 +191,7 @@ class _Reader:
         return Written(path, offset, call.words[1].data[: call.result])
 
     def _advance(self, call: _Call, path: str) -> int:
-        """Where a write lands; the descriptor's position is behind it afterwards."""
+        """Return the offset of a write; the descriptor's position is behind it afterwards."""
         key = (call.pid, call.words[0].text)
         assert key in self.positions, f"{path} is written through a descriptor from elsewhere: that is not modelled"
         position = self.positions[key]
@@ -201,7 +201,7 @@ class _Reader:
         return position
 
     def _inside(self, path: str) -> str | None:
-        """The path as it is below the root; None for one elsewhere."""
+        """Return the path as it is below the root; None for one elsewhere."""
         if path == self.root:
             return "/"
         return path.removeprefix(self.root) if path.startswith(f"{self.root}/") else None

@@ -15,37 +15,37 @@ START: Tree = {"/": Node(0o755, 0, 0, None), "/f": Node(0o644, 0, 0, b"old")}
 WRITTEN = (Made("/t", 0o644), Written("/t", 0, b"new!"))
 
 
-def found(*events: Event, path: str = "/f") -> set[bytes | None]:
-    """What may stand at ``path`` after the last of ``events``; None for nothing."""
+def possible_contents(*events: Event, path: str = "/f") -> set[bytes | None]:
+    """Return the contents possible at ``path`` after the last of ``events``; None for no file."""
     trees = [cut.tree for cut in cuts(START, events, at=[len(events)])]
     return {tree[path].data if path in tree else None for tree in trees}
 
 
-def test_a_new_file_may_be_missing_empty_torn_or_full_of_zeroes() -> None:
+def test_new_file_may_be_missing_empty_torn_or_zeroed() -> None:
     torn = {b"n", b"ne", b"new", b"n\0\0\0", b"ne\0\0", b"new\0"}
-    assert found(*WRITTEN, path="/t") == {None, b"", *torn, bytes(4), b"new!"}
+    assert possible_contents(*WRITTEN, path="/t") == {None, b"", *torn, bytes(4), b"new!"}
 
 
-def test_a_synced_file_is_whole_and_yet_its_name_may_be_missing() -> None:
-    assert found(*WRITTEN, Synced("/t"), path="/t") == {None, b"new!"}
-    assert found(*WRITTEN, Synced("/t"), Synced("/"), path="/t") == {b"new!"}
+def test_synced_file_is_complete_but_its_name_may_be_missing() -> None:
+    assert possible_contents(*WRITTEN, Synced("/t"), path="/t") == {None, b"new!"}
+    assert possible_contents(*WRITTEN, Synced("/t"), Synced("/"), path="/t") == {b"new!"}
 
 
-def test_a_rename_before_the_sync_may_leave_an_empty_file() -> None:
-    assert {b"old", b"", bytes(4), b"new!"} < found(*WRITTEN, Renamed("/t", "/f"))
+def test_rename_before_the_sync_may_leave_an_empty_file() -> None:
+    assert {b"old", b"", bytes(4), b"new!"} < possible_contents(*WRITTEN, Renamed("/t", "/f"))
 
 
-def test_a_rename_after_the_sync_leaves_the_old_or_the_new() -> None:
-    assert found(*WRITTEN, Synced("/t"), Renamed("/t", "/f")) == {b"old", b"new!"}
-    assert found(*WRITTEN, Synced("/t"), Renamed("/t", "/f"), Synced("/")) == {b"new!"}
+def test_rename_after_the_sync_leaves_the_old_or_the_new_file() -> None:
+    assert possible_contents(*WRITTEN, Synced("/t"), Renamed("/t", "/f")) == {b"old", b"new!"}
+    assert possible_contents(*WRITTEN, Synced("/t"), Renamed("/t", "/f"), Synced("/")) == {b"new!"}
 
 
-def test_a_write_over_a_sector_may_lack_its_beginning() -> None:
+def test_write_over_a_sector_may_lack_its_beginning() -> None:
     long = b"x" * 700
-    assert bytes(512) + b"x" * 188 in found(Made("/t", 0o644), Written("/t", 0, long), path="/t")
+    assert bytes(512) + b"x" * 188 in possible_contents(Made("/t", 0o644), Written("/t", 0, long), path="/t")
 
 
-def test_the_names_of_a_folder_reach_the_disk_in_any_order() -> None:
+def test_folder_entries_reach_the_disk_in_any_order() -> None:
     events = (Made("/a", 0o644), Made("/b", 0o644), Removed("/f"))
     names = {frozenset(cut.tree) - {"/"} for cut in cuts(START, events, at=[3])}
     assert {frozenset({"/b"}), frozenset({"/a", "/f"}), frozenset({"/b", "/f"}), frozenset()} <= names
@@ -82,19 +82,19 @@ def run(root: Path, *more: str) -> list[Event]:
     return record([sys.executable, "-c", CALLS, os.fspath(root), *more], root, root.with_suffix(".strace"))
 
 
-def test_what_a_program_did_is_recorded_as_the_kernel_saw_it(tmp_path: Path) -> None:
+def test_recording_matches_the_kernel_calls(tmp_path: Path) -> None:
     events = run(tmp_path / "root")
     assert Renamed("/a/x", "/a/y") in events
     assert [event.path for event in events if isinstance(event, Synced)] == ["/a/x", "/a"]
     assert [event.data for event in events if isinstance(event, Written)] == [b"one ", b"two", b"T", b" three"]
 
 
-def test_a_call_that_is_not_modelled_is_refused(tmp_path: Path) -> None:
+def test_unmodelled_call_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="truncate on /a/y is not modelled"):
         run(tmp_path / "root", "truncate")
 
 
-def test_a_command_that_fails_is_no_recording(tmp_path: Path) -> None:
+def test_failing_command_is_no_recording(tmp_path: Path) -> None:
     if reason := cannot_trace():
         pytest.skip(reason)
     with pytest.raises(AssertionError, match="false exited with 1"):

@@ -27,14 +27,14 @@ _PROCESSES = os.cpu_count() or 1
 
 
 def _command(story: Story, cut: Cut) -> tuple[Command, bool]:
-    """The command that was under way when the power went, or that had just ended; and whether it had."""
+    """Return the command that was under way when the power went, or that had just ended; and whether it had."""
     ended = sum(isinstance(event, Ended) for event in story.events[: cut.events])
     has_ended = isinstance(story.events[cut.events - 1], Ended)
     return story.commands[ended - has_ended], has_ended
 
 
 def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = False) -> Iterator[str]:
-    """Every law that does not hold of a crash state in ``found``, and where the power went."""
+    """Yield every law that does not hold of a crash state in ``found``, and where the power went."""
     for cut in found:
         command, has_ended = _command(story, cut)
         with standing(cut.tree, work) as root:
@@ -46,7 +46,7 @@ def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = F
 
 
 def _side_by_side(work: Path, check: Callable[[int, Path], Iterable[str]]) -> list[str]:
-    """What ``check`` finds in as many processes as there are processors; it is told which of them it is."""
+    """Return the results of ``check`` in as many processes as there are processors; each is passed its number."""
     children = {}
     for number in range(_PROCESSES):
         folder = work / str(number)
@@ -82,31 +82,29 @@ def _assert_lawful(story: Story, found: Sequence[Cut], work: Path, *, recover: b
     assert not wrong, f"{len(wrong)} laws broken in {len(found)} crash states, such as:\n" + "\n".join(wrong[:5])
 
 
-def _some(found: Sequence[Cut], count: int) -> list[Cut]:
+def _sample_cuts(found: Sequence[Cut], count: int) -> list[Cut]:
     return random.Random(1).sample(found, min(examples(count), len(found)))
 
 
-def test_whenever_the_power_goes_nothing_is_lost_and_nothing_half(story: Story, scratch: Path) -> None:
+def test_power_cut_at_any_moment_loses_nothing(story: Story, scratch: Path) -> None:
     every = list(cuts(story.start, story.events))
     assert len(every) > 1500, "a recording without gaps has more"
-    _assert_lawful(story, _some(every, _LOOKED_AT), scratch / "found", recover=False)
+    _assert_lawful(story, _sample_cuts(every, _LOOKED_AT), scratch / "found", recover=False)
 
 
-def test_whenever_the_power_goes_setup_reaches_the_wanted_state_and_rollback_the_former(
-    story: Story, scratch: Path
-) -> None:
-    chosen = _some(list(cuts(story.start, story.events)), _RECOVERED)
+def test_power_cut_at_any_moment_is_recoverable(story: Story, scratch: Path) -> None:
+    chosen = _sample_cuts(list(cuts(story.start, story.events)), _RECOVERED)
     _assert_lawful(story, chosen, scratch / "recovered", recover=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_each_state_is_recovered(story: Story, scratch: Path, seed: int) -> None:
+def test_every_crash_state_is_recoverable(story: Story, scratch: Path, seed: int) -> None:
     _assert_lawful(story, list(cuts(story.start, story.events, seed=seed)), scratch / f"long-{seed}", recover=True)
 
 
-def _killed(story: Story, number: int, at: int, work: Path) -> Story:
-    """The story in which the command ``number`` was killed before its event ``at`` and run again."""
+def _story_killed_at(story: Story, number: int, at: int, work: Path) -> Story:
+    """Return the story in which the command ``number`` was killed before its event ``at`` and run again."""
     machine = Machine(story.start)
     for event in story.events[:at]:
         machine.see(event)
@@ -118,7 +116,7 @@ def _killed(story: Story, number: int, at: int, work: Path) -> Story:
 
 
 def _syncs(story: Story, number: int) -> list[int]:
-    """The places of a command's syncs among the events: what came before each of them is not on the disk yet."""
+    """Return the places of a command's syncs among the events: what came before each of them is not on the disk yet."""
     ends = [0, *(place for place, event in enumerate(story.events, 1) if isinstance(event, Ended))]
     return [n for n in range(ends[number], ends[number + 1]) if isinstance(story.events[n], Synced)]
 
@@ -126,10 +124,10 @@ def _syncs(story: Story, number: int) -> list[int]:
 @pytest.mark.parametrize(
     "number", [pytest.param(0, id="containerd", marks=pytest.mark.long), pytest.param(3, id="docker")]
 )
-def test_what_a_killed_run_left_unsynced_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
+def test_unsynced_state_of_a_killed_run_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
     def check(process: int, folder: Path) -> Iterator[str]:
         for at in sample(_syncs(story, number), "syncs", str, 6)[process::_PROCESSES]:
-            again = _killed(story, number, at, folder / str(at))
+            again = _story_killed_at(story, number, at, folder / str(at))
             end, chance = len(again.events), random.Random(at)
             moments = [end, *chance.sample(range(at + 1, end), min(_MOMENTS, end - at - 1))]
             found = cuts(again.start, again.events, at=moments)
@@ -154,7 +152,7 @@ def _journal_unsynced(events: Sequence[Event]) -> list[Event]:
 
 
 def _effect_first(events: Sequence[Event]) -> list[Event]:
-    """The file is replaced and synced before the intent is in the journal."""
+    """Return the events of a file replaced and synced before the intent is in the journal."""
     said = next(n for n, e in enumerate(events) if isinstance(e, Written) and b'"type":"intent"' in e.data)
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     intent, effect = events[said : said + 2], events[said + 2 : replaced + 2]
@@ -163,7 +161,7 @@ def _effect_first(events: Sequence[Event]) -> list[Event]:
 
 
 def _in_place(events: Sequence[Event]) -> list[Event]:
-    """The file is written where it stands, as most tools do it."""
+    """Return the events of a file written where it stands, as most tools do it."""
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     renamed = events[replaced]
     content = next(e for e in events[:replaced] if isinstance(e, Written) and e.path == renamed.path and e.offset == 0)
@@ -173,7 +171,7 @@ def _in_place(events: Sequence[Event]) -> list[Event]:
 @pytest.mark.parametrize(
     "carelessly", [_files_unsynced, _folders_unsynced, _journal_unsynced, _effect_first, _in_place]
 )
-def test_a_careless_gpunode_would_be_caught(
+def test_missing_sync_is_detected(
     story: Story, scratch: Path, carelessly: Callable[[Sequence[Event]], list[Event]]
 ) -> None:
     events = carelessly(story.events)

@@ -26,7 +26,7 @@ Tree: TypeAlias = Mapping[str, tuple[int, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One run of nvidia-ctk.
+    """A run of nvidia-ctk.
 
     Attributes:
         folder: with the files; SOURCE.md beside it says which.
@@ -38,12 +38,12 @@ class Vector:
 
     @property
     def number(self) -> int:
-        """As the folder's name begins."""
+        """The number at the beginning of the folder's name."""
         return int(self.folder.name[:3])
 
     @property
     def verdict(self) -> str:
-        """What gpunode should make of it."""
+        """The result that gpunode should have."""
         return str(self.told["gpunode_should"])
 
     @property
@@ -55,7 +55,7 @@ class Vector:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """Where the configuration and the drop-in stand; the second is empty for runtimes without one."""
+        """The paths of the configuration and the drop-in; the second is empty for runtimes without one."""
         return self.told["config_path"], self.told["dropin_path"] or ""
 
     def argv(self, root: Path) -> list[str]:
@@ -64,7 +64,7 @@ class Vector:
         return words if self.runtime == "toolkit-config" else [*words, "--mode", self.told["mode"]]
 
     def undo(self, root: Path) -> list[str]:
-        """The words that take it back."""
+        """Return the words that take it back."""
         if self.runtime == "toolkit-config":
             return ["rollback", "--root", str(root), "--yes"]
         kept = ("--runtime", "--config", "--drop-in-config", "--nvidia-runtime-name")
@@ -73,22 +73,22 @@ class Vector:
 
     @property
     def programs(self) -> set[str]:
-        """What the runtime is told to run: gpunode asks that it be there before it is every container's runtime."""
+        """The programs that the runtime is told to run: gpunode requires them before making it the default."""
         named = (word.partition("=")[2] for word in self.told["argv"] if "runtime-path=" in word)
         return {"/usr/bin/nvidia-container-runtime", *(path for path in named if path.startswith("/"))}
 
     @property
     def runtime(self) -> str:
-        """Whose configuration it is."""
+        """The runtime that the configuration belongs to."""
         return str(self.told["runtime"])
 
     def read(self, name: str) -> bytes | None:
-        """The vector's own file of that name, whatever its suffix."""
+        """Return the vector's own file of that name, whatever its suffix."""
         found = [path for path in self.folder.iterdir() if path.stem == name and path.suffix in {".toml", ".json"}]
         return found[0].read_bytes() if found else None
 
     def others(self, kind: str) -> dict[str, bytes]:
-        """Further files by their path: ``input`` or ``expected``."""
+        """Return further files by their path: ``input`` or ``expected``."""
         start = f"{kind}-other__"
         return {
             "/" + path.name.removeprefix(start).replace("__", "/"): path.read_bytes()
@@ -97,23 +97,23 @@ class Vector:
 
     @property
     def stdout(self) -> str | None:
-        """What nvidia-ctk printed; None where it printed nothing."""
+        """The output of nvidia-ctk; None if it printed nothing."""
         file = self.folder / "expected-stdout.txt"
         return file.read_text() if file.exists() else None
 
     @property
     def ours(self) -> Sequence[str]:
-        """Why gpunode's answer is another, and from the second line on what it must say; empty where it is not."""
+        """The reason why gpunode's answer differs, then the words that it must contain; empty where it does not."""
         file = self.folder / "ours.txt"
         return file.read_text().splitlines() if file.exists() else ()
 
     @property
     def is_refused(self) -> bool:
-        """Whether gpunode stops: the vector asks for it, or ours.txt names words of the message."""
+        """True if gpunode stops: the vector asks for it, or ours.txt names words of the message."""
         return self.verdict == "refuse" or len(self.ours) > 1
 
     def lay_out(self, root: Path) -> None:
-        """``root`` is as nvidia-ctk found it."""
+        """Write the files that nvidia-ctk found to ``root``."""
         (root / "etc").mkdir(parents=True)
         for path, data in self.files.items():
             file = Path(f"{root}{path}")
@@ -128,12 +128,12 @@ class Vector:
 
 
 def vectors() -> list[Vector]:
-    """All of them, by their numbers."""
+    """Return all of them, by their numbers."""
     return [Vector(folder, json.loads((folder / "vector.json").read_text())) for folder in sorted(FOLDER.iterdir())]
 
 
 def tree(root: Path) -> Tree:
-    """Every file below ``root`` with its mode and bytes; gpunode's own left out."""
+    """Return every file below ``root`` with its mode and bytes; gpunode's own left out."""
     return dict(_files(root))
 
 
@@ -145,12 +145,12 @@ def _files(root: Path) -> Iterator[tuple[str, tuple[int, bytes]]]:
 
 
 def runs(root: Path) -> tuple[str, ...]:
-    """The runs that are recorded in ``root``."""
+    """Return the runs that are recorded in ``root``."""
     return Store(root).ids()
 
 
 def parsed(path: str, data: bytes) -> Any:
-    """What the file at ``path`` says."""
+    """Return the parsed file at ``path``."""
     text = data.decode().removeprefix("\ufeff")
     return json.loads(text) if path.endswith(".json") else tomllib.loads(text)
 
@@ -159,7 +159,7 @@ _NO_COMMENT = r"\"{3}(?:\\.|[^\\])*?\"{3}|'{3}.*?'{3}|\"(?:\\.|[^\"\\\n])*\"|'[^
 
 
 def comments(text: str) -> list[str]:
-    """Every comment of a TOML document."""
+    """Return every comment of a TOML document."""
     found = re.findall(rf"{_NO_COMMENT}|(#[^\r\n]*)", text, re.DOTALL)
     return [comment.rstrip() for comment in found if comment]
 
@@ -178,7 +178,7 @@ _MAY_ADD: Mapping[int, tuple[tuple[str, ...], ...]] = {
 
 
 def judge(vector: Vector, files: Mapping[str, bytes]) -> None:
-    """Nothing, if the configuration and the drop-in among ``files`` are the answer that the vector asks for."""
+    """Assert that the configuration and the drop-in among ``files`` are the answer that the vector asks for."""
     config, drop_in = vector.paths
     own = bool(vector.ours)
     answer = {config: vector.read("ours" if own else "expected"),
@@ -205,7 +205,7 @@ def _may_add(vector: Vector, way: Sequence[str]) -> bool:
 
 
 def _missing(found: Any, wanted: Any) -> list[tuple[str, ...]]:
-    """The ways at which ``found`` lacks or changes something of ``wanted``; lists are values."""
+    """Return the ways at which ``found`` lacks or changes something of ``wanted``; lists are values."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [(key, *way) for key in wanted for way in (_missing(found[key], wanted[key]) if key in found else [()])]
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (found, wanted)]
@@ -215,5 +215,5 @@ def _missing(found: Any, wanted: Any) -> list[tuple[str, ...]]:
 
 
 def _added(found: Any, wanted: Any) -> list[tuple[str, ...]]:
-    """The ways at which ``found`` has what ``wanted`` has not."""
+    """Return the ways at which ``found`` has what ``wanted`` has not."""
     return [way for way in _missing(wanted, found) if way not in _missing(found, wanted)]

@@ -34,7 +34,7 @@ INPUTS = sorted((HERE / "vectors").glob("*ctd*/input.toml"))
 
 
 @pytest.mark.parametrize("file", DUMPS, ids=lambda file: file.stem)
-def test_stored_dumps(file: Path) -> None:
+def test_stored_dumps_are_parsed(file: Path) -> None:
     """Each is the dump of Debian's packaged file, configured with WISHES["systemd"] for an unknown version."""
     found = containerd.dump(file.read_bytes())
     assert found.handlers == {"nvidia": "/usr/bin/nvidia-container-runtime", "runc": ""}
@@ -46,7 +46,7 @@ def test_stored_dumps(file: Path) -> None:
     assert found.cdi is {"1.6": None, "1.7": False, "2.1": True}[file.stem[:3]]
 
 
-def test_what_is_no_dump_is_refused() -> None:
+def test_unparsable_dump_is_refused() -> None:
     with pytest.raises(Refused, match="containerd config dump"):
         containerd.dump(b"containerd: invalid configuration\n")
 
@@ -69,7 +69,7 @@ def _dump(config: bytes, folder: Path) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("file", INPUTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_the_real_containerd_reads_what_was_meant(file: Path, name: str, tmp_path: Path) -> None:
+def test_real_containerd_reads_the_desired_configuration(file: Path, name: str, tmp_path: Path) -> None:
     desired = replace(WISHES[name], version=_version())
     try:
         out = configure(file.read_bytes(), desired)
@@ -133,9 +133,7 @@ def _parsed_dump(folder: Path, path: Path) -> Document:
 @pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
 @pytest.mark.parametrize("schema", [2, 3])
 @pytest.mark.parametrize("name", EXISTING)
-def test_an_existing_entry_the_runtimes_and_the_default_stay(
-    name: str, schema: int, exact: bool, tmp_path: Path
-) -> None:
+def test_existing_entry_runtimes_and_default_are_kept(name: str, schema: int, exact: bool, tmp_path: Path) -> None:
     """Configured plainly, made the default, and plainly again: in place below containerd 2.1, else in a drop-in."""
     if _version() < SCHEMA_SINCE[schema]:
         pytest.skip("this containerd does not read the schema")
@@ -165,7 +163,7 @@ def test_an_existing_entry_the_runtimes_and_the_default_stay(
 
 @pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
 @pytest.mark.parametrize("schema", [3, 4])
-def test_a_schema_that_this_containerd_cannot_read_is_the_reason(schema: int, tmp_path: Path) -> None:
+def test_unsupported_schema_is_refused_as_containerd_does(schema: int, tmp_path: Path) -> None:
     if _version() >= SCHEMA_SINCE[schema]:
         pytest.skip("this containerd reads the schema")
     text = _entries(schema, "runc", "nvidia").encode()

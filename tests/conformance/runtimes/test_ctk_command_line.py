@@ -45,7 +45,7 @@ def files(image: Path) -> dict[str, bytes]:
     return {str(path.relative_to(image)): path.read_bytes() for path in (image / "etc").rglob("*") if path.is_file()}
 
 
-def test_there_and_back(image: Path) -> None:
+def test_configure_is_undone_by_rollback_and_unconfigure(image: Path) -> None:
     """Both ways: by the journal, and by name; the folder that was made goes, too."""
     before = files(image)
     for back in (("rollback", "--yes", "--root", str(image)), ()):
@@ -61,7 +61,7 @@ def test_there_and_back(image: Path) -> None:
     assert [run["verb"] for run in runs] == ["configure", "rollback", "configure", "unconfigure"]
 
 
-def test_a_rollback_without_a_run_undoes_the_newest_one_and_no_other(image: Path) -> None:
+def test_rollback_without_a_run_undoes_only_the_newest(image: Path) -> None:
     """A script that runs it twice has undone one run; of an older one it is told the command."""
     place, before = ("--root", str(image)), files(image)
     assert ctk(image, "configure").exit_code == 0
@@ -84,7 +84,7 @@ def test_a_rollback_without_a_run_undoes_the_newest_one_and_no_other(image: Path
     assert "no other run is left" in gpunode("rollback", "--yes", *place).out
 
 
-def test_an_edit_is_kept_by_the_command_that_the_conflict_names(image: Path) -> None:
+def test_conflict_names_a_command_that_keeps_the_edit(image: Path) -> None:
     daemon, place = image / "etc/docker/daemon.json", ("--root", str(image))
     assert gpunode("ctk", "runtime", "configure", "--runtime=docker", *place).exit_code == 0
     daemon.write_text(daemon.read_text().replace("{", '{"debug": true,', 1))
@@ -95,7 +95,7 @@ def test_an_edit_is_kept_by_the_command_that_the_conflict_names(image: Path) -> 
     assert json.loads(daemon.read_text()) == {"debug": True}
 
 
-def test_a_second_run_writes_and_records_nothing(image: Path) -> None:
+def test_second_configure_writes_and_records_nothing(image: Path) -> None:
     assert ctk(image, "configure").exit_code == 0
     before = {path: path.stat().st_mtime_ns for path in (*image.glob("etc/**/*"), *image.glob("var/lib/**/*"))}
     again = ctk(image, "configure")
@@ -106,7 +106,7 @@ def test_a_second_run_writes_and_records_nothing(image: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_dry_run_keeps_what_is_printed_apart_and_writes_nothing(image: Path) -> None:
+def test_dry_run_prints_both_files_and_writes_nothing(image: Path) -> None:
     before = files(image)
     done = ctk(image, "configure", "--dry-run", "--mode=drop-in")
     drop_in, _, top_level = done.out.partition("\n# by hand")
@@ -128,7 +128,7 @@ def test_a_dry_run_keeps_what_is_printed_apart_and_writes_nothing(image: Path) -
         (("--config-source=command",), 3),
     ],
 )
-def test_what_is_refused_leaves_everything_as_it_was(image: Path, options: tuple[str, ...], exit_code: int) -> None:
+def test_refused_command_changes_nothing(image: Path, options: tuple[str, ...], exit_code: int) -> None:
     before = files(image)
     refused = ctk(image, "configure", *options)
     assert refused.exit_code == exit_code, refused.said
@@ -136,7 +136,7 @@ def test_what_is_refused_leaves_everything_as_it_was(image: Path, options: tuple
     assert files(image) == before
 
 
-def test_remove_takes_it_along(image: Path) -> None:
+def test_remove_undoes_configure(image: Path) -> None:
     before = files(image)
     (image / "var/lib/dpkg").mkdir(parents=True)
     status = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1.21.22\n"

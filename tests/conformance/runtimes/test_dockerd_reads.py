@@ -28,7 +28,7 @@ def _validates(config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(DOCKERD is None, reason=lacking("dockerd"))
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("file", INPUTS, ids=lambda file: file.parent.name)
-def test_what_dockerd_took_before_it_takes_after(file: Path, name: str, tmp_path: Path) -> None:
+def test_configured_file_is_valid_for_dockerd_if_the_input_was(file: Path, name: str, tmp_path: Path) -> None:
     before = _validates(file.read_bytes(), tmp_path)
     if before.returncode:
         pytest.skip("this dockerd does not take the file as it was, or cannot validate")

@@ -42,14 +42,14 @@ def with_key(document: Document, path: tuple[str, ...], value: Any) -> Document:
 
 
 def holds(larger: Any, smaller: Any) -> bool:
-    """Whether ``larger`` is ``smaller`` with something added."""
+    """True if ``larger`` is ``smaller`` with something added."""
     if isinstance(larger, dict) and isinstance(smaller, dict):
         return all(key in larger and holds(larger[key], value) for key, value in smaller.items())
     return same(larger, smaller)
 
 
 def is_taken_out(back: str, text: str, file: Path) -> bool:
-    """Whether ``back`` is ``text`` again, or means it and has its comments where that is all that is promised."""
+    """True if ``back`` equals ``text``, or means the same and has its comments where no more is promised."""
     if back == text or not file.parent.name.startswith(BY_MEANING):
         return back == text
     one, other = (["".join(line.split()) for line in each.splitlines() if "#" in line] for each in (back, text))
@@ -57,7 +57,7 @@ def is_taken_out(back: str, text: str, file: Path) -> bool:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_what_is_added_anywhere_is_all_that_is_new_and_can_be_taken_out(file: Path) -> None:
+def test_key_added_anywhere_can_be_removed_again(file: Path) -> None:
     text = decode(file.read_bytes(), file.name)
     before = parse(text)
     places = list(tables(before))
@@ -79,7 +79,7 @@ def test_what_is_added_anywhere_is_all_that_is_new_and_can_be_taken_out(file: Pa
     ids=["plain", "all"],
 )
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_what_configuring_added_can_be_taken_out(file: Path, desired: DesiredConfig) -> None:
+def test_configured_file_can_be_edited_back(file: Path, desired: DesiredConfig) -> None:
     containerd, data = runtime("containerd"), file.read_bytes()
     try:
         edits = containerd.configure({containerd.config: data}, desired).edits

@@ -39,7 +39,7 @@ FOLDER = Path(__file__).parent / "installations"
 CASES = sorted(folder.name for folder in FOLDER.iterdir())
 
 
-def asked(case: str) -> dict[str, Any]:
+def read_case(case: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((FOLDER / case / "asked.json").read_text())
     return found
 
@@ -50,12 +50,12 @@ def tree(case: str, name: str) -> Files:
 
 
 def row_and_files(case: str) -> tuple[Runtime, Files]:
-    """The row that the kubelet of the case leads to, and of its files those that the row reads."""
+    """Return the row that the kubelet of the case leads to, and of its files those that the row reads."""
     present = tree(case, "before")
     known: dict[str, Fact[FileState | None]] = {
         path: Known(FileState(data), f"file:{path}") for path, data in present.items()
     }
-    kubelet = Kubelet(**{"cgroup_driver": None, **asked(case)["kubelet"]})
+    kubelet = Kubelet(**{"cgroup_driver": None, **read_case(case)["kubelet"]})
     facts = replace(derive({}), kubelet=Known(kubelet, "units"), files=known)
     row = choose_row(runtime("containerd"), facts).row
 
@@ -63,43 +63,46 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
         paths = matching(place, present) if is_pattern(place) else [place]
         return {path: present[path] for path in paths if path in present}
 
-    return row, gather_files(row, desired(case), find)
+    return row, gather_files(row, desired_config(case), find)
 
 
-def desired(case: str) -> DesiredConfig:
-    return DesiredConfig(**asked(case)["desired"])
+def desired_config(case: str) -> DesiredConfig:
+    return DesiredConfig(**read_case(case)["desired"])
 
 
 def records(edited: ConfigEdit) -> Mapping[str, RecordedEdit]:
     return {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "refused" not in asked(case)])
-def test_what_comes_of_it(case: str) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if "refused" not in read_case(case)])
+def test_installation_is_configured_and_restored(case: str) -> None:
     row, files = row_and_files(case)
     assert files == tree(case, "before"), "the row reads every file"
-    edited = row.configure(files, desired(case))
+    edited = row.configure(files, desired_config(case))
     after = after_edits(files, edited)
     assert after == tree(case, "after")
-    assert (edited.restart, list(edited.notes)) == (asked(case).get("restart", ""), asked(case).get("notes", []))
+    assert (edited.restart, list(edited.notes)) == (
+        read_case(case).get("restart", ""),
+        read_case(case).get("notes", []),
+    )
     assert not row.generated & {edit.path for edit in edited.edits}
-    assert row.configure(after, replace(desired(case), exact=False)).edits == (), "a second time changes nothing"
-    assert after_edits(after, row.unconfigure(after, desired(case), records(edited))) == files
-    by_name = row.unconfigure(after, desired(case), {})
+    assert row.configure(after, replace(desired_config(case), exact=False)).edits == (), "a second time changes nothing"
+    assert after_edits(after, row.unconfigure(after, desired_config(case), records(edited))) == files
+    by_name = row.unconfigure(after, desired_config(case), {})
     assert not row.generated & {edit.path for edit in by_name.edits}
     left = after_edits(after, by_name)
-    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired(case)).handlers.keys() <= {
+    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired_config(case)).handlers.keys() <= {
         "runc",
         *OTHERS,
     }
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "refused" in asked(case)])
-def test_what_is_refused(case: str) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if "refused" in read_case(case)])
+def test_installation_is_refused_with_its_reason(case: str) -> None:
     row, files = row_and_files(case)
     with pytest.raises(Refused) as refused:
-        row.configure(files, desired(case))
-    assert asked(case)["refused"] in f"{refused.value.what} {refused.value.why}"
+        row.configure(files, desired_config(case))
+    assert read_case(case)["refused"] in f"{refused.value.what} {refused.value.why}"
     assert refused.value.hint
 
 
@@ -116,12 +119,12 @@ def version() -> tuple[int, ...]:
 
 
 @pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
-@pytest.mark.parametrize("case", [case for case in (*WITH_DROP_INS, "microk8s") if "refused" not in asked(case)])
-def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [case for case in (*WITH_DROP_INS, "microk8s") if "refused" not in read_case(case)])
+def test_real_containerd_reads_the_configured_installation(case: str, tmp_path: Path) -> None:
     if case in WITH_DROP_INS and version() < (2, 1):
         pytest.skip("containerd merges drop-ins from 2.1 on")
     row, files = row_and_files(case)
-    after = after_edits(files, row.configure(files, desired(case)))
+    after = after_edits(files, row.configure(files, desired_config(case)))
     for path, content in after.items():
         text = re.sub(r"\$\{(\w+)\}", lambda name: FILLED_IN[name[1]], content.decode())
         here = re.sub(r'"(/var/lib/rancher/|/etc/k0s/)', lambda place: f'"{tmp_path}{place[1]}', text)
@@ -130,5 +133,5 @@ def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
     command = [str(CONTAINERD), "--config", f"{tmp_path}{row.config}", "config", "dump"]
     found = containerd.dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     assert found.handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
-    assert found.default == ("nvidia" if desired(case).default else "runc")
+    assert found.default == ("nvidia" if desired_config(case).default else "runc")
     assert found.systemd_cgroup.get("nvidia", False) == found.systemd_cgroup.get("runc", False)

@@ -47,8 +47,8 @@ def name(vector: Vector) -> str:
     return vector.folder.name
 
 
-def _desired(vector: Vector) -> DesiredConfig:
-    """The desired that the vector's command line expresses."""
+def _desired_config(vector: Vector) -> DesiredConfig:
+    """Return the desired configuration that the vector's command line expresses."""
     flags: Mapping[str, str] = dict(word.partition("=")[::2] for word in vector.told["argv"])
     drop_in = flags.get("--drop-in-config")
     return DesiredConfig(
@@ -63,8 +63,8 @@ def _desired(vector: Vector) -> DesiredConfig:
     )
 
 
-def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
-    """Those of ``files`` that the runtime reads."""
+def _read_by_runtime(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
+    """Return the files among ``files`` that the runtime reads."""
     return gather_files(
         runtime(vector.runtime),
         desired,
@@ -72,27 +72,27 @@ def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     )
 
 
-def _configured(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
-    edited = runtime(vector.runtime).configure(_gathered(files, vector, desired), desired)
+def _configure(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
+    edited = runtime(vector.runtime).configure(_read_by_runtime(files, vector, desired), desired)
     return {**{path: data for path, data in files.items() if path not in {one.path for one in edited.edits}},
             **after_edits({}, edited)}  # fmt: skip
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.is_refused], ids=name)
-def test_refused(vector: Vector) -> None:
+def test_vector_is_refused(vector: Vector) -> None:
     with pytest.raises(Refused) as refused:
-        _configured(vector.files, vector, _desired(vector))
+        _configure(vector.files, vector, _desired_config(vector))
     assert refused.value.hint
     assert all(words in refused.value.hint for words in vector.ours[1:])
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if not vector.is_refused], ids=name)
-def test_answered(vector: Vector) -> None:
-    desired, row = _desired(vector), runtime(vector.runtime)
-    after = _configured(vector.files, vector, desired)
+def test_vector_is_answered(vector: Vector) -> None:
+    desired, row = _desired_config(vector), runtime(vector.runtime)
+    after = _configure(vector.files, vector, desired)
     judge(vector, after)
-    assert _configured(after, vector, desired) == after
-    found = row.inspect(_gathered(after, vector, desired), desired)
+    assert _configure(after, vector, desired) == after
+    found = row.inspect(_read_by_runtime(after, vector, desired), desired)
     # In schema 1 nvidia-ctk's own answer is none: CDI at a place that containerd does not read, beside a nameless
     # default runtime that outdoes the named one.
     assert found.schema == 1 or satisfies(found, replace(desired, binary=found.handlers[desired.handler]))
@@ -110,20 +110,20 @@ HAD_OURS = frozenset({119, 132})
 @pytest.mark.parametrize(
     "vector", [one for one in VECTORS if not one.is_refused and one.number not in HAD_OURS | KEEPS_VERSION], ids=name
 )
-def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> None:
-    desired, row, path = _desired(vector), runtime(vector.runtime), vector.paths[0]
-    after = _configured(vector.files, vector, desired)
+def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
+    desired, row, path = _desired_config(vector), runtime(vector.runtime), vector.paths[0]
+    after = _configure(vector.files, vector, desired)
     former = {
         one: RecordedEdit(vector.files.get(one), after.get(one))
         for one in {*vector.files, *after}
         if vector.files.get(one) != after.get(one)
     }
-    theirs = {**after, path: _edited(path, after[path])} if path in after else after
-    back = row.unconfigure(_gathered(theirs, vector, desired), desired, former)
+    theirs = {**after, path: _edit_by_hand(path, after[path])} if path in after else after
+    back = row.unconfigure(_read_by_runtime(theirs, vector, desired), desired, former)
     left = {**theirs, **{edit.path: edit.after for edit in back.edits}}
     meant: dict[str, bytes | None] = {**vector.files}
     if path in after:
-        meant[path] = _edited(path, vector.files.get(path, b""))
+        meant[path] = _edit_by_hand(path, vector.files.get(path, b""))
     for one in {*left, *meant}:
         if one.endswith(".json"):
             assert parsed(one, left[one] or b"") == parsed(one, meant[one] or b"")
@@ -131,8 +131,8 @@ def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> N
             assert left.get(one) == meant.get(one), one
 
 
-def _edited(path: str, data: bytes) -> bytes:
-    """What somebody wrote into the file since."""
+def _edit_by_hand(path: str, data: bytes) -> bytes:
+    """Return the file with a later edit by somebody else."""
     if path.endswith(".json"):
         return json.dumps({**(json.loads(data) if data.strip() else {}), "x-theirs": [1, 2.5]}, indent=2).encode()
     newline = b"\r\n" if b"\r\n" in data else b"\n"
@@ -144,7 +144,7 @@ def _edited(path: str, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "vector", [one for one in VECTORS if one.runtime == "containerd" and one.number not in BROKEN], ids=name
 )
-def test_the_cri_plugin_keeps_its_default_runtime(vector: Vector, version: tuple[int, ...] | None) -> None:
+def test_cri_plugin_keeps_a_valid_default_runtime(vector: Vector, version: tuple[int, ...] | None) -> None:
     """nvidia-ctk's answer to 063 and 079 leaves containerd 1.6 and 1.7 without a CRI plugin."""
     document = tomllib.loads((vector.read("input") or b"").decode())
     if version == (2, 1) and document and "version" not in document:
@@ -162,7 +162,7 @@ def test_the_cri_plugin_keeps_its_default_runtime(vector: Vector, version: tuple
 
 
 def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` without what configuring may change."""
+    """Return ``document`` without what configuring may change."""
     plugins = {name: dict(table) for name, table in document.get("plugins", {}).items()}
     for name in ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
         cri = plugins.pop(name, {})
@@ -185,7 +185,7 @@ def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vector", [one for one in CONTAINERD if one.number in BROKEN], ids=name)
-def test_what_no_editing_makes_usable_is_refused(vector: Vector) -> None:
+def test_unusable_input_is_refused(vector: Vector) -> None:
     with pytest.raises(Refused, match=BROKEN[vector.number]) as refused:
         configure_containerd(vector.read("input"), DesiredConfig())
     assert refused.value.hint
@@ -196,7 +196,7 @@ def test_what_no_editing_makes_usable_is_refused(vector: Vector) -> None:
     "desired", [DesiredConfig(), DesiredConfig(default=True, cdi=True)], ids=["plain", "default-cdi"]
 )
 @pytest.mark.parametrize("vector", EDITED, ids=name)
-def test_every_input_in_place(vector: Vector, desired: DesiredConfig) -> None:
+def test_every_input_is_configured_in_place(vector: Vector, desired: DesiredConfig) -> None:
     data = vector.read("input") or b""
     out = configure_containerd(data, desired)
     assert configure_containerd(out, desired) == out
@@ -213,7 +213,7 @@ STALE = frozenset({12, 13, 18, 23, 26, 34, 69, 76, 77})
 
 
 @pytest.mark.parametrize("vector", [one for one in EDITED if one.number not in STALE], ids=name)
-def test_no_other_line_changes(vector: Vector) -> None:
+def test_other_lines_do_not_change(vector: Vector) -> None:
     former = (vector.read("input") or b"").splitlines(keepends=True)
     new = configure_containerd(b"".join(former), DesiredConfig(default=True, cdi=True)).splitlines(keepends=True)
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
@@ -221,7 +221,7 @@ def test_no_other_line_changes(vector: Vector) -> None:
     assert all(any(key in line for key in OURS) for line in lost), lost
 
 
-def test_the_rows_are_complete() -> None:
+def test_runtime_table_is_complete() -> None:
     assert [row.id for row in RUNTIMES] == ["containerd", "docker", "crio", "podman"]
     for row in RUNTIMES:
         assert row.config.startswith("/etc/") is bool(row.unit)  # podman registers no handler

@@ -35,7 +35,7 @@ WRITTEN = [vector for vector in WRITTEN if vector.number not in ASKS_THE_RUNTIME
 
 @dataclass(frozen=True)
 class Told:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     out: str
@@ -65,21 +65,21 @@ def name(vector: Vector) -> str:
 
 @pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The vector's node as nvidia-ctk found it."""
+    """Return the vector's node as nvidia-ctk found it."""
     vector: Vector = request.getfixturevalue("vector")
     folder = tmp_path / "root"
     vector.lay_out(folder)
     return folder
 
 
-def test_there_are_151_and_each_has_a_verdict() -> None:
+def test_every_vector_has_a_verdict() -> None:
     assert [vector.number for vector in VECTORS] == list(range(1, 152))
     assert {vector.verdict for vector in VECTORS} == {"match", "match-plus", "deviate", "refuse"}
     assert all(vector.ours for vector in VECTORS if vector.verdict == "deviate")
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.number in ASKS_THE_RUNTIME], ids=name)
-def test_a_runtime_of_an_image_is_not_asked(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_runtime_of_an_image_is_not_run(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code == 3
@@ -88,7 +88,7 @@ def test_a_runtime_of_an_image_is_not_asked(vector: Vector, root: Path, gpunode:
 
 
 @pytest.mark.parametrize("vector", REFUSED, ids=name)
-def test_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_vector_is_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code in {2, 3}, told
@@ -101,7 +101,7 @@ def test_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
 
 
 @pytest.mark.parametrize("vector", PRINTED, ids=name)
-def test_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_vector_is_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code == 0, told
@@ -111,12 +111,12 @@ def test_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
 
 
 @pytest.mark.parametrize("vector", WRITTEN, ids=name)
-def test_written_once_and_taken_back(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+def test_vector_is_written_once_and_undone(vector: Vector, root: Path, gpunode: Gpunode) -> None:
     before = tree(root)
     told = gpunode(vector.argv(root))
     assert told.code == 0, told
     _compare(vector, root, told)
-    _once_and_back(vector, root, gpunode, vector.argv(root), before)
+    _check_round_trip(vector, root, gpunode, vector.argv(root), before)
 
 
 # Had our entry before, so that there was nothing to record, and by its name alone it is taken out.
@@ -135,7 +135,7 @@ OTHERWISE = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("vector", "mode"), OTHERWISE)
-def test_another_mode_is_refused_or_written_once_and_taken_back(
+def test_other_mode_is_refused_or_written_once_and_undone(
     vector: Vector, root: Path, gpunode: Gpunode, mode: str
 ) -> None:
     words = [mode if word == vector.told["mode"] else word for word in vector.argv(root)]
@@ -145,11 +145,11 @@ def test_another_mode_is_refused_or_written_once_and_taken_back(
     if told.code:
         assert tree(root) == before
     else:
-        _once_and_back(vector, root, gpunode, words, before)
+        _check_round_trip(vector, root, gpunode, words, before)
 
 
-def _once_and_back(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
-    """Having been told ``words`` gpunode lost no comment, has nothing to do a second time, and can take it back."""
+def _check_round_trip(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
+    """Assert that ``words`` lose no comment, leave nothing to do a second time, and can be undone."""
     once, recorded = tree(root), runs(root)
     for path in vector.paths:
         if path in before and path.endswith(".toml"):
@@ -177,7 +177,7 @@ def _compare_without_default(before: Tree, after: Tree, path: str) -> None:
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.number in AS_PROCESSES], ids=name)
-def test_answered_by_a_process(vector: Vector, root: Path) -> None:
+def test_vector_is_answered_by_a_process(vector: Vector, root: Path) -> None:
     command = [sys.executable, "-m", "gpunode", *vector.argv(root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
@@ -194,7 +194,7 @@ def _compare(vector: Vector, root: Path, told: Told) -> None:
 
 
 def _compare_printed(vector: Vector, out: str) -> None:
-    """Two documents, the drop-in first, are parted by a blank line."""
+    """Assert that a blank line parts two documents, the drop-in first."""
     assert vector.stdout is not None
     kind = ".json" if vector.stdout.startswith("{") else ".toml"
     if not (vector.paths[1] and kind == ".toml"):

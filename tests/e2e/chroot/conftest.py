@@ -1,4 +1,4 @@
-"""What the scenarios in chroots start from."""
+"""Fixtures of the scenarios in chroots."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from tests.e2e.lab.repositories import Repositories
 
 @pytest.fixture(scope="session")
 def chroots(lab: Path, repositories: Repositories, code: Mounts) -> Lab:
-    """Makes nodes that a whole module shares."""
+    """Make nodes that a whole module shares."""
     return Lab(lab, repositories, code)

@@ -28,7 +28,7 @@ _WATCHED = ("/etc/apt", "/etc/containerd", "/etc/modprobe.d", "/usr/share/keyrin
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a node holds that a run brings and a rollback takes back.
+    """The state of a node that a run changes and a rollback restores.
 
     Attributes:
         packages: with version and dpkg's status.
@@ -42,7 +42,7 @@ class State:
     files: dict[str, tuple[int, int, int, bytes]]
 
     def differences(self, other: State) -> str:
-        """What of this state is not so in ``other``, and the other way round; empty when they are the same."""
+        """Return the differences from ``other`` in both directions; empty when there are none."""
         texts = ((self.packages, other.packages), (self.auto, other.auto), (self.held, other.held))
         lines = [line for mine, others in texts for line in difflib.ndiff(mine.splitlines(), others.splitlines())]
         files = [
@@ -58,7 +58,7 @@ class State:
 
 
 def state(node: Chroot) -> State:
-    """The node's, now."""
+    """Return the state of the node now."""
     listing = "${Package} ${Version} ${Status}\n"
     packages, auto, held, audit = (
         node.run(*argv).stdout
@@ -81,13 +81,13 @@ def _rows(node: Chroot, folder: str) -> Iterator[tuple[str, tuple[int, int, int,
 
 
 def steps(node: Node) -> int:
-    """How many changes of a package's state dpkg has written down so far."""
+    """Return the number of changes of a package's state that dpkg has logged so far."""
     path = node.path(DPKG_LOG)
     return path.read_text().count(" status ") if path.exists() else 0
 
 
 def package_intents(node: Node) -> int:
-    """How many package changes the journals of all runs announce."""
+    """Return the number of package changes that the journals of all runs announce."""
     journals = node.path("/var/lib/gpunode/runs").glob("*/journal.jsonl")
     return sum(path.read_bytes().count(b'"change":{"type":"package"') for path in journals)
 
@@ -99,11 +99,11 @@ class Orphans:
     pids: tuple[int, ...]
 
     def alive(self) -> bool:
-        """Whether any of them is still there."""
+        """True if any of them is still running."""
         return any(Path(f"/proc/{pid}").exists() for pid in self.pids)
 
     def send(self, number: signal.Signals) -> None:
-        """All that are still there get the signal."""
+        """Send the signal to all that are still there."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -135,7 +135,7 @@ class Started:
         return self.node.read(self.log)
 
     def kill_at(self, step: int, victims: Victims) -> Orphans:
-        """It is dead since dpkg has written down the change number ``step`` of this run.
+        """Kill it once dpkg has written down the change number ``step`` of this run.
 
         Returns:
             What it has started, if that lives on; it stands still.
@@ -174,7 +174,7 @@ class Started:
         return orphans
 
     def until(self, text: str) -> str:
-        """All that it has printed, ``text`` by now among it.
+        """Wait until ``text`` is in all that it has printed, and return that.
 
         Raises:
             AssertionError: it ended before.
@@ -188,19 +188,19 @@ class Started:
 
 
 def start(node: Chroot, *arguments: str) -> Started:
-    """``gpunode ARGUMENTS`` under way in ``node``."""
+    """Return ``gpunode ARGUMENTS`` under way in ``node``."""
     python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
     log = f"/root/{arguments[0]}.log"
     return Started(node, node.start("env", *python, "python3", "-m", "gpunode", *arguments, log=log), log)
 
 
 def start_setup(node: Chroot) -> Started:
-    """``gpunode setup`` under way in ``node``."""
+    """Return ``gpunode setup`` under way in ``node``."""
     return start(node, "setup", RECIPE, "--yes")
 
 
 def _stopped(pid: int) -> list[int]:
-    """The process and all of its descendants, which stand still, so that none goes on after another one's death."""
+    """Stop the process and all of its descendants, so that none goes on after another one's death; return them."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -213,11 +213,11 @@ def _stopped(pid: int) -> list[int]:
 
 
 def copy_disk(node: Chroot, target: Path) -> Path:
-    """What ``node`` has written to its disk until now, as a layer for another one."""
+    """Copy the writes of ``node`` to its disk until now, as a layer for another node."""
     subprocess.run(["cp", "-a", os.fspath(node.upper), os.fspath(target)], check=True)
     return target
 
 
 def discard(layer: Path) -> None:
-    """The layer is gone."""
+    """Remove the layer."""
     shutil.rmtree(layer)

@@ -1,4 +1,4 @@
-"""What the scenarios share: a node that counts as a machine of its own, a recipe for it, and answers read."""
+"""Helpers of the scenarios: a node that counts as a machine of its own, a recipe for it, and parsed answers."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Lab:
     code: Mounts
 
     def node(self, base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Chroot:
-        """A node that is not entered yet."""
+        """Return a node that is not entered yet."""
         scratch = self.folder / f"scenario-{next(_NUMBERS)}"
         return Chroot(base, scratch, devices=devices, archives=self.repositories, code=self.code, kernel=kernel)
 
     def recipe(self, node: Chroot, directory: str, extends: str = "containerd", more: str = "") -> str:
-        """A recipe in ``node`` that takes its packages from the lab's repositories."""
+        """Return a recipe in ``node`` that takes its packages from the lab's repositories."""
         text = f'schema = 1\nextends = "{extends}"\n{self.repositories.recipe(directory)}{more}'
         node.write(RECIPE, text)
         return RECIPE
@@ -75,7 +75,7 @@ class Lab:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What gpunode answered a program."""
+    """An answer of gpunode to a program."""
 
     exit_code: int
     envelope: Mapping[str, Any]
@@ -98,12 +98,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What was started on a node since it was asked last."""
+    """The programs started on a node since the last call."""
 
     lines: tuple[str, ...] = field(default=())
 
     def count(self, program: str, word: str = "") -> int:
-        """How often ``program`` was started with ``word`` among its arguments; simulations are not counted."""
+        """Return how often ``program`` was started with ``word`` among its arguments; simulations are not counted."""
         return sum(
             line.split()[0] == program and (not word or word in line.split()) and "--simulate" not in line.split()
             for line in self.lines
@@ -111,7 +111,7 @@ class Called:
 
 
 def as_machine(node: Chroot) -> None:
-    """``node`` counts as bare metal, and what is asked of apt and dpkg is recorded."""
+    """Make ``node`` count as bare metal, and record what is asked of apt and dpkg."""
     node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
     # A base from the cache holds the stand-in as it was when the base was built.
     node.write("/usr/sbin/modprobe", (NATIVE / "modprobe.sh").read_text(), 0o755)
@@ -120,7 +120,7 @@ def as_machine(node: Chroot) -> None:
 
 
 def mount_image(builder: Chroot, path: str, base: Base, repositories: Repositories) -> tuple[Path, Path]:
-    """The builder has at ``path`` a second tree of ``base``, none of the lab's stand-ins in it.
+    """Mount at ``path`` for the builder a second tree of ``base``, with none of the lab's stand-ins in it.
 
     Returns it, and the folder of what is written to it.
     """
@@ -143,7 +143,7 @@ def mount_image(builder: Chroot, path: str, base: Base, repositories: Repositori
 
 
 def called(node: Chroot) -> Called:
-    """What was started since the last call; forgotten afterwards."""
+    """Return the programs started since the last call, and forget them."""
     path = node.path("/run/lab-calls")
     lines = tuple(path.read_text().splitlines()) if path.exists() else ()
     path.unlink(missing_ok=True)
@@ -151,12 +151,12 @@ def called(node: Chroot) -> Called:
 
 
 def ask(node: Chroot, *arguments: str, timeout: float = 300) -> Answer:
-    """What ``gpunode ARGUMENTS --json`` answers."""
+    """Return the answer to ``gpunode ARGUMENTS --json``."""
     return answer(node.gpunode(*arguments, "--json", timeout=timeout))
 
 
 def answer(done: Result) -> Answer:
-    """``done`` as the envelope that it is; standard output holds nothing else."""
+    """Return ``done`` as the envelope that it is; standard output holds nothing else."""
     assert done.stdout.count("\n") == 1, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     envelope = json.loads(done.stdout)
     assert envelope["exit_code"] == done.returncode
@@ -164,19 +164,19 @@ def answer(done: Result) -> Answer:
 
 
 def setup(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
-    """What ``gpunode setup`` answers."""
+    """Return the answer to ``gpunode setup``."""
     return ask(node, "setup", recipe, "--yes", *options)
 
 
 def setup_ok(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
-    """As `setup`, where nothing may go wrong."""
+    """Run `setup`, and assert that nothing went wrong."""
     done = setup(node, *options, recipe=recipe)
     assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
     return done
 
 
 def install_old_driver(node: Chroot) -> None:
-    """The distribution's driver of branch 470 is installed from the distribution's own archive.
+    """Install the distribution's driver of branch 470 from the distribution's own archive.
 
     dkms of Debian 13 breaks the module package of that age; the legacy packages are what such a node still has.
     """
@@ -189,7 +189,7 @@ def install_old_driver(node: Chroot) -> None:
 
 
 def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
-    """NVIDIA's toolkit repository, as its installation guide adds it."""
+    """Add NVIDIA's toolkit repository, as its installation guide adds it."""
     keyring = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
     repositories.keys.toolkit.write_keyring(node.path(keyring))
     line = f"deb [signed-by={keyring}] {repositories.toolkit}/stable/deb/$(ARCH) /\n"
@@ -198,5 +198,5 @@ def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
 
 
 def by_kind(changes: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Mapping[str, Any]]:
-    """The changes of one kind, by what they change."""
+    """Return the changes of one kind, by what they change."""
     return {change["subject"]: change for change in changes if change["kind"] == kind}

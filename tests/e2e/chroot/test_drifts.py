@@ -48,7 +48,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def _offer_headers(node: Chroot, key: Key) -> None:
-    """An archive that has the headers of a kernel that is not there yet: those of this one by another name."""
+    """Add an archive with the headers of a kernel that is not installed yet: those of this one by another name."""
     folder = node.path("/root/kernel")
     folder.mkdir()
     headers = f"/usr/src/linux-headers-{node.kernel}"
@@ -64,7 +64,7 @@ def _offer_headers(node: Chroot, key: Key) -> None:
     "drift",
     [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in DRIFTS if not one.booted],
 )
-def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
+def test_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
     marked = automatic(node)
     node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)
 
@@ -91,7 +91,7 @@ def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
         node.run("sh", "-c", drift.undo)
 
 
-def test_a_package_that_builds_the_same_module_goes_and_one_for_compatibility_stays(node: Chroot) -> None:
+def test_package_with_the_same_module_is_purged_but_not_cuda_compat(node: Chroot) -> None:
     """Both came as files: what no archive has is purged with leave alone."""
     folder = node.path("/usr/local/cuda-13.1/compat")
     node.run("sh", "-c", "dpkg -i /root/drift/cuda-compat-13-1_*.deb", env=NONINTERACTIVE)
@@ -119,7 +119,7 @@ def test_a_package_that_builds_the_same_module_goes_and_one_for_compatibility_st
     node.run("dpkg", "--purge", "cuda-compat-13-1")
 
 
-def test_a_lost_record_is_said_by_every_command_and_remove_calls_the_node_not_clean(node: Chroot) -> None:
+def test_lost_record_is_reported_by_every_command(node: Chroot) -> None:
     node.run("mv", "/var/lib/gpunode", "/root/record")
     try:
         for command in (("plan", RECIPE), ("verify", RECIPE), ("status",)):
@@ -138,7 +138,7 @@ def test_a_lost_record_is_said_by_every_command_and_remove_calls_the_node_not_cl
     assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
 
 
-def test_verify_names_files_that_are_not_their_packages_and_says_how_to_have_them_back(node: Chroot) -> None:
+def test_verify_names_modified_files_and_how_to_restore_them(node: Chroot) -> None:
     """Also libcuda.so.1 alone, which nvidia-smi and NVML do without; setup does not look at single files."""
     library = node.run("sh", "-c", "ls /usr/lib/x86_64-linux-gnu/libcuda.so.5*").stdout.strip()
     wrapper = "/usr/bin/nvidia-container-runtime"
@@ -160,5 +160,5 @@ def test_verify_names_files_that_are_not_their_packages_and_says_how_to_have_the
 
 
 def automatic(node: Chroot) -> list[str]:
-    """The packages that autoremove may take once nothing needs them."""
+    """Return the packages that autoremove may take once nothing needs them."""
     return node.run("apt-mark", "showauto").stdout.split()

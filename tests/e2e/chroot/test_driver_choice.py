@@ -1,4 +1,4 @@
-"""Which driver a GPU gets, installed by the real solver from an index that has 580, 595 and 620."""
+"""Driver choice per GPU, installed by the real solver from an index that has 580, 595 and 620."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = {"t4": Case(T4, "595.91.07"), "b200": Case(B200, "595.91.07"), "unknown"
 @pytest.mark.parametrize(
     "name", ["t4", pytest.param("b200", marks=pytest.mark.long), pytest.param("unknown", marks=pytest.mark.long)]
 )
-def test_a_gpu_gets_the_branch_that_its_generation_needs_with_open_modules(
+def test_gpu_gets_the_branch_of_its_generation_with_open_modules(
     name: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
     case = CASES[name]
@@ -47,9 +47,7 @@ def test_a_gpu_gets_the_branch_that_its_generation_needs_with_open_modules(
         assert bool(warned) is (name == "unknown"), planned.envelope["notes"]
 
 
-def test_gpus_that_no_one_driver_serves_are_refused_before_anything_is_touched(
-    bases: dict[str, Bases], chroots: Lab
-) -> None:
+def test_gpus_without_a_common_driver_are_refused_untouched(bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].runtime, [B200, MAXWELL]) as node:
         as_machine(node)
         chroots.recipe(node, "debian12")
@@ -64,7 +62,7 @@ def test_gpus_that_no_one_driver_serves_are_refused_before_anything_is_touched(
         assert node.server.requests == []
 
 
-def test_a_machine_without_a_gpu_is_told_what_was_looked_at(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_machine_without_a_gpu_is_refused_with_what_was_read(bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].plain) as node:
         as_machine(node)
         refused = setup(node, recipe="containerd")
@@ -73,7 +71,7 @@ def test_a_machine_without_a_gpu_is_told_what_was_looked_at(bases: dict[str, Bas
         assert "/sys/bus/pci/devices lists 1 " in refused.error
 
 
-def test_an_installed_driver_is_not_upgraded_unasked(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_installed_driver_is_upgraded_only_on_request(bases: dict[str, Bases], chroots: Lab) -> None:
     """Branch 580 is kept on a T4, which 595 would serve as well; a recipe that names 595 moves it."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)

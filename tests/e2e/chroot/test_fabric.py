@@ -57,9 +57,7 @@ def test_the_manager_comes_and_moves_with_the_driver_and_goes_with_it(bases: dic
         assert before.differences(snapshot(node)) == ""
 
 
-def test_a_manager_of_no_fitting_version_stops_the_run_before_any_package_is_touched(
-    bases: dict[str, Bases], chroots: Lab
-) -> None:
+def test_run_without_a_fitting_fabric_manager_touches_no_package(bases: dict[str, Bases], chroots: Lab) -> None:
     added = [*make_fabric("595.91.08-1")]
     folder = chroots.repositories.variant("debian12", chroots.folder / "fabric-newer", added=added)
     with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:

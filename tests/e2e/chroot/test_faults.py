@@ -31,7 +31,7 @@ _RECIPES: dict[Start, tuple[str, str]] = {
 
 @pytest.fixture(scope="module")
 def enter(bases: dict[str, Bases], chroots: Lab) -> Iterator[Enter]:
-    """Enters a node that has booted from the disk of one of the starting nodes."""
+    """Enter a node that has booted from the disk of one of the starting nodes."""
     keyring = chroots.folder / "stranger.gpg"
     chroots.repositories.keys.stranger.write_keyring(keyring)
     stranger = keyring.read_bytes()
@@ -59,7 +59,7 @@ def enter(bases: dict[str, Bases], chroots: Lab) -> Iterator[Enter]:
     run(["rm", "-rf", *(str(path) for path in chroots.folder.glob("disk-*"))])
 
 
-def test_a_node_that_is_set_up_has_no_fault(enter: Enter) -> None:
+def test_node_after_setup_has_no_fault(enter: Enter) -> None:
     with enter("containerd") as node:
         found = live.diagnose(node)
         assert (found.exit_code, found.envelope["findings"], found.envelope["unknown"]) == (0, [], []), str(found)
@@ -69,7 +69,7 @@ def test_a_node_that_is_set_up_has_no_fault(enter: Enter) -> None:
     "fault",
     [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in FAULTS if not one.booted],
 )
-def test_a_fault_is_diagnosed_and_mended(enter: Enter, fault: Fault) -> None:
+def test_fault_is_diagnosed_and_fixed(enter: Enter, fault: Fault) -> None:
     with enter(fault.node, fault.gpus, fault.kernel) as node:
         live.make(node, fault)
         found = live.diagnose(node)
@@ -89,7 +89,7 @@ def test_a_fault_is_diagnosed_and_mended(enter: Enter, fault: Fault) -> None:
         pytest.param("root", "/nowhere", id="empty-path", marks=pytest.mark.long),
     ],
 )
-def test_doctor_says_what_it_could_not_see_and_changes_nothing(enter: Enter, who: str, path: str) -> None:
+def test_doctor_lists_what_it_could_not_read_and_changes_nothing(enter: Enter, who: str, path: str) -> None:
     folders = ("/etc", "/boot", "/usr", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/dkms", "/root")
     with enter("containerd") as node:
         before = node.fingerprint(*folders)
@@ -102,7 +102,7 @@ def test_doctor_says_what_it_could_not_see_and_changes_nothing(enter: Enter, who
 
 
 @pytest.mark.long
-def test_a_tool_that_hangs_is_waited_for_no_longer_than_its_limit(enter: Enter) -> None:
+def test_hanging_tool_is_waited_for_only_up_to_its_limit(enter: Enter) -> None:
     with enter("containerd") as node:
         node.write("/usr/local/bin/nvidia-smi", "#!/bin/sh\nexec sleep 1000\n", 0o755)
         found = live.diagnose(node)

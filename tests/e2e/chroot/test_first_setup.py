@@ -49,7 +49,7 @@ WATCHED = ("/etc", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/gpunode")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was seen on the way; the node is as the second setup left it."""
+    """The observations on the way; the node is as the second setup left it."""
 
     node: Chroot
     old_packages: frozenset[str]
@@ -76,10 +76,10 @@ def course(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab
         wanted = [f"{name}={OLD_TOOLKIT}" for name in TOOLKIT]
         node.run("apt-get", "-y", "install", *wanted, env=NONINTERACTIVE)
         chroots.recipe(node, DIRECTORIES[codename])
-        yield _taken(node)
+        yield _take_course(node)
 
 
-def _taken(node: Chroot) -> Course:
+def _take_course(node: Chroot) -> Course:
     old = frozenset(node.installed())
     before_plan = node.fingerprint(*WATCHED[:3])
     planned = ask(node, "plan", RECIPE)
@@ -108,7 +108,7 @@ def _taken(node: Chroot) -> Course:
     )
 
 
-def test_setup_succeeds_and_says_what_it_verified(course: Course) -> None:
+def test_setup_succeeds_and_lists_its_checks(course: Course) -> None:
     assert course.first.exit_code == 0, course.first.error
     assert course.first.envelope["changed"] is True
     assert {check["status"] for check in course.first.result["checks"]} == {"passed"}
@@ -116,68 +116,68 @@ def test_setup_succeeds_and_says_what_it_verified(course: Course) -> None:
     assert gpu["uuid"].startswith("GPU-")
 
 
-def test_a_pascal_gets_branch_580_with_the_proprietary_module_though_615_is_in_the_index(course: Course) -> None:
+def test_pascal_gets_branch_580_with_the_proprietary_module(course: Course) -> None:
     installed = course.node.installed()
     assert installed["nvidia-kernel-dkms"] == f"{DRIVER}-1"
     assert "nvidia-kernel-open-dkms" not in installed
     assert "620.70.06-1" in course.node.run("apt-cache", "madison", "nvidia-kernel-open-dkms").stdout
 
 
-def test_dkms_has_built_the_module_for_the_running_kernel(course: Course) -> None:
+def test_dkms_built_the_module_for_the_running_kernel(course: Course) -> None:
     kernel = course.node.kernel
     assert f"nvidia/{DRIVER}, {kernel}, x86_64: installed" in course.node.run("dkms", "status").stdout
     assert course.node.run("modinfo", "-k", kernel, "-F", "version", "nvidia").stdout == f"{DRIVER}\n"
     assert course.node.run("modinfo", "-k", kernel, "-F", "license", "nvidia").stdout == "NVIDIA\n"
 
 
-def test_nothing_of_the_old_driver_is_left_not_even_its_configuration(course: Course) -> None:
+def test_old_driver_and_its_conffiles_are_purged(course: Course) -> None:
     listing = course.node.run("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\n").stdout
     assert [line for line in listing.splitlines() if " 470." in line] == []
 
 
-def test_the_toolkit_that_was_there_is_kept_all_four_packages(course: Course) -> None:
+def test_installed_toolkit_packages_are_kept(course: Course) -> None:
     installed = course.node.installed()
     assert {installed[name] for name in TOOLKIT} == {OLD_TOOLKIT}
 
 
-def test_nothing_else_was_removed(course: Course) -> None:
+def test_only_driver_packages_were_removed(course: Course) -> None:
     gone = course.old_packages - frozenset(course.node.installed())
     assert all("nvidia" in name for name in gone), gone
 
 
-def test_nouveau_is_kept_off_the_card(course: Course) -> None:
+def test_nouveau_is_blacklisted(course: Course) -> None:
     effective = course.node.run("modprobe", "--showconfig").stdout
     assert "blacklist nouveau" in effective
     assert "options nouveau modeset=0" in effective
 
 
-def test_apt_itself_reads_the_pin(course: Course) -> None:
+def test_apt_honours_the_pin(course: Course) -> None:
     policy = course.node.run("apt-cache", "policy", "nvidia-driver-cuda").stdout
     assert f"Candidate: {DRIVER}-1" in policy
     # A later upgrade by hand stays on the branch.
     assert "0 upgraded" in course.node.run("apt-get", "-s", "dist-upgrade").stdout.replace("4 upgraded", "0 upgraded")
 
 
-def test_the_configuration_keeps_its_comments_its_order_and_its_mode(course: Course) -> None:
+def test_configuration_keeps_comments_order_and_mode(course: Course) -> None:
     text = course.node.read(CONFIG)
     assert text.startswith(COMMENTED)
     assert course.node.path(CONFIG).stat().st_mode & 0o7777 == 0o640
 
 
-def test_containerd_itself_reads_the_nvidia_runtime(course: Course) -> None:
+def test_containerd_reads_the_nvidia_runtime(course: Course) -> None:
     dumped = course.node.run("containerd", "config", "dump").stdout
     assert 'BinaryName = "/usr/bin/nvidia-container-runtime"' in dumped.replace("'", '"')
     assert "registry.example/pause:3.9" in dumped
 
 
-def test_one_refresh_one_transaction_one_initramfs(course: Course) -> None:
+def test_setup_runs_one_refresh_one_install_and_one_initramfs_update(course: Course) -> None:
     calls = course.first_calls
     assert calls.count("apt-get", "update") == 1
     assert calls.count("apt-get", "install") == 1
     assert calls.count("update-initramfs", "-u") == 1
 
 
-def test_the_log_holds_every_command_with_its_output(course: Course) -> None:
+def test_log_contains_every_command_with_its_output(course: Course) -> None:
     log = course.node.read("/var/log/gpunode/setup.log")
     assert log.count(" -o APT::Update::Error-Mode=any ") == 1
     assert "Setting up nvidia-kernel-dkms" in log
@@ -211,18 +211,18 @@ def test_plan_lists_the_packages_that_setup_changes(course: Course) -> None:
     assert extra <= set(auto), "what was not planned by name came as a dependency"
 
 
-def test_a_second_setup_changes_nothing(course: Course) -> None:
+def test_second_setup_changes_nothing(course: Course) -> None:
     assert course.second.exit_code == 0
     assert course.second.envelope["changed"] is False
     assert course.second.changes == []
     assert course.before_second == course.after_second
 
 
-def test_a_second_setup_starts_no_apt(course: Course) -> None:
+def test_second_setup_starts_no_apt(course: Course) -> None:
     assert course.second_calls.lines == ()
 
 
-def test_a_second_setup_is_one_line_beside_the_notes_on_the_node(course: Course) -> None:
+def test_second_setup_prints_one_line_and_notes(course: Course) -> None:
     """The stand-in of the toolkit has a configuration of its own, and in a chroot nobody tells of a kubelet."""
     assert course.second_screen.returncode == 0
     *notes, ending = course.second_screen.stdout.splitlines()
@@ -232,8 +232,8 @@ def test_a_second_setup_is_one_line_beside_the_notes_on_the_node(course: Course)
     assert course.second_screen.stderr == ""
 
 
-def test_what_a_second_setup_costs_does_not_creep_up(course: Course) -> None:
-    """As for a plan in tests/unit/cli/test_startup.py; no sh either, which takes as long to load as typer."""
+def test_cost_of_a_second_setup_does_not_grow(course: Course) -> None:
+    """See tests/unit/cli/test_startup.py for a plan; sh is not allowed either, which takes as long to load as typer."""
     python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
     took = cost.cost(course.node.run("python3", *cost.command("setup", RECIPE, "--yes"), env=python).stdout)
     assert sorted(Path(words[0]).name for words in took.processes) == sorted(COMMANDS)

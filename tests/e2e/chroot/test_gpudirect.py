@@ -37,7 +37,7 @@ set -e
 
 
 def dkms_package(name: str, module: str, version: str) -> Package:
-    """A package whose module dkms builds for real, with the relations of NVIDIA's: dkms alone."""
+    """Return a package whose module dkms builds for real, with the relations of NVIDIA's: dkms alone."""
 
     def of(text: str) -> str:
         return text.replace("@MODULE@", module).replace("@VERSION@", version)
@@ -57,7 +57,7 @@ GDRCOPY: Final = (dkms_package("gdrdrv-dkms", "gdrdrv", "2.6"), Package("libgdra
 
 
 @pytest.mark.long
-def test_gpudirect_is_set_up_in_one_transaction_stays_and_is_undone(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_gpudirect_is_set_up_in_one_transaction_and_undone(bases: dict[str, Bases], chroots: Lab) -> None:
     folder = chroots.repositories.variant("debian12", chroots.folder / "gpudirect", added=[STORAGE, *GDRCOPY])
     with chroots.node(bases["bookworm"].plain, [T4]) as node:
         as_machine(node)
@@ -82,9 +82,7 @@ def test_gpudirect_is_set_up_in_one_transaction_stays_and_is_undone(bases: dict[
         assert before.differences(snapshot(node)) == ""
 
 
-def test_packages_that_no_source_has_stop_the_run_before_any_package_is_touched(
-    bases: dict[str, Bases], chroots: Lab
-) -> None:
+def test_packages_without_a_source_stop_the_run_before_any_change(bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         chroots.recipe(node, "debian12", "rdma", WANTED)

@@ -54,13 +54,13 @@ def build(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab)
 
 
 def _listing(build: Build, *folders: str) -> list[str]:
-    """What the folders hold, but for gpunode's own lock, which is where the image's first boot empties it."""
+    """Return the listing of the folders without gpunode's own lock, which the image's first boot empties."""
     paths = (path for folder in folders for path in build.builder.path(f"{IMAGE}{folder}").iterdir())
     return sorted(str(path) for path in paths if not str(path).endswith("/run/gpunode"))
 
 
 @pytest.mark.parametrize("build", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)], indirect=True)
-def test_an_image_is_built_for_another_machine_and_left_clean(build: Build) -> None:
+def test_image_is_built_for_another_machine_and_left_clean(build: Build) -> None:
     mounts, folders = build.mounts(), ("", "/dev", "/proc", "/sys", "/run", "/tmp")
     before = _listing(build, *folders)
 
@@ -82,7 +82,7 @@ def test_an_image_is_built_for_another_machine_and_left_clean(build: Build) -> N
     assert build.read(CONFIG).startswith(COMMENTED)
 
 
-def test_the_journal_and_the_log_are_in_the_image_and_the_builder_is_untouched(build: Build) -> None:
+def test_journal_and_log_are_in_the_image_and_the_builder_unchanged(build: Build) -> None:
     watched = ("/etc", "/var/lib/dpkg", "/var/log")
     before = build.builder.fingerprint(*watched)
 
@@ -121,7 +121,7 @@ def _generalise(build: Build) -> None:
     assert (refused.returncode, "this machine, not an image" in refused.stderr) == (2, True)
 
 
-def test_a_build_that_fails_leaves_nothing_mounted_either(build: Build, chroots: Lab) -> None:
+def test_failed_image_build_leaves_nothing_mounted(build: Build, chroots: Lab) -> None:
     mounts = build.mounts()
     path = chroots.repositories.cuda_path(DIRECTORIES[build.builder.base.codename])
     build.builder.server.gone(f"{path}/nvidia-kernel", f"{path}/./nvidia-kernel")
@@ -132,14 +132,14 @@ def test_a_build_that_fails_leaves_nothing_mounted_either(build: Build, chroots:
     assert not build.exists("/usr/sbin/policy-rc.d")
 
 
-def test_an_image_needs_to_be_told_its_gpus(build: Build) -> None:
+def test_image_needs_the_gpu_option(build: Build) -> None:
     refused = ask(build.builder, "setup", build.recipe, "--yes", "--root", IMAGE)
 
     assert refused.exit_code in {3, 13}
     assert "--gpu" in refused.error
 
 
-def test_a_folder_that_holds_no_system_is_refused(build: Build) -> None:
+def test_folder_without_a_system_is_refused(build: Build) -> None:
     Path(build.builder.path("/srv/empty")).mkdir()
 
     refused = ask(build.builder, "setup", build.recipe, "--yes", "--root", "/srv/empty", "--gpu", "10de:1b80")

@@ -53,12 +53,12 @@ class Prepared:
     steps: int
 
     def node(self) -> Chroot:
-        """A new one."""
+        """Return a new node."""
         return self.lab.node(self.base, [T4])
 
     @contextmanager
     def killed(self, step: int, victims: Victims) -> Iterator[tuple[Chroot, Orphans]]:
-        """A node whose setup was killed at ``step``, and what lives on of it."""
+        """Yield a node whose setup was killed at ``step``, and what lives on of it."""
         with self.node() as node:
             orphans = start_setup(node).kill_at(step, victims)
             try:
@@ -68,7 +68,7 @@ class Prepared:
 
     @contextmanager
     def copied(self, node: Chroot) -> Iterator[Chroot]:
-        """Another node whose disk is as that of ``node`` is now."""
+        """Yield another node whose disk is as that of ``node`` is now."""
         layer = copy_disk(node, self.lab.folder / f"copied-{next(_COPIES)}")
         try:
             with self.lab.node(replace(self.base, layers=(layer, *self.base.layers)), [T4]) as other:
@@ -114,7 +114,7 @@ def prepared(bases: dict[str, Bases], chroots: Lab) -> Callable[[str], Prepared]
 
 
 def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
-    """One more setup waits for what lives on, says what it found, and brings the node to the wanted state."""
+    """Run one more setup: it waits for live processes, reports what it found, and reaches the wanted state."""
     again = start_setup(node)
     if orphans.alive():
         said = again.until("waiting up to ")
@@ -133,7 +133,7 @@ def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
 
 
 def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
-    """A rollback brings the configuration back, and where it is asked to, the packages, too."""
+    """Assert that a rollback restores the configuration and, where it is asked to, the packages."""
     orphans.send(signal.SIGCONT)
     back = node.gpunode("rollback", "--yes")
     assert back.returncode == 0 or "there is nothing to roll back" in back.stderr, back.stderr
@@ -148,7 +148,7 @@ def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
 
 
 def litter(node: Chroot) -> list[str]:
-    """Temporary files of a killed run that nobody has removed."""
+    """Return temporary files of a killed run that nobody has removed."""
     places = ("/etc/*/.gpunode-*", "/etc/*/*/.gpunode-*", "/tmp/gpunode-*", "/var/lib/apt/gpunode-*")
     return [str(path) for place in places for path in node.path("/").glob(place.lstrip("/"))]
 
@@ -173,7 +173,7 @@ def is_survived(prepared: Prepared, step: int, victims: Victims) -> None:
         pytest.param(("rollback", "--packages"), False, id="rollback", marks=pytest.mark.long),
     ],
 )
-def test_an_undo_killed_before_dpkg_starts_is_no_undo(
+def test_undo_killed_before_dpkg_starts_is_repeated_by_remove(
     prepared: Callable[[str], Prepared], undo: tuple[str, ...], setup_between: bool
 ) -> None:
     """Its announced package changes were not made, so the next remove makes them."""
@@ -194,7 +194,7 @@ def test_an_undo_killed_before_dpkg_starts_is_no_undo(
         assert ask(node, "remove", "--yes").envelope["changed"] is False
 
 
-def test_an_undo_on_a_full_disk_is_no_undo(prepared: Callable[[str], Prepared]) -> None:
+def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:
     """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
     found = prepared("driver")
     with found.node() as node:
@@ -220,7 +220,7 @@ def test_an_undo_on_a_full_disk_is_no_undo(prepared: Callable[[str], Prepared]) 
 
 
 def fill(node: Chroot, folder: str, free_kib: int) -> None:
-    """``folder`` is a file system of its own, which holds what it held and has room for ``free_kib`` KiB more."""
+    """Make ``folder`` a file system of its own, with its content and room for ``free_kib`` KiB more."""
     script = """set -e
 mkdir /mnt/room
 mount -t tmpfs room /mnt/room
@@ -247,14 +247,16 @@ _SHORT = {
         for victims in ("gpunode", "everything")
     ],
 )
-def test_a_killed_transaction(prepared: Callable[[str], Prepared], recipe: str, share: float, victims: Victims) -> None:
+def test_killed_transaction_is_finished_or_rolled_back(
+    prepared: Callable[[str], Prepared], recipe: str, share: float, victims: Victims
+) -> None:
     found = prepared(recipe)
     is_survived(found, 1 + int(share * found.steps), victims)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(88))
-def test_a_transaction_killed_whenever(prepared: Callable[[str], Prepared], number: int) -> None:
+def test_transaction_killed_at_a_random_step_recovers(prepared: Callable[[str], Prepared], number: int) -> None:
     """With the twelve above they are a hundred."""
     found = prepared(("toolkit", "driver")[number % 2])
     chance = random.Random(number)

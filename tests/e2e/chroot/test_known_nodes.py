@@ -60,7 +60,7 @@ def built(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab)
         yield node
 
 
-def test_the_recipe_of_a_hand_built_node_asks_nothing_of_it(built: Chroot) -> None:
+def test_recipe_of_a_hand_built_node_plans_nothing_on_it(built: Chroot) -> None:
     before = built.fingerprint("/etc", "/var/lib/dpkg")
     assert built.gpunode("recipe", "from-node", "-o", "/root/mine.toml").returncode == 0
 
@@ -78,7 +78,7 @@ def test_the_recipe_of_a_hand_built_node_asks_nothing_of_it(built: Chroot) -> No
 
 
 @pytest.mark.parametrize("codename", [pytest.param("bookworm", marks=pytest.mark.long), "trixie"])
-def test_a_capture_elsewhere_plans_what_the_node_itself_plans(
+def test_capture_has_the_same_plan_as_its_node(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:
     with chroots.node(bases[codename].runtime, [GTX_1080]) as node:

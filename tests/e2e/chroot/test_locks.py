@@ -60,7 +60,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """``condition`` has come true; ``what`` says why it has not."""
+    """Wait until ``condition`` is true; ``what`` says why it is not."""
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -68,19 +68,19 @@ def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def says(node: Chroot, log: str, word: str) -> None:
-    """``word`` stands in ``log`` now."""
+    """Wait until ``word`` stands in ``log``."""
     path = node.path(log)
     until(lambda: path.exists() and word in path.read_text(), lambda: f"no {word!r} in {log}:\n{path.read_text()}")
 
 
 def begin(node: Chroot, log: str, *words: str) -> subprocess.Popen[bytes]:
-    """A ``gpunode setup`` that goes on by itself and writes to ``log``."""
+    """Return a ``gpunode setup`` that goes on by itself and writes to ``log``."""
     python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
     return node.start("env", *python, "python3", "-m", "gpunode", "setup", RECIPE, "--yes", *words, log=log)
 
 
 def hold(node: Chroot, path: str) -> int:
-    """The process that holds the lock at ``path`` until /root/go is there, by its number in the node."""
+    """Return the process that holds the lock at ``path`` until /root/go is there, by its number in the node."""
     node.path("/root/go").unlink(missing_ok=True)
     node.path("/root/hold.log").unlink(missing_ok=True)
     node.write("/root/hold.py", HOLD)
@@ -90,17 +90,17 @@ def hold(node: Chroot, path: str) -> int:
 
 
 def number(node: Chroot, command: str) -> int:
-    """The number in the node of the process that runs ``command``."""
+    """Return the number in the node of the process that runs ``command``."""
     return int(node.run("pgrep", "-o", "-f", command).stdout)
 
 
 def let_go(node: Chroot, pid: int) -> None:
-    """The holder has ended by itself."""
+    """Wait until the holder has ended by itself."""
     node.write("/root/go", "")
     until(lambda: not node.path(f"/proc/{pid}").exists(), lambda: "the holder goes on")
 
 
-def test_each_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
+def test_every_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
     for path in LOCKS:
         pid = hold(node, path)
 
@@ -122,7 +122,7 @@ def test_each_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
 
 
 @pytest.mark.long
-def test_a_real_apt_at_work_is_waited_for(node: Chroot) -> None:
+def test_running_apt_is_waited_for(node: Chroot) -> None:
     """Its update at a mirror that hangs, and its install in the middle of dpkg."""
     node.write("/root/silent.py", SILENT)
     node.start("python3", "/root/silent.py", log="/root/silent.log")
@@ -160,7 +160,7 @@ def test_a_real_apt_at_work_is_waited_for(node: Chroot) -> None:
     assert {"lab-slow", "nvidia-kernel-open-dkms"} <= set(node.installed())
 
 
-def test_two_setups_at_once_make_one_transaction(node: Chroot) -> None:
+def test_concurrent_setups_make_one_transaction(node: Chroot) -> None:
     node.run("apt-get", "update", env=NONINTERACTIVE)
     called(node)
     node.write("/etc/apt/apt.conf.d/99stop", STOP)
@@ -185,7 +185,7 @@ def test_two_setups_at_once_make_one_transaction(node: Chroot) -> None:
 
 
 @pytest.mark.long
-def test_the_apt_that_a_killed_gpunode_left_at_work_is_waited_for_and_called_so(node: Chroot) -> None:
+def test_apt_left_by_a_killed_gpunode_is_waited_for_and_named(node: Chroot) -> None:
     node.write("/etc/apt/apt.conf.d/99stop", STOP)
     killed = begin(node, "/root/killed.log")
     until(lambda: node.path("/root/stopped").exists(), lambda: "setup has not got to its packages")
@@ -204,7 +204,7 @@ def test_the_apt_that_a_killed_gpunode_left_at_work_is_waited_for_and_called_so(
     assert "nvidia-kernel-open-dkms" in node.installed()
 
 
-def test_a_run_folder_that_cannot_be_written_stops_it_before_anything(node: Chroot) -> None:
+def test_unwritable_run_folder_stops_setup_before_any_change(node: Chroot) -> None:
     before = node.fingerprint("/etc", "/var/lib/dpkg")
     node.run("mount", "-o", "remount,ro", "/run")
 

@@ -1,4 +1,4 @@
-"""What is recorded of a real run: who, every file's hashes, and of every package the archive and the key."""
+"""Records of a real run: the user, every file's hashes, and for every package the archive and the key."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
         yield made
 
 
-def logged(node: Chroot) -> dict[str, Any]:
-    """All that is recorded of the first run."""
+def read_log(node: Chroot) -> dict[str, Any]:
+    """Return all that is recorded of the first run."""
     run: dict[str, Any] = ask(node, "log", "1").result["run"]
     return run
 
 
-def test_every_package_has_its_archive_and_the_key_that_vouches_for_it(node: Chroot, chroots: Lab) -> None:
+def test_every_package_is_recorded_with_its_archive_and_key(node: Chroot, chroots: Lab) -> None:
     (cuda,) = fingerprints(node.path(CUDA_KEYRING).read_bytes())
     installed = node.installed()
-    packages = {row["subject"]: row for row in logged(node)["changes"] if row["kind"] == "package"}
+    packages = {row["subject"]: row for row in read_log(node)["changes"] if row["kind"] == "package"}
 
     assert {name: row["after"]["version"] for name, row in packages.items()} == {
         name: installed[name] for name in packages
@@ -57,8 +57,8 @@ def test_every_package_has_its_archive_and_the_key_that_vouches_for_it(node: Chr
     assert cuda not in toolkit
 
 
-def test_every_file_is_recorded_with_its_hash_and_the_run_with_its_recipe(node: Chroot) -> None:
-    run = logged(node)
+def test_every_file_is_recorded_with_its_hash_and_the_recipe(node: Chroot) -> None:
+    run = read_log(node)
     files = {row["subject"]: row for row in run["changes"] if row["kind"] == "file"}
 
     assert files[CONFIG]["after"]["sha256"] == hashlib.sha256(node.path(CONFIG).read_bytes()).hexdigest()
@@ -68,13 +68,13 @@ def test_every_file_is_recorded_with_its_hash_and_the_run_with_its_recipe(node: 
     assert all(row["completed_at"] for row in run["triggers"])
 
 
-def test_it_is_asked_once_and_on_a_converged_node_not_at_all(node: Chroot) -> None:
+def test_converged_setup_does_not_query_package_origins(node: Chroot) -> None:
     called(node)
     setup_ok(node)
     assert called(node).count("apt-cache") == 0
 
 
-def test_a_log_needs_no_backups_and_is_for_root(node: Chroot) -> None:
+def test_log_needs_no_backups(node: Chroot) -> None:
     node.run("mv", "/var/lib/gpunode/objects", "/root/objects")
     table = node.gpunode("log")
     page = node.gpunode("log", "1")

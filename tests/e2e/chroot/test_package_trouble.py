@@ -41,7 +41,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
         yield made
 
 
-def test_a_node_that_never_fetched_an_index_gets_one(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_node_without_a_package_index_gets_one(bases: dict[str, Bases], chroots: Lab) -> None:
     """Cloud images come without package lists, and the headers are the distribution's."""
     with chroots.node(bases["bookworm"].plain, [T4]) as node:
         as_machine(node)
@@ -53,7 +53,7 @@ def test_a_node_that_never_fetched_an_index_gets_one(bases: dict[str, Bases], ch
         assert "linux-headers-amd64" in node.installed()
 
 
-def test_a_removal_that_nobody_planned_stops_the_run(node: Chroot, chroots: Lab) -> None:
+def test_unplanned_removal_stops_the_run(node: Chroot, chroots: Lab) -> None:
     hostile = Package("nvidia-modprobe", "595.91.07-1", conflicts=("docker.io",))
     folder = chroots.repositories.variant(
         "debian12", chroots.folder / "hostile-removal", added=[hostile], without="nvidia-modprobe_595*"
@@ -69,9 +69,7 @@ def test_a_removal_that_nobody_planned_stops_the_run(node: Chroot, chroots: Lab)
     assert called(node).count("apt-get", "install") == 0
 
 
-def test_a_repository_that_goes_away_in_the_middle_fails_the_run_and_the_next_one_finishes(
-    node: Chroot, chroots: Lab
-) -> None:
+def test_repository_lost_during_the_run_fails_it_and_the_next_finishes(node: Chroot, chroots: Lab) -> None:
     path = chroots.repositories.cuda_path("debian12")
     node.server.gone(f"{path}/nvidia-kernel", f"{path}/./nvidia-kernel")
     packages = node.installed()
@@ -90,7 +88,7 @@ def test_a_repository_that_goes_away_in_the_middle_fails_the_run_and_the_next_on
     assert node.installed()["nvidia-kernel-open-dkms"] == "595.91.07-1"
 
 
-def test_a_dpkg_that_was_killed_in_the_middle_is_repaired_first(node: Chroot) -> None:
+def test_interrupted_dpkg_is_repaired_first(node: Chroot) -> None:
     package = Package("lab-killer", "1", scripts={"postinst": KILLED_ONCE})
     build_all([package], node.path("/root"))
     assert node.finish("/usr/bin/dpkg", "-i", f"/root/{package.file_name}").returncode != 0
@@ -105,7 +103,7 @@ def test_a_dpkg_that_was_killed_in_the_middle_is_repaired_first(node: Chroot) ->
 
 
 @pytest.mark.long
-def test_a_package_that_dpkg_cannot_configure_any_more_is_installed_anew(node: Chroot) -> None:
+def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     """Killed while it unpacked, and `dpkg --configure -a` was tried: dpkg has no note of it left beside the status."""
     setup_ok(node)
     package, lost = "nvidia-container-toolkit-base", node.path("/usr/bin/nvidia-cdi-hook")
@@ -132,7 +130,7 @@ def test_a_package_that_dpkg_cannot_configure_any_more_is_installed_anew(node: C
 
 
 @pytest.mark.long
-def test_what_a_failed_run_left_undone_is_pending(node: Chroot) -> None:
+def test_work_left_by_a_failed_run_is_pending(node: Chroot) -> None:
     hook = "/etc/initramfs-tools/hooks/lab"
     node.write(hook, "#!/bin/sh\nexit 1\n", 0o755)
     failed = setup(node)
@@ -153,7 +151,7 @@ def test_what_a_failed_run_left_undone_is_pending(node: Chroot) -> None:
 
 
 @pytest.mark.long
-def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(node: Chroot) -> None:
+def test_repair_keeps_the_users_conffile_without_a_question(node: Chroot) -> None:
     old, new = (Package("lab-conf", version, files={"/etc/lab.conf": f"{version}\n"}) for version in "12")
     build_all([old, new], node.path("/root"))
     node.run("dpkg", "-i", f"/root/{old.file_name}")
@@ -167,8 +165,8 @@ def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(n
 
 
 @pytest.mark.long
-def test_a_package_that_was_unpacked_without_what_it_needs_gets_it(node: Chroot) -> None:
-    """As a power cut between two packages leaves it; dpkg alone cannot finish such a one."""
+def test_unpacked_package_gets_its_missing_dependency(node: Chroot) -> None:
+    """A power cut between two packages leaves such a package; dpkg alone cannot finish it."""
     needed, needing = Package("lab-needed", "1"), Package("lab-needing", "1", depends=("lab-needed",))
     build_all([needed, needing], node.path("/root"))
     node.write("/etc/apt/sources.list.d/lab-local.list", "deb [trusted=yes] file:/root/local ./\n")
@@ -189,7 +187,7 @@ def test_a_package_that_was_unpacked_without_what_it_needs_gets_it(node: Chroot)
 
 # The short runs have test_locks.py for it.
 @pytest.mark.long
-def test_a_lock_that_is_held_names_its_holder(node: Chroot) -> None:
+def test_held_lock_is_reported_with_its_holder(node: Chroot) -> None:
     node.write("/root/hold.py", HOLD)
     holder = node.start("python3", "/root/hold.py", log="/root/hold.log")
     while "held" not in node.read("/root/hold.log"):

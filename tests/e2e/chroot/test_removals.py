@@ -28,7 +28,7 @@ DISPLAY = {"nvidia-driver", "nvidia-driver-libs", "xserver-xorg-video-nvidia"}
 
 
 @pytest.mark.parametrize("needed", [pytest.param("", marks=pytest.mark.long), "xserver-xorg-video-nvidia"])
-def test_what_the_plan_says_is_purged_is_purged(needed: str, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_planned_purges_are_exactly_what_is_purged(needed: str, bases: dict[str, Bases], chroots: Lab) -> None:
     """A display package goes as well, unless a package that stays needs it; the plan says which one."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
@@ -37,21 +37,21 @@ def test_what_the_plan_says_is_purged_is_purged(needed: str, bases: dict[str, Ba
             build_all([Package("lab-player", "1.0", depends=(needed,))], node.path("/root/player"))
             node.run("sh", "-c", "dpkg -i /root/player/*.deb")
         chroots.recipe(node, DIRECTORIES["bookworm"])
-        at_most = purged(ask(node, "plan", RECIPE).changes)
+        at_most = purged_packages(ask(node, "plan", RECIPE).changes)
         setup_ok(node, *SOURCES)  # now the index is read
         exact = ask(node, "plan", RECIPE)
         screen = node.gpunode("plan", RECIPE).stdout
 
         done = setup_ok(node)
 
-        assert purged(done.changes) == purged(exact.changes)
-        assert purged(exact.changes) < at_most
-        assert purged(exact.changes).isdisjoint(node.installed())
+        assert purged_packages(done.changes) == purged_packages(exact.changes)
+        assert purged_packages(exact.changes) < at_most
+        assert purged_packages(exact.changes).isdisjoint(node.installed())
         assert DISPLAY & node.installed().keys() == ({needed} if needed else set())
         assert ("lab-player needs" in screen) == bool(needed)
         assert ask(node, "plan", RECIPE, "--check").exit_code == 0
 
 
-def purged(changes: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The packages of which nothing is left afterwards."""
+def purged_packages(changes: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the packages of which nothing is left afterwards."""
     return {name for name, change in by_kind(changes, "package").items() if change["after"] is None}

@@ -39,13 +39,13 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def state(node: Chroot) -> tuple[str, int, int, int]:
-    """Everything of the configuration file that a rollback has to bring back."""
+    """Return everything of the configuration file that a rollback has to restore."""
     path = node.path(CONFIG)
     status = path.stat()
     return path.read_text(), status.st_mode & 0o7777, status.st_uid, status.st_gid
 
 
-def dumped(node: Chroot) -> str:
+def dump_config(node: Chroot) -> str:
     return node.run("containerd", "config", "dump").stdout
 
 
@@ -53,26 +53,26 @@ def roll_back(node: Chroot, *options: str) -> Answer:
     return ask(node, "rollback", "--yes", *options)
 
 
-def test_the_file_comes_back_and_the_rollback_can_be_rolled_back(node: Chroot) -> None:
+def test_rollback_restores_the_file_and_can_be_rolled_back(node: Chroot) -> None:
     configured = state(node)
     # What root runs, no other user may own: setup takes the file from daemon, and a rollback gives it back.
     assert configured[1:] == (0o640, 0, 4)
-    assert "nvidia-container-runtime" in dumped(node)
+    assert "nvidia-container-runtime" in dump_config(node)
 
     back = roll_back(node)
 
     assert back.exit_code == 0, back.error
     assert state(node) == (COMMENTED, 0o640, 1, 4)
-    assert "nvidia-container-runtime" not in dumped(node)
+    assert "nvidia-container-runtime" not in dump_config(node)
 
     again = roll_back(node, str(back.result["run"]))
 
     assert again.exit_code == 0, again.error
     assert state(node) == configured
-    assert "nvidia-container-runtime" in dumped(node)
+    assert "nvidia-container-runtime" in dump_config(node)
 
 
-def test_the_runs_are_listed_with_what_undid_them(node: Chroot) -> None:
+def test_runs_are_listed_with_what_undid_them(node: Chroot) -> None:
     roll_back(node)
 
     runs = ask(node, "rollback", "--list").result["runs"]
@@ -84,7 +84,7 @@ def test_the_runs_are_listed_with_what_undid_them(node: Chroot) -> None:
     assert CONFIG in text
 
 
-def test_an_edited_file_is_shown_and_kept_unless_forced(node: Chroot) -> None:
+def test_edited_file_is_shown_and_kept_unless_forced(node: Chroot) -> None:
     edited = state(node)[0] + "\n# ours, since yesterday\n"
     node.path(CONFIG).write_text(edited)
 
@@ -104,7 +104,7 @@ def test_an_edited_file_is_shown_and_kept_unless_forced(node: Chroot) -> None:
     assert state(node)[0] == edited, "the edit was backed up"
 
 
-def test_setup_after_a_rollback_does_it_again(node: Chroot) -> None:
+def test_setup_after_a_rollback_configures_again(node: Chroot) -> None:
     configured = state(node)
     roll_back(node)
 
@@ -115,7 +115,7 @@ def test_setup_after_a_rollback_does_it_again(node: Chroot) -> None:
     assert state(node) == configured
 
 
-def test_rollback_by_hand_says_what_it_did_on_one_screen(node: Chroot) -> None:
+def test_rollback_screen_names_the_restored_file(node: Chroot) -> None:
     done = node.gpunode("rollback", "--yes")
 
     assert done.returncode == 0, done.stderr

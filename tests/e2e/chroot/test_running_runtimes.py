@@ -72,7 +72,7 @@ def start_docker(node: Chroot) -> None:
 
 
 @pytest.mark.parametrize("codename", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
-def test_docker_shows_the_runtime_and_runs_a_container_through_it(
+def test_docker_lists_the_runtime_and_runs_a_container_with_it(
     codename: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
     with chroots.node(bases[codename].runtime, [T4]) as node:
@@ -97,10 +97,10 @@ def test_docker_shows_the_runtime_and_runs_a_container_through_it(
 
 
 @pytest.mark.parametrize("runtime", ["docker", pytest.param("containerd", marks=pytest.mark.long)])
-def test_a_daemon_that_runs_without_systemd_is_not_said_to_have_read_its_files(
+def test_daemon_without_systemd_is_not_assumed_to_have_reloaded(
     runtime: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
-    """As in a container, or where somebody started it by hand; what is named as next works there."""
+    """A daemon in a container has none, nor one that somebody started by hand; the printed next command works there."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         node.write("/usr/bin/nvidia-container-runtime", RUNTIME, 0o755)
@@ -128,7 +128,7 @@ def test_a_daemon_that_runs_without_systemd_is_not_said_to_have_read_its_files(
 
 
 @pytest.mark.parametrize("codename", [pytest.param("bookworm", marks=pytest.mark.long), "trixie"])
-def test_containerd_runs_a_container_through_the_runtime_that_it_names(
+def test_containerd_runs_a_container_with_the_named_runtime(
     codename: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
     with chroots.node(bases[codename].runtime, [T4]) as node:
@@ -143,7 +143,7 @@ PROGRAMS = "programs and libraries are those of their packages"
 
 
 def _check_container(node: Chroot, runtime: str) -> None:
-    """verify --container passes with a runtime that mounts the GPUs, and fails with one that does not."""
+    """Assert that verify --container passes with a runtime that mounts the GPUs, and fails with another."""
     # The real nvidia-smi is a program that loads NVML, and what it is linked with is what the image must hold.
     source = node.write("/root/nvidia-smi.c", NVIDIA_SMI.read_text())
     node.run("gcc", "-o", "/usr/bin/nvidia-smi", f"/root/{source.name}")

@@ -1,4 +1,4 @@
-"""Whose packages a node trusts: a key is compared before it is written, a signature before anything is installed."""
+"""Trust in packages: a key is compared before it is written, a signature before anything is installed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def own_key(node: Chroot, lab: Lab) -> Key:
     return lab.repositories.keys.of(DIRECTORIES[node.base.codename])
 
 
-def untouched(node: Chroot, packages: dict[str, str]) -> None:
-    """No NVIDIA package, key or source has come; apt trusts whom it trusted before."""
+def assert_untouched(node: Chroot, packages: dict[str, str]) -> None:
+    """Assert that no NVIDIA package, key or source has come, and that apt trusts the same keys as before."""
     assert node.installed() == packages
     assert not node.path(KEYRING).exists()
     assert sorted(p.name for p in node.path("/etc/apt/sources.list.d").iterdir()) == ["lab.list"]
@@ -45,7 +45,7 @@ def untouched(node: Chroot, packages: dict[str, str]) -> None:
     node.run("apt-get", "update")
 
 
-def test_another_key_is_refused_before_it_is_written(node: Chroot, chroots: Lab) -> None:
+def test_wrong_key_is_refused_before_it_is_written(node: Chroot, chroots: Lab) -> None:
     packages = node.installed()
     stranger = chroots.repositories.keys.stranger
     node.server.replace(key_path(node, chroots), stranger.armored.encode())
@@ -55,11 +55,11 @@ def test_another_key_is_refused_before_it_is_written(node: Chroot, chroots: Lab)
     assert refused.exit_code == 3
     assert stranger.fingerprint in refused.error, "the one that was found"
     assert own_key(node, chroots).fingerprint in refused.error, "the one that was meant"
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
 
 @pytest.mark.parametrize("shape", ["one block", "two blocks", "binary"])
-def test_a_key_file_with_one_key_too_many_is_refused(shape: str, node: Chroot, chroots: Lab, tmp_path: Path) -> None:
+def test_key_file_with_an_additional_key_is_refused(shape: str, node: Chroot, chroots: Lab, tmp_path: Path) -> None:
     packages, own, stranger = node.installed(), own_key(node, chroots), chroots.repositories.keys.stranger
     exported = ["gpg", "--homedir", str(own.home), "--batch", "--export", "--output"]
     binary, armored = tmp_path / "binary", tmp_path / "armored"
@@ -75,10 +75,10 @@ def test_a_key_file_with_one_key_too_many_is_refused(shape: str, node: Chroot, c
     refused = setup(node)
 
     assert refused.exit_code == 3
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
 
-def test_what_is_no_key_at_all_is_refused(node: Chroot, chroots: Lab) -> None:
+def test_download_that_is_no_key_is_refused(node: Chroot, chroots: Lab) -> None:
     packages = node.installed()
     node.server.replace(key_path(node, chroots), b"<html>Please accept our terms of use</html>")
 
@@ -86,10 +86,10 @@ def test_what_is_no_key_at_all_is_refused(node: Chroot, chroots: Lab) -> None:
 
     assert refused.exit_code == 3
     assert "<html>" in refused.error
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
 
-def test_a_key_that_is_not_there_stops_the_run_with_the_reason(node: Chroot, chroots: Lab) -> None:
+def test_missing_key_stops_the_run_with_the_reason(node: Chroot, chroots: Lab) -> None:
     packages = node.installed()
     node.server.gone(key_path(node, chroots))
 
@@ -98,7 +98,7 @@ def test_a_key_that_is_not_there_stops_the_run_with_the_reason(node: Chroot, chr
     assert failed.exit_code == 6
     assert "404" in failed.error
     assert key_path(node, chroots) in failed.error
-    untouched(node, packages)
+    assert_untouched(node, packages)
 
     node.server.restore()
     setup_ok(node)
@@ -106,7 +106,7 @@ def test_a_key_that_is_not_there_stops_the_run_with_the_reason(node: Chroot, chr
 
 # Debian 13's apt checks signatures with another program.
 @pytest.mark.parametrize("node", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)], indirect=True)
-def test_a_repository_signed_by_somebody_else_brings_no_package(node: Chroot, chroots: Lab, tmp_path: Path) -> None:
+def test_repository_signed_with_another_key_installs_nothing(node: Chroot, chroots: Lab, tmp_path: Path) -> None:
     directory = DIRECTORIES[node.base.codename]
     # Hard links to the packages need the lab's own file system.
     folder = chroots.folder / f"foreign-{node.base.codename}"

@@ -46,7 +46,7 @@ _SHORT = ("jammy", "gtx1080")
         for name, case in CASES.items()
     ],
 )
-def test_the_names_are_those_of_the_branch_and_the_headers_follow_the_kernel(
+def test_ubuntu_package_names_follow_the_branch_and_kernel(
     ubuntu: Ubuntu, case: Case, bases: dict[str, Bases], chroots: Lab
 ) -> None:
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [case.device]) as node:
@@ -72,7 +72,7 @@ def test_the_names_are_those_of_the_branch_and_the_headers_follow_the_kernel(
     UBUNTUS,
     ids=lambda ubuntu: ubuntu.codename,
 )
-def test_the_next_kernel_gets_its_module_too(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_next_kernel_gets_its_module_too(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
     """A hardware-enablement kernel is installed and boots next: the module is built for both."""
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [T4]) as node:
         become(node, ubuntu)

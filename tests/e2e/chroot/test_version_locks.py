@@ -24,7 +24,7 @@ DIRECTORY = DIRECTORIES["bookworm"]
 
 @pytest.fixture(scope="module")
 def newer(chroots: Lab) -> Path:
-    """The CUDA repository after a release: the branch has a newer driver."""
+    """Return the CUDA repository after a release: the branch has a newer driver."""
     folder = chroots.folder / "newer"
     made = driver.make_driver(NEWER.partition("-")[0], chroots.folder / "newer-native")
     return chroots.repositories.variant(DIRECTORY, folder, added=driver.debian_packages(made))
@@ -32,7 +32,7 @@ def newer(chroots: Lab) -> Path:
 
 @pytest.fixture(scope="module")
 def lock(bases: dict[str, Bases], chroots: Lab) -> Iterator[tuple[str, dict[str, str], Chroot]]:
-    """A lock, the packages of the node that it was written on, and that node."""
+    """Yield a lock, the packages of the node that it was written on, and that node."""
     with node_like(bases, chroots) as first:
         as_machine(first)
         chroots.recipe(first, DIRECTORY, more=f'[toolkit]\nversion = "{TOOLKIT}"\n')
@@ -50,7 +50,7 @@ def node_like(bases: dict[str, Bases], chroots: Lab) -> Chroot:
 
 
 def release(node: Chroot, chroots: Lab, newer: Path) -> None:
-    """The newer driver is in the repository that ``node`` sees."""
+    """Publish the newer driver in the repository that ``node`` sees."""
     node.server.mount(chroots.repositories.cuda_path(DIRECTORY), newer)
 
 
@@ -60,7 +60,7 @@ def prepare(node: Chroot, chroots: Lab, lock: str) -> None:
     node.write(LOCK, lock)
 
 
-def test_a_second_node_gets_the_same_packages_though_newer_ones_are_there(
+def test_second_node_gets_the_same_packages_despite_newer_ones(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
 ) -> None:
     text, first, _ = lock
@@ -84,7 +84,7 @@ def test_a_second_node_gets_the_same_packages_though_newer_ones_are_there(
 
 
 @pytest.mark.long
-def test_a_node_that_is_ahead_is_brought_back_and_one_that_is_behind_up(
+def test_newer_and_older_nodes_are_moved_to_the_locked_versions(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
 ) -> None:
     text, first, _ = lock
@@ -113,7 +113,7 @@ def test_a_node_that_is_ahead_is_brought_back_and_one_that_is_behind_up(
         assert NEWER in node.read(LOCK)
 
 
-def test_a_version_that_the_archive_has_no_more_is_refused_before_a_package_is_touched(
+def test_locked_version_gone_from_the_archive_is_refused_untouched(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot]
 ) -> None:
     with node_like(bases, chroots) as node:
@@ -138,7 +138,7 @@ def test_a_version_that_the_archive_has_no_more_is_refused_before_a_package_is_t
         (("", ""), ("--upgrade",), 2, "contradict"),
     ],
 )
-def test_a_lock_that_cannot_be_meant_touches_nothing(
+def test_invalid_lock_changes_nothing(
     lock: tuple[str, dict[str, str], Chroot],
     change: tuple[str, str],
     options: tuple[str, ...],
@@ -155,9 +155,7 @@ def test_a_lock_that_cannot_be_meant_touches_nothing(
 
 
 @pytest.mark.long
-def test_dependencies_come_in_the_locked_version_though_their_relations_allow_a_newer_one(
-    bases: dict[str, Bases], chroots: Lab
-) -> None:
+def test_dependencies_are_installed_in_their_locked_version(bases: dict[str, Bases], chroots: Lab) -> None:
     """The open-source parts of a driver with a display have versions of their own."""
     old, new = (Package("libnvidia-egl-gbm1", version) for version in ("1.1.2-1", "1.1.3-1"))
     needs = Package("nvidia-modprobe", "595.91.07-1", depends=("libnvidia-egl-gbm1 (>= 1.1)",))
@@ -185,7 +183,7 @@ def test_dependencies_come_in_the_locked_version_though_their_relations_allow_a_
 
 
 @pytest.mark.long
-def test_packages_downloaded_ahead_are_installed_when_the_servers_are_gone(
+def test_packages_downloaded_ahead_are_installed_offline(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
 ) -> None:
     text, _, _ = lock

@@ -42,7 +42,7 @@ print("RESULT" + json.dumps(found))
 
 @pytest.fixture(scope="session")
 def runtimes() -> Path:
-    """A folder with Debian's containerd, docker and runc and all that they start."""
+    """Return a folder with Debian's containerd, docker and runc and all that they start."""
     if os.geteuid() != 0:
         pytest.skip("namespaces and container runtimes need root")
     for tool in ("apt-get", "dpkg-deb", "unshare"):
@@ -107,21 +107,21 @@ def _check(runtimes: Path, tmp_path: Path, *, gpus: int = 3, faults: str = "", s
 NOTHING_LEFT: list[list[str]] = [[] for _ in range(7)]
 
 
-def test_a_container_sees_the_gpus_and_leaves_nothing(runtimes: Path, tmp_path: Path) -> None:
+def test_container_sees_the_gpus_and_leaves_nothing(runtimes: Path, tmp_path: Path) -> None:
     found = _check(runtimes, tmp_path)
     for runtime in ("containerd", "docker"):
         assert found[runtime] == [True, UUIDS, "", []]
     assert [[n for n in row if n != "moby"] for row in found["left"]] == NOTHING_LEFT
 
 
-def test_a_container_that_sees_fewer_gpus_fails(runtimes: Path, tmp_path: Path) -> None:
+def test_container_that_sees_fewer_gpus_fails(runtimes: Path, tmp_path: Path) -> None:
     found = _check(runtimes, tmp_path, gpus=2)
     for runtime in ("containerd", "docker"):
         assert found[runtime][:2] == [False, UUIDS[:2]]
 
 
 @pytest.mark.long
-def test_a_container_that_hangs_is_ended_and_leaves_nothing(runtimes: Path, tmp_path: Path) -> None:
+def test_hanging_container_is_stopped_and_leaves_nothing(runtimes: Path, tmp_path: Path) -> None:
     found = _check(runtimes, tmp_path, faults="nvmlDeviceGetUUID@1=hang", seconds=5)
     for runtime in ("containerd", "docker"):
         passed, _, failure, leftovers = found[runtime]

@@ -41,7 +41,7 @@ class Machine:
     code: Mounts
 
     def run(self, *commands: str) -> subprocess.CompletedProcess[str]:
-        """Runs ``commands`` one after the other, whatever each ends with, in a fresh /run, /dev and /tmp."""
+        """Run ``commands`` one after the other, whatever each ends with, in a fresh /run, /dev and /tmp."""
         script = "\n".join((SETTINGS, *commands))
         inside = ["bash", HERE / "podman-node.sh", self.root, self.code.project, self.code.site, script]
         namespaces = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
@@ -84,8 +84,8 @@ def machine(
     subprocess.run(["rm", "-rf", str(root)], check=True)
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """What was printed, on one line: the screen breaks lines where a terminal would."""
+def output_on_one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the output on one line: the screen breaks lines where a terminal would."""
     return " ".join((done.stdout + done.stderr).split())
 
 
@@ -93,38 +93,38 @@ def gpunode(words: str) -> str:
     return f"python3 -m gpunode ctk runtime {words} --runtime podman; echo ended with $?"
 
 
-def test_a_container_gets_what_the_written_specification_says(machine: Machine) -> None:
+def test_container_gets_what_the_cdi_specification_lists(machine: Machine) -> None:
     done = machine.run(IMAGE, gpunode("configure"), gpunode("configure"), gpunode("check"), RUN)
     assert f"/dev/nvidia0\n/dev/nvidiactl\n{LIBRARY}\nvoid\n" in done.stdout, done
     assert done.stdout.count("ended with 0") == 3
-    assert "nothing to do: podman: " in said(done)
+    assert "nothing to do: podman: " in output_on_one_line(done)
 
 
 @pytest.mark.parametrize("gone", ["/dev/nvidia0", LIBRARY, "/usr/bin/nvidia-cdi-hook"])
-def test_what_is_missing_is_named_before_a_container_fails_for_it(machine: Machine, gone: str) -> None:
+def test_missing_cdi_file_is_named_before_a_container_fails(machine: Machine, gone: str) -> None:
     kept = f"{gone}.kept"
     done = machine.run(IMAGE, gpunode("configure"), f"mv {gone} {kept}", gpunode("check"), RUN, f"mv {kept} {gone}")
     assert "void" not in done.stdout
-    assert f"{SPEC} names missing files: {gone}" in said(done)
+    assert f"{SPEC} names missing files: {gone}" in output_on_one_line(done)
     assert "ended with 7" in done.stdout
 
 
-def test_a_specification_too_new_for_podman_is_told(machine: Machine) -> None:
+def test_cdi_version_too_new_for_podman_is_reported(machine: Machine) -> None:
     done = machine.run(IMAGE, "echo 0.7.0 > /run/cdi-version", gpunode("configure"), gpunode("check"), RUN)
     works = "void" in done.stdout
-    assert ("cannot read" in said(done)) is not works
+    assert ("cannot read" in output_on_one_line(done)) is not works
     assert works is ("trixie" in machine.root.name)
 
 
-def test_two_files_of_one_folder_with_the_same_name_give_nothing(machine: Machine) -> None:
+def test_duplicate_device_in_two_cdi_files_is_reported(machine: Machine) -> None:
     done = machine.run(IMAGE, gpunode("configure"), f"cp {SPEC} /var/run/cdi/other.yaml", gpunode("check"), RUN)
     assert "void" not in done.stdout
-    assert "both offer nvidia.com/gpu=all, so no container gets it" in said(done)
+    assert "both offer nvidia.com/gpu=all, so no container gets it" in output_on_one_line(done)
     assert "ended with 7" in done.stdout
 
 
-def test_a_stale_one_in_etc_is_overruled_by_the_one_that_is_written(machine: Machine) -> None:
+def test_outdated_cdi_file_in_etc_is_overridden(machine: Machine) -> None:
     stale = f"mkdir /etc/cdi; sed s/580.95.05/535.104.05/ {SPEC} > /etc/cdi/nvidia.yaml; rm {SPEC}"
     done = machine.run(IMAGE, gpunode("configure"), stale, gpunode("configure"), RUN)
-    assert "/etc/cdi/nvidia.yaml is of driver 535.104.05, and 580.95.05 is loaded" in said(done)
+    assert "/etc/cdi/nvidia.yaml is of driver 535.104.05, and 580.95.05 is loaded" in output_on_one_line(done)
     assert "void" in done.stdout, done

@@ -18,7 +18,7 @@ MakeSystem = Callable[[str], System]
 
 @pytest.fixture(scope="session")
 def trees(lab: Path) -> Callable[[str], Path]:
-    """The file tree of a suite, made once."""
+    """Return the file tree of a suite, made once."""
 
     @cache
     def tree(suite: str) -> Path:
@@ -34,5 +34,5 @@ def trees(lab: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def make_system(trees: Callable[[str], Path], node_folder: Callable[[], Path]) -> MakeSystem:
-    """Makes bare systems: ``with make_system("trixie") as system``."""
+    """Make bare systems: ``with make_system("trixie") as system``."""
     return lambda suite: System(trees(suite), node_folder())

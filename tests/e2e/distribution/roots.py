@@ -34,7 +34,7 @@ _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 
 
 def provide(suite: str, folder: Path) -> Path:
-    """The file tree of ``suite`` below ``folder``, from the cache or made.
+    """Return the file tree of ``suite`` below ``folder``, from the cache or made.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -97,19 +97,19 @@ class System:
         self._sandbox.close()
 
     def put(self, file: Path, path: str, mode: int = 0o644) -> None:
-        """A copy of ``file`` stands at ``path`` inside, root's own."""
+        """Copy ``file`` to ``path`` inside, root's own."""
         target = self.root / path.lstrip("/")
         target.write_bytes(file.read_bytes())
         target.chmod(mode)
 
     def finish(self, *command: str, user: str = "root", env: Mapping[str, str] | None = None) -> Result:
-        """What ``command`` said inside and how it ended."""
+        """Return the output and the exit code of ``command``, run inside."""
         become = () if user == "root" else ("setpriv", f"--reuid={user}", "--regid=nogroup", "--clear-groups")
         argv = self._sandbox.argv("chroot", os.fspath(self._merged), *become, *command)
         return finish(argv, env={**_ENVIRONMENT, **(env or {})}, timeout=300)
 
     def run(self, *command: str, user: str = "root", env: Mapping[str, str] | None = None) -> str:
-        """The standard output of ``command``, which has to succeed."""
+        """Return the standard output of ``command``, which has to succeed."""
         done = self.finish(*command, user=user, env=env)
         assert done.returncode == 0, (
             f"{command}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -117,7 +117,7 @@ class System:
         return done.stdout
 
     def files(self) -> frozenset[str]:
-        """Every file, link and folder of the system's own disk; none of dpkg's, rpm's and man's own records."""
+        """Return every file, link and folder of the system's own disk; none of dpkg's, rpm's and man's own records."""
         others = ("/var/lib/dpkg*", "/var/lib/rpm*", "/var/cache/man*")
         found = self.run("find", "/", "-xdev", *(word for path in others for word in ("-not", "-path", path)))
         return frozenset(found.splitlines())

@@ -57,7 +57,7 @@ def works(system: System, user: str = "root") -> None:
     assert status["command"] == "status"
 
 
-def unverified(system: System, *argv: str) -> list[str]:
+def list_unverified(system: System, *argv: str) -> list[str]:
     """Return what a package manager says of files that differ; the lab's systems unpack no documentation."""
     lines = system.finish(*argv).stdout.splitlines()
     return [line for line in lines if not ("missing" in line and ("/share/doc/" in line or "/share/man/" in line))]
@@ -65,7 +65,7 @@ def unverified(system: System, *argv: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES)
-def test_the_zipapp_runs_on_a_bare_system(suite: str, release: Path, make_system: MakeSystem) -> None:
+def test_zipapp_runs_on_a_bare_system(suite: str, release: Path, make_system: MakeSystem) -> None:
     with make_system(suite) as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         system.put(release / "SHA256SUMS", "/tmp/SHA256SUMS")
@@ -80,7 +80,7 @@ def test_the_zipapp_runs_on_a_bare_system(suite: str, release: Path, make_system
         assert checked == "gpunode.pyz: OK\n"
 
 
-def test_nothing_that_another_user_can_write_is_run(release: Path, make_system: MakeSystem) -> None:
+def test_zipapp_runs_nothing_that_other_users_can_write(release: Path, make_system: MakeSystem) -> None:
     with make_system("bookworm") as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         system.run("gpunode", "--help")
@@ -94,7 +94,7 @@ def test_nothing_that_another_user_can_write_is_run(release: Path, make_system: 
         assert not (system.root / "home/other").exists()
 
 
-def test_a_damaged_copy_says_so(release: Path, make_system: MakeSystem) -> None:
+def test_damaged_zipapp_is_reported(release: Path, make_system: MakeSystem) -> None:
     with make_system("bookworm") as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         place = system.root / "usr/local/bin/gpunode"
@@ -108,7 +108,7 @@ def test_a_damaged_copy_says_so(release: Path, make_system: MakeSystem) -> None:
 
 
 @pytest.mark.long
-def test_a_python_that_is_too_old_gets_one_sentence(release: Path, make_system: MakeSystem) -> None:
+def test_too_old_python_is_reported_in_one_sentence(release: Path, make_system: MakeSystem) -> None:
     with make_system("bullseye") as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         done = system.finish("gpunode", "setup")
@@ -118,7 +118,7 @@ def test_a_python_that_is_too_old_gets_one_sentence(release: Path, make_system: 
 
 
 @pytest.mark.long
-def test_python_3_14_runs_it(release: Path, make_system: MakeSystem) -> None:
+def test_zipapp_runs_on_python_3_14(release: Path, make_system: MakeSystem) -> None:
     with make_system("sid") as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         plan = system.run("python3.14", "-I", "/usr/local/bin/gpunode", "plan", "--node", SAMPLE, "--json")
@@ -126,7 +126,7 @@ def test_python_3_14_runs_it(release: Path, make_system: MakeSystem) -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
+def test_deb_installs_everything_and_its_purge_keeps_the_journal(
     suite: str, release: Path, make_system: MakeSystem
 ) -> None:
     with make_system(suite) as system:
@@ -135,7 +135,7 @@ def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
         assert "installed by the Debian package: " in system.run("gpunode", "--version")
         works(system)
         works(system, "nobody")
-        assert unverified(system, "dpkg", "--verify", "gpunode") == []
+        assert list_unverified(system, "dpkg", "--verify", "gpunode") == []
         assert "rollback" in system.run("bash", "-c", _BASH).split()
         assert "rollback" in system.run("fish", "-c", "complete -C 'gpunode roll'")
         assert "gpunode rollback" in system.run("zsh", "-f", "-c", _ZSH, env={"TERM": "dumb"})
@@ -155,7 +155,7 @@ def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
 
 
 @pytest.mark.long
-def test_removing_the_deb_takes_the_unit_of_a_waiting_setup_along(release: Path, make_system: MakeSystem) -> None:
+def test_removing_the_deb_removes_a_pending_resume_unit(release: Path, make_system: MakeSystem) -> None:
     with make_system("bookworm") as system:
         install_deb(system, release)
         units = system.root / "etc/systemd/system"
@@ -174,7 +174,7 @@ def test_removing_the_deb_takes_the_unit_of_a_waiting_setup_along(release: Path,
 
 
 @pytest.mark.long
-def test_the_rpm_installs_verifies_and_goes(release: Path, make_system: MakeSystem) -> None:
+def test_rpm_installs_verifies_and_is_removed(release: Path, make_system: MakeSystem) -> None:
     """By Debian's rpm and without dependencies: no system of the Red Hat family comes from a Debian archive."""
     with make_system("trixie") as system:
         before = system.files()
@@ -182,7 +182,7 @@ def test_the_rpm_installs_verifies_and_goes(release: Path, make_system: MakeSyst
         system.run("rpm", "--install", "--nodeps", "/tmp/gpunode.rpm")
         assert "installed by the RPM package: " in system.run("gpunode", "--version")
         works(system)
-        assert unverified(system, "rpm", "--verify", "--nodeps", "gpunode") == []
+        assert list_unverified(system, "rpm", "--verify", "--nodeps", "gpunode") == []
         system.run("rpm", "--erase", "--nodeps", "gpunode")
         left = {path for path in system.files() - before if "gpunode" in path}
         assert left == {"/tmp/gpunode.rpm"}

@@ -1,4 +1,4 @@
-"""What a release holds, and what the distributions' own checkers say of it."""
+"""Contents of a release, and the verdicts of the distributions' own checkers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def tool(name: str) -> str:
     return found
 
 
-def test_lintian_has_nothing_to_say(release: Path) -> None:
+def test_lintian_passes(release: Path) -> None:
     argv = (tool("lintian"), "--fail-on", "error,warning,info", "--allow-root", next(release.glob("*.deb")))
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_rpmlint_has_nothing_to_say(release: Path) -> None:
+def test_rpmlint_passes(release: Path) -> None:
     argv = (tool("rpmlint"), "--config", ROOT / "packaging/rpmlint.toml", next(release.glob("*.rpm")))
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert "0 errors, 0 warnings" in done.stdout, done.stdout
@@ -44,7 +44,7 @@ def test_every_file_is_in_the_checksums(release: Path) -> None:
     assert listed == found
 
 
-def test_the_bill_of_materials_names_what_the_zipapp_carries(release: Path) -> None:
+def test_bill_of_materials_lists_the_dependencies_of_the_zipapp(release: Path) -> None:
     bill = json.loads((release / "gpunode.cdx.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
     assert bill["metadata"]["component"]["name"] == "gpunode"
@@ -54,7 +54,7 @@ def test_the_bill_of_materials_names_what_the_zipapp_carries(release: Path) -> N
     assert {f"{one['name'].lower()}=={one['version']}" for one in bill["components"]} == pinned
 
 
-def test_the_wheel_is_built_by_the_pinned_program(release: Path) -> None:
+def test_wheel_is_built_by_the_pinned_program(release: Path) -> None:
     pin = re.search(r"^hatchling==(\S+)", (ROOT / "packaging/build.txt").read_text(), re.MULTILINE)
     with zipfile.ZipFile(next(release.glob("*.whl"))) as wheel:
         about = next(name for name in wheel.namelist() if name.endswith(".dist-info/WHEEL"))
@@ -63,6 +63,6 @@ def test_the_wheel_is_built_by_the_pinned_program(release: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_builds_have_one_hash(release: Path, tmp_path: Path) -> None:
+def test_release_is_reproducible(release: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "packaging/dist.py", tmp_path / "again"], check=True)
     assert (tmp_path / "again/SHA256SUMS").read_text() == (release / "SHA256SUMS").read_text()

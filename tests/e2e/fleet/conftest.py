@@ -1,4 +1,4 @@
-"""What the scenarios on fleets start from."""
+"""Fixtures of the scenarios on fleets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.lab.tree import Base
 
 @pytest.fixture(scope="session")
 def fleets(lab: Path, bases: Mapping[str, Bases], repositories: Repositories, code: Mounts) -> Fleets:
-    """Makes fleets that a whole module shares."""
+    """Make fleets that a whole module shares."""
 
     @cache
     def host(codename: str) -> Base:

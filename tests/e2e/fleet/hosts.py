@@ -48,7 +48,7 @@ ssh_args = -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=2 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one task came to on one host; ``status`` is ``ok``, ``failed``, ``unreachable`` or ``skipped``."""
+    """The result of one task on one host; ``status`` is ``ok``, ``failed``, ``unreachable`` or ``skipped``."""
 
     host: str
     task: str
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run of ansible-playbook came to.
+    """The result of a run of ansible-playbook.
 
     Attributes:
         stats: by host: ok, changed, failures, unreachable, skipped, rescued, ignored.
@@ -74,11 +74,11 @@ class Played:
     main_s: float
 
     def of(self, host: str, action: str = "") -> list[Task]:
-        """The tasks of ``host``, or those of one module."""
+        """Return the tasks of ``host``, or those of one module."""
         return [task for task in self.tasks if task.host == host and action in {"", task.action}]
 
     def hosts(self, figure: str) -> set[str]:
-        """The hosts for which ``figure`` of the stats is not zero."""
+        """Return the hosts for which ``figure`` of the stats is not zero."""
         return {host for host, row in self.stats.items() if row[figure]}
 
 
@@ -113,21 +113,21 @@ class Fleet:
         return (self.controller, *self.hosts.values())
 
     def ansible(self, program: str, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
-        """What ``program`` of Ansible said on the controller and how it ended."""
+        """Return the output and the exit code of Ansible's ``program`` on the controller."""
         return self.controller.finish(*_command(program, arguments), env=env, timeout=900)
 
     def play(self, playbook: str, *arguments: str) -> Played:
-        """What ``ansible-playbook PLAYBOOK ARGUMENTS`` came to."""
+        """Return the result of ``ansible-playbook PLAYBOOK ARGUMENTS``."""
         return self.end(self.start(playbook, *arguments))
 
     def start(self, playbook: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """As `play`, not waited for."""
+        """Start a play as `play` does, without waiting for it."""
         self.controller.path(_LOG).unlink(missing_ok=True)
         self.controller.path("/root/output").unlink(missing_ok=True)
         return self.controller.start(*_command("ansible-playbook", (playbook, *arguments)), log="/root/output")
 
     def end(self, playing: subprocess.Popen[bytes], timeout: float = 900) -> Played:
-        """What a play that was started came to."""
+        """Return the result of a play that was started."""
         status = playing.wait(timeout)
         output = self.controller.read("/root/output")
         log = self.controller.path(_LOG)
@@ -137,25 +137,25 @@ class Fleet:
         return Played(status, output, last["stats"], tasks, last["main_s"])
 
     def write(self, name: str, text: str) -> str:
-        """``text`` is a file of the controller beside the plays; returns its path."""
+        """Write ``text`` to a file of the controller beside the plays, and return its path."""
         self.controller.write(f"{PLAYS}/{name}", text)
         return f"{PLAYS}/{name}"
 
     def cut(self, name: str) -> None:
-        """The host's link is down."""
+        """Cut the host's link."""
         self.hosts[name].sandbox.run("ip", "link", "set", "eth0", "down")
 
     def join(self, name: str) -> None:
-        """The host's link is up."""
+        """Restore the host's link."""
         self.hosts[name].sandbox.run("ip", "link", "set", "eth0", "up")
 
     def processor_s(self, node: Node) -> float:
-        """The processor time that all processes of ``node`` have taken so far, ended ones included."""
+        """Return the processor time that all processes of ``node`` have taken so far, ended ones included."""
         text = node.sandbox.run("cat", "/sys/fs/cgroup/cpu.stat").stdout
         return int(text.split("usage_usec")[1].split()[0]) / 1e6
 
     def memory_mb(self, node: Node) -> float:
-        """What the processes of ``node`` hold now, pages that several share counted once."""
+        """Return the memory that the processes of ``node`` hold now, counting shared pages once."""
         total = 0
         for pid in node.sandbox.inside(Path("/sys/fs/cgroup/init/cgroup.procs")).read_text().split():
             with suppress(OSError):  # It has ended meanwhile.
@@ -163,7 +163,7 @@ class Fleet:
         return total / 1024
 
     def link_bytes(self, name: str) -> int:
-        """What has gone over the host's link so far, both ways."""
+        """Return the bytes that have passed the host's link so far, in both directions."""
         rows = json.loads(self.hosts[name].sandbox.run("ip", "-json", "-statistics", "link", "show", "eth0").stdout)
         return int(rows[0]["stats64"]["rx"]["bytes"] + rows[0]["stats64"]["tx"]["bytes"])
 
@@ -204,7 +204,7 @@ class Fleet:
 
 
 def start_sshd(node: Node) -> None:
-    """The host's SSH server answers, as after a boot."""
+    """Start the host's SSH server, as a boot does."""
     node.path("/run/sshd").mkdir(exist_ok=True)
     node.start("/usr/sbin/sshd", "-D", "-e", log="/var/log/sshd.log")
     deadline = time.monotonic() + 30
@@ -215,7 +215,7 @@ def start_sshd(node: Node) -> None:
 
 
 def kill_all(node: Node) -> None:
-    """Every process of the host is dead but the one that holds its namespaces, as after a power cut."""
+    """Kill every process of the host but the one that holds its namespaces, as a power cut does."""
     node.sandbox.finish("sh", "-c", "kill -KILL -1")
 
 

@@ -1,4 +1,4 @@
-"""What a controller and its hosts have beside a bare server: OpenSSH from the Debian archive, Ansible from PyPI."""
+"""Layers of a controller and its hosts on a bare server: OpenSSH from the Debian archive, Ansible from PyPI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES: Final = ("openssh-server", "openssh-client", "sudo", "python3-apt")
 
 
 def provide_host(base: Base, folder: Path) -> Base:
-    """``base`` with an SSH server and sudo, made in ``folder`` from the cache or from the Debian archive.
+    """Return ``base`` with an SSH server and sudo, made in ``folder`` from the cache or from the Debian archive.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -32,7 +32,7 @@ def provide_host(base: Base, folder: Path) -> Base:
 
 
 def provide_controller(host: Base, folder: Path) -> Base:
-    """``host`` with Ansible, made in ``folder`` from the cache or from PyPI.
+    """Return ``host`` with Ansible, made in ``folder`` from the cache or from PyPI.
 
     Raises:
         LabError: building failed.

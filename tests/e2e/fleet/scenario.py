@@ -1,4 +1,4 @@
-"""What the scenarios on fleets share: hosts that gpunode can set up, the collection on their controller."""
+"""Helpers of the scenarios on fleets: hosts that gpunode can set up, the collection on their controller."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fleets:
 
     @contextmanager
     def make(self, hosts: Iterable[str], booted: Iterable[str] = (), controller: str = "bookworm") -> Iterator[Fleet]:
-        """A fleet of chroots ``hosts`` and machines with systemd ``booted``; afterwards nothing of it is left.
+        """Yield a fleet of chroots ``hosts`` and machines with systemd ``booted``; afterwards nothing of it is left.
 
         Args:
             controller: the suite whose Python and version of Ansible the controller has (``layers.VERSIONS``).
@@ -64,7 +64,7 @@ class Fleets:
         assert [found for of in left for found in leftovers(of)] == []
 
     def _furnish(self, fleet: Fleet) -> None:
-        """All have gpunode, the hosts count as bare metal; the controller has the collection and a recipe for them."""
+        """Install gpunode on all, the collection and a recipe on the controller; the hosts count as bare metal."""
         machines = Machines(self.folder, self.repositories, self.code)
         for node in fleet.nodes:
             machines.furnish(node)
@@ -90,7 +90,7 @@ class Fleets:
 
 
 def during(playing: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    """``condition`` has come true while the play ran."""
+    """Wait until ``condition`` is true while the play runs."""
     deadline = time.monotonic() + _LATEST_S
     while not condition():
         assert playing.poll() is None, "the play has ended before"

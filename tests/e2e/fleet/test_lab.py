@@ -21,7 +21,7 @@ PLAY = """\
 
 
 @pytest.mark.long
-def test_ansible_reaches_each_host_and_only_those_that_are_up(fleets: Fleets) -> None:
+def test_ansible_reaches_exactly_the_hosts_that_are_up(fleets: Fleets) -> None:
     with fleets.make(["node1", "node2", "node3"], booted=["node4"]) as fleet:
         fleet.write("names.yml", PLAY)
         done = fleet.play("names.yml")

@@ -33,7 +33,7 @@ FAULT: Final = next(fault for fault in FAULTS if fault.id == "secure-boot-key")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the plays came to, in their order."""
+    """The results of the plays, in their order."""
 
     fleet: Fleet
     canary: Played
@@ -50,10 +50,10 @@ def course(request: pytest.FixtureRequest, fleets: Fleets) -> Iterator[Course]:
     """Under the newest Ansible, and in the long runs under the oldest that the collection supports."""
     chroots = [f"node{number}" for number in range(1, 8)]
     with fleets.make(chroots, booted=[REBOOTED], controller=request.param) as fleet:
-        yield _taken(fleet)
+        yield _take_course(fleet)
 
 
-def _taken(fleet: Fleet) -> Course:
+def _take_course(fleet: Fleet) -> Course:
     rebooted = fleet.hosts[REBOOTED]
     assert isinstance(rebooted, Machine)
     run_old_driver(rebooted)
@@ -75,7 +75,7 @@ def _taken(fleet: Fleet) -> Course:
 
 
 def _first(fleet: Fleet) -> Played:
-    """One host loses its power in the middle of dpkg's work, and one its link."""
+    """Roll out while one host loses its power in the middle of dpkg's work, and one its link."""
     accidents = {KILLED: lambda: kill_all(fleet.hosts[KILLED]), CUT_OFF: lambda: fleet.cut(CUT_OFF)}
     # Of some 90 steps, the unpacking comes first.
     begun = {host: steps(fleet.hosts[host]) + 30 for host in accidents}
@@ -91,7 +91,7 @@ def _changes(played: Played, host: str) -> list[Mapping[str, Any]]:
     return [change for task in played.of(host, SETUP) for change in task.result.get("changes", ())]
 
 
-def test_a_canary_that_fails_stops_the_rest(course: Course) -> None:
+def test_failing_canary_stops_the_rest(course: Course) -> None:
     assert course.canary.exit_code != 0
     assert course.canary.hosts("failures") == {CANARY}
     assert {task.host for task in course.canary.tasks} == {CANARY}
@@ -105,7 +105,7 @@ def test_check_mode_succeeds_on_every_host_and_changes_none(course: Course) -> N
 
 
 @pytest.mark.parametrize("host", UNHARMED)
-def test_the_run_does_what_check_mode_has_said(course: Course, host: str) -> None:
+def test_first_run_makes_the_changes_that_check_mode_announced(course: Course, host: str) -> None:
     """Versions and dependencies are known when the index is there; the names of packages are not guessed."""
     planned, done = _changes(course.check, host), _changes(course.first, host)
     for kind in ("file", "module", "command"):
@@ -116,7 +116,7 @@ def test_the_run_does_what_check_mode_has_said(course: Course, host: str) -> Non
     assert by_kind(planned, "package").keys() <= by_kind(done, "package").keys()
 
 
-def test_accidents_of_some_hosts_do_not_keep_the_others_from_being_set_up(course: Course) -> None:
+def test_failed_hosts_do_not_prevent_setup_of_the_others(course: Course) -> None:
     # ansible-core 2.16 counts a host whose connection breaks in a module as failed, newer ones as not reached.
     lost = course.first.hosts("unreachable") | course.first.hosts("failures")
     assert lost == {BROKEN, KILLED, CUT_OFF}, course.first.output[-5000:]
@@ -125,7 +125,7 @@ def test_accidents_of_some_hosts_do_not_keep_the_others_from_being_set_up(course
         assert verdict.result["healthy"] is True, verdict
 
 
-def test_a_host_that_needs_a_reboot_gets_one_and_is_set_up_in_the_same_play(course: Course) -> None:
+def test_host_needing_a_reboot_is_rebooted_and_set_up_in_one_play(course: Course) -> None:
     before, after = (task.result for task in course.first.of(REBOOTED, SETUP))
     assert before["reboot_required"] is True
     assert after["exit_code"] == 0
@@ -133,7 +133,7 @@ def test_a_host_that_needs_a_reboot_gets_one_and_is_set_up_in_the_same_play(cour
     assert [task.status for task in course.first.of(REBOOTED, "ansible.builtin.reboot")] == ["ok"]
 
 
-def test_the_next_run_finishes_what_was_cut_off_and_changes_nothing_else(course: Course) -> None:
+def test_next_run_finishes_interrupted_hosts_and_changes_no_others(course: Course) -> None:
     assert course.second.hosts("changed") | {CUT_OFF} == {KILLED, CUT_OFF}
     assert course.second.hosts("failures") == {BROKEN}
     assert course.second.hosts("unreachable") == set()
@@ -144,7 +144,7 @@ def test_the_next_run_finishes_what_was_cut_off_and_changes_nothing_else(course:
     assert {node.run("dpkg", "--audit").stdout for node in course.fleet.hosts.values()} == {""}
 
 
-def test_doctor_names_the_cause_on_the_broken_host_and_no_other(course: Course) -> None:
+def test_doctor_names_the_cause_only_on_the_broken_host(course: Course) -> None:
     assert course.diagnosed.exit_code == 0, course.diagnosed.output
     report = json.loads(course.fleet.controller.read(f"{PLAYS}/fleet.json"))
     (cause,) = report["result"]["causes"]

@@ -26,7 +26,7 @@ BATCHES = ("-e", '{"gpunode_serial": [1, 2, 2]}')
 
 @pytest.fixture
 def fleet(fleets: Fleets) -> Iterator[Fleet]:
-    """Five hosts that were set up with a toolkit of which there is a newer one."""
+    """Yield five hosts that were set up with a toolkit of which there is a newer one."""
     base = fleets.host("bookworm")
     folder = fleets.folder / "fleet-set-up"
     with Chroot(
@@ -48,7 +48,7 @@ def versions(fleet: Fleet) -> list[str]:
     return [node.installed()[TOOLKIT] for node in fleet.hosts.values()]
 
 
-def test_a_batch_over_its_budget_goes_back_and_the_next_run_goes_on(fleet: Fleet) -> None:
+def test_batch_over_its_budget_is_rolled_back_and_the_next_run_goes_on(fleet: Fleet) -> None:
     assert versions(fleet) == [OLD] * 5
     fleet.hosts["node3"].write("/run/lab-dmesg", XID)
 

@@ -18,7 +18,7 @@ SETUP: Final = "gpunode.node.gpunode"
 WITH_FILE: Final = ("-e", f"gpunode_file={PLAYS}/gpunode.pyz", *AT_ONCE)
 
 
-def test_the_zipapp_is_copied_and_sets_the_hosts_up(fleets: Fleets, release: Path) -> None:
+def test_zipapp_is_copied_and_sets_up_the_hosts(fleets: Fleets, release: Path) -> None:
     with fleets.make(["node1"], booted=["node2"]) as fleet:
         for node in fleet.hosts.values():
             node.path(PROGRAM).unlink()

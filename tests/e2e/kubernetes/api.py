@@ -27,30 +27,30 @@ class Api:
     token: str
 
     def get(self, path: str) -> dict[str, Any]:
-        """The object or list at ``path``."""
+        """Return the object or list at ``path``."""
         return self.call("GET", path)
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The object as the server made it."""
+        """Return the object as the server made it."""
         return self.call("POST", path, body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The object after a merge patch."""
+        """Return the object after a merge patch."""
         return self.call("PATCH", path, body)
 
     def delete(self, path: str, *, grace_s: int = 0) -> None:
-        """The object is being deleted."""
+        """Delete the object."""
         self.call("DELETE", f"{path}?gracePeriodSeconds={grace_s}")
 
     def is_ready(self) -> bool:
-        """Whether the server serves."""
+        """True if the server serves."""
         try:
             return self._answer("GET", "/readyz", None)[0] == 200
         except (OSError, HTTPException):
             return False
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to one request.
+        """Return the answer to one request.
 
         Raises:
             ApiError: it is none of success.

@@ -42,57 +42,57 @@ class Cluster:
     plane: ControlPlane
 
     def import_images(self) -> None:
-        """containerd has the images that the recipe's objects name."""
+        """Import the images that the recipe's objects name into containerd."""
         self.node.run("gpunode", "k8s", "render", RECIPE, "--output", RENDERED)
         rendered = self.node.run("grep", "-rhoE", "image: .*", RENDERED).stdout
         references = {line.removeprefix("image: ") for line in rendered.splitlines()}
         import_images(self.node, *sorted(references | {WAITS}))
 
     def gpunode(self, verb: str, *arguments: str) -> Answer:
-        """What ``gpunode k8s VERB``, run on the node by the cluster's administrator, answers."""
+        """Return the answer to ``gpunode k8s VERB``, run on the node by the cluster's administrator."""
         return ask(self.node, "k8s", verb, *arguments, "--kubeconfig", KUBECONFIG)
 
     def apply(self) -> None:
-        """The recipe's objects are in the cluster; the GPUs are offered."""
+        """Apply the recipe's objects, and wait until the GPUs are offered."""
         done = self.gpunode("apply", RECIPE, "--yes", "--timeout=90")
         assert done.exit_code == 0, f"{done.error}\n{self.plane.state()}"
         self.await_gpus(2)
 
     def failed_checks(self, *options: str) -> str:
-        """What ``k8s verify``, to which something is wrong, says of the checks that failed."""
+        """Return the words of ``k8s verify``, which must find a fault, on the checks that failed."""
         done = self.gpunode("verify", RECIPE, f"--timeout={_VERIFY_S}", *options)
         assert done.exit_code == 7, f"{done.exit_code}: {done.stderr}"
         failed = (one for one in done.result["checks"] if one["status"] == "failed")
         return "\n".join(f"{one['id']}: {one['detail']}" for one in failed)
 
     def await_gpus(self, allocatable: int, timeout_s: float = 60) -> float:
-        """The seconds until the node offered so many GPUs."""
+        """Return the seconds until the node offered so many GPUs."""
         return self.plane.wait_for(
             f"{allocatable} GPUs are offered", lambda: self.resources("allocatable") == allocatable, timeout_s
         )
 
     def restart_kubelet(self) -> None:
-        """The kubelet runs anew and has GPUs to give; before that it rejects the pods that ask for them."""
+        """Restart the kubelet, and wait until it has GPUs to give; until then it rejects pods that ask for them."""
         before = self.node.registrations()
         self.node.run("systemctl", "restart", KUBELET)
         self.plane.wait_for("the plugin has registered", lambda: self.node.registrations() > before)
 
     def await_ready(self, state: str = "True", timeout_s: float = 60) -> float:
-        """The seconds until the node's condition Ready was ``state``."""
+        """Return the seconds until the node's condition Ready was ``state``."""
         return self.plane.wait_for(
             f"Ready is {state}", lambda: self.condition("Ready").get("status") == state, timeout_s
         )
 
     def resources(self, which: str) -> int:
-        """How many GPUs the node's ``capacity`` or ``allocatable`` has."""
+        """Return the number of GPUs in the node's ``capacity`` or ``allocatable``."""
         return int(self._node()["status"].get(which, {}).get(GPU, 0))
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One of the node's conditions."""
+        """Return a condition of the node."""
         return next((one for one in self._node()["status"].get("conditions", []) if one["type"] == kind), {})
 
     def create(self, name: str, *, gpus: int = 1, image: str = COMPUTES, **spec: object) -> Result:
-        """What kubectl said when it was to create a pod that asks for GPUs, if ``spec`` says no other, by its class."""
+        """Create a pod that asks for GPUs by its class, unless ``spec`` differs, and return kubectl's answer."""
         container = {"name": "one", "image": image, "resources": {"limits": {GPU: gpus}}}
         body = {"runtimeClassName": "nvidia", "restartPolicy": "Never", "containers": [container], **spec}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
@@ -110,25 +110,25 @@ class Cluster:
         return found[1] if found else ""
 
     def delete(self, name: str) -> None:
-        """The pod is gone."""
+        """Delete the pod, and wait until it is gone."""
         self.plane.kubectl("delete", "pod", name, "--now", "--timeout=60s")
 
     def await_phase(self, name: str, phase: str, timeout_s: float = 60) -> float:
-        """The seconds until the pod was in ``phase``."""
+        """Return the seconds until the pod was in ``phase``."""
         return self.plane.wait_for(f"pod {name} is {phase}", lambda: self.status(name).get("phase") == phase, timeout_s)
 
     def status(self, name: str) -> dict[str, Any]:
-        """The pod's status."""
+        """Return the pod's status."""
         found: dict[str, Any] = self.plane.get("pod", name)["status"]
         return found
 
     def container(self, name: str) -> dict[str, Any]:
-        """The status of the pod's container."""
+        """Return the status of the pod's container."""
         found: dict[str, Any] = (self.status(name).get("containerStatuses") or [{}])[0]
         return found
 
     def observe(self, name: str) -> dict[str, Any]:
-        """What kubectl shows of the pod and its node that tells a cause, without what differs from run to run."""
+        """Return what kubectl shows of the pod and its node about a cause, without what differs from run to run."""
         status, found = self.status(name), self._node()
         node = found["status"]
         pod = {key: status[key] for key in ("phase", "reason", "message") if key in status}
@@ -148,7 +148,7 @@ class Cluster:
         return steady
 
     def scheduled(self, name: str) -> str:
-        """Why the scheduler has not placed the pod."""
+        """Return the scheduler's reason for not placing the pod."""
         conditions = self.status(name).get("conditions", [])
         return "".join(one.get("message", "") for one in conditions if one["type"] == "PodScheduled")
 
@@ -159,7 +159,7 @@ class Cluster:
         return {one["reason"]: one["message"] for one in ordered if one["reason"] not in _LACKS}
 
     def await_event(self, name: str, reason: str, timeout_s: float = 60) -> str:
-        """The event's message, once it is there."""
+        """Return the event's message, once it is there."""
         self.plane.wait_for(f"event {reason} of {name}", lambda: reason in self.events(name), timeout_s)
         return self.events(name)[reason]
 

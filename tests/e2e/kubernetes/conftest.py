@@ -40,7 +40,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture(scope="session")
 def kubelet_programs() -> None:
-    """All that a cluster with a node consists of is here; asked before the lab's bases are made for it."""
+    """Require all programs of a cluster with a node, before the lab's bases are made for it."""
     if reason := lacking_assets(*API_PROGRAMS, *SCHEDULING_PROGRAMS, "kubelet") or lacking_network():
         pytest.skip(reason)
 
@@ -57,7 +57,7 @@ def joined(
     repositories: Repositories,
     code: Mounts,
 ) -> Iterator[Joined]:
-    """A node with containerd 1.6, 1.7 or 2.1 that gpunode has set up, whose GPUs are offered to pods."""
+    """Yield a node with containerd 1.6, 1.7 or 2.1 that gpunode has set up, whose GPUs are offered to pods."""
     # sid's programs over Debian 13.
     suite = "bookworm" if request.param == "bookworm" else "trixie"
     machines = Machines(lab, repositories, code)
@@ -94,6 +94,6 @@ def _gpus() -> list[Device]:
 
 @pytest.fixture
 def cluster(joined: Joined) -> Cluster:
-    """The cluster of that node, all of whose GPUs are free to be asked for."""
+    """Return the cluster of that node, all of whose GPUs are free to be asked for."""
     joined.cluster.await_gpus(DEVICES)
     return joined.cluster

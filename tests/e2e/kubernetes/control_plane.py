@@ -94,14 +94,14 @@ class ControlPlane:
         self.close()
 
     def close(self) -> None:
-        """Nothing of it runs, and its folder is gone."""
+        """Stop all of it, and remove its folder."""
         # etcd, the first that was started, ends last: without it the API server would wait for it.
         while self._started:
             _stop(self._started.pop())
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
-        """The file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
+        """Return the file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
         path = self.folder / f"{user}.kubeconfig"
         authority = base64.b64encode(self.certificate.read_bytes()).decode()
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
@@ -117,25 +117,25 @@ class ControlPlane:
         return path
 
     def finish(self, *argv: str, user: str = ADMIN, stdin: str = "", timeout: float = 60) -> Result:
-        """What kubectl as ``user`` said and how it ended."""
+        """Return the output and the exit code of kubectl run by ``user``."""
         settings = (f"KUBECONFIG={self.kubeconfig(user)}", f"HOME={self.folder}")
         command = ("env", *settings, str(asset("kubectl")), *argv)
         return finish(self._enter(*command), stdin=stdin, timeout=timeout)
 
     def kubectl(self, *argv: str, user: str = ADMIN, stdin: str = "", timeout: float = 60) -> str:
-        """What kubectl printed, which succeeded."""
+        """Return the output of kubectl, which must succeed."""
         done = self.finish(*argv, user=user, stdin=stdin, timeout=timeout)
         if done.returncode:
             raise LabError(f"kubectl {' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
     def get(self, *what: str) -> dict[str, Any]:
-        """An object or a list as kubectl finds it: ``get("pod", "one")``."""
+        """Return an object or a list as kubectl finds it: ``get("pod", "one")``."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *what, "--output=json"))
         return found
 
     def wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float = 60) -> float:
-        """The seconds after which ``condition`` was true.
+        """Return the seconds after which ``condition`` was true.
 
         Raises:
             LabError: it did not become true; shows the cluster as it is.
@@ -215,14 +215,14 @@ class ControlPlane:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Return ports that nobody listens on."""
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in listening]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it has started have ended."""
+    """Stop the process and what it has started."""
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)

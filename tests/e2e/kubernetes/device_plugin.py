@@ -43,7 +43,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._ending = ending
 
     def service(self, details: Any) -> Any:
-        """The handler of a method."""
+        """Return the handler of a method."""
         match details.method.rpartition("/")[2]:
             case "GetDevicePluginOptions":
                 return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
@@ -94,7 +94,7 @@ def _specification(devices: Path) -> str:
 
 
 def _serve(devices: Path, kubelet: Socket) -> None:
-    """Until the plugin's pod has ended, or another kubelet is there than that of socket ``kubelet``."""
+    """Serve until the plugin's pod has ended, or another kubelet is there than that of socket ``kubelet``."""
     ending = Event()
     server = grpc.server(ThreadPoolExecutor(4), handlers=[_Service(devices, ending)])
     Path(_SOCKET).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def _runs() -> bool:
 
 
 def main() -> None:
-    """Serves each kubelet that comes."""
+    """Serve each kubelet that comes."""
     folder, devices = (Path(word) for word in sys.argv[1:])
     while not folder.exists():
         time.sleep(_POLL_S)

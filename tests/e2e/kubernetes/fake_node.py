@@ -28,7 +28,7 @@ def add_node(
     labels: Mapping[str, str] | None = None,
     kubelet_port: int = 0,
 ) -> None:
-    """The cluster has a Node that is ready for pods; no machine is behind it.
+    """Add a Node to the cluster that is ready for pods; no machine is behind it.
 
     Args:
         allocatable: beside cpu, memory and pods, such as ``{"nvidia.com/gpu": "8"}``.
@@ -54,7 +54,7 @@ def add_node(
 
 
 def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The status of a pod that may end, and has Succeeded, or of one that runs on, and is ready."""
+    """Return the status of a pod that may end, and has Succeeded, or of one that runs on, and is ready."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if spec.get("restartPolicy") == "Always":
         return status(spec, "Running", {"running": {"startedAt": now}}, ready=True)
@@ -65,7 +65,7 @@ def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 def status(
     spec: Mapping[str, Any], phase: str, state: Mapping[str, Any], *, ready: bool = False, restarts: int = 0
 ) -> dict[str, Any]:
-    """The status of a pod whose containers are all in one state."""
+    """Return the status of a pod whose containers are all in one state."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     containers = [
         {
@@ -110,7 +110,7 @@ class FakeNode:
         self._threads = [Thread(target=self._serve), Thread(target=self._follow)]
 
     def says(self, log: str) -> None:
-        """All containers say this from now on."""
+        """Make all containers print this from now on."""
         self._server.log = log.encode()
 
     def __enter__(self) -> Self:
@@ -147,7 +147,7 @@ class FakeNode:
                 continue  # Between the question and the answer others have changed the pod.
 
     def _advance(self, pod: Mapping[str, Any]) -> None:
-        """The pod is as a kubelet would have it by now."""
+        """Advance the pod to the state in which a kubelet would have it by now."""
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         if "deletionTimestamp" in metadata:
@@ -168,11 +168,11 @@ class _LogHandler(BaseHTTPRequestHandler):
     server: _LogServer
 
     def do_GET(self) -> None:
-        """Every container of every pod has said the same."""
+        """Answer with the log, which is the same for every container of every pod."""
         found = self.path.startswith("/containerLogs/")
         self.send_response(200 if found else 404)
         self.end_headers()
         self.wfile.write(self.server.log if found else b"")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""What keeps pods from their GPUs on a node: made for real, and where kubectl shows it."""
+"""Faults that keep pods from their GPUs on a node: made for real, and where kubectl shows each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Provoke = Callable[[Joined], AbstractContextManager[object]]
 
 @contextmanager
 def configured(joined: Joined, config: str) -> Iterator[None]:
-    """containerd runs with ``config``."""
+    """Run containerd with ``config``."""
     node, good = joined.cluster.node, joined.cluster.node.read(CONTAINERD_CONFIG)
     try:
         _configure(joined.cluster, config)
@@ -65,7 +65,7 @@ def _configure(cluster: Cluster, config: str) -> None:
 
 @contextmanager
 def runtime_replaced(joined: Joined, script: str) -> Iterator[None]:
-    """NVIDIA's runtime is ``script``, or absent."""
+    """Replace NVIDIA's runtime by ``script``, or remove it."""
     node, good = joined.cluster.node, joined.cluster.node.read(_RUNTIME)
     try:
         node.path(_RUNTIME).unlink()
@@ -78,7 +78,7 @@ def runtime_replaced(joined: Joined, script: str) -> Iterator[None]:
 
 @contextmanager
 def kubelet_configured(joined: Joined, **settings: object) -> Iterator[None]:
-    """The kubelet runs with other settings."""
+    """Run the kubelet with other settings."""
     node, good = joined.cluster.node, joined.cluster.node.read(KUBELET_CONFIG)
     try:
         node.write(KUBELET_CONFIG, json.dumps({**json.loads(good), **settings}))
@@ -91,7 +91,7 @@ def kubelet_configured(joined: Joined, **settings: object) -> Iterator[None]:
 
 @contextmanager
 def tainted(joined: Joined) -> Iterator[None]:
-    """The node is kept for pods that tolerate its GPUs, and for maintenance."""
+    """Keep the node for pods that tolerate its GPUs, and for maintenance."""
     taints = (f"{GPU}=present:NoSchedule", "maintenance=disks:NoSchedule")
     plane = joined.cluster.plane
     plane.kubectl("taint", "node", NAME, *taints)
@@ -103,7 +103,7 @@ def tainted(joined: Joined) -> Iterator[None]:
 
 @contextmanager
 def healthy(joined: Joined, *health: str) -> Iterator[None]:
-    """The plugin reports this health of its devices."""
+    """Let the plugin report this health of its devices."""
     cluster = joined.cluster
     try:
         cluster.node.set_health(list(health))
@@ -115,7 +115,7 @@ def healthy(joined: Joined, *health: str) -> Iterator[None]:
 
 @contextmanager
 def without_plugin(joined: Joined, *, kubelet_restarted: bool = False) -> Iterator[None]:
-    """The device plugin has ended; a kubelet that starts afterwards knows nothing of it."""
+    """End the device plugin; a kubelet that starts afterwards knows nothing of it."""
     cluster = joined.cluster
     try:
         cluster.plane.kubectl("delete", *PLUGIN, "--timeout=60s")
@@ -130,7 +130,7 @@ def without_plugin(joined: Joined, *, kubelet_restarted: bool = False) -> Iterat
 
 @contextmanager
 def without_network(joined: Joined) -> Iterator[None]:
-    """No CNI plugin is configured."""
+    """Leave no CNI plugin configured."""
     cluster = joined.cluster
     network = cluster.node.path(_NETWORK)
     good = network.read_text()
@@ -147,7 +147,7 @@ def without_network(joined: Joined) -> Iterator[None]:
 
 @contextmanager
 def without_kubelet(joined: Joined) -> Iterator[None]:
-    """The kubelet does not run."""
+    """Stop the kubelet."""
     cluster = joined.cluster
     try:
         cluster.node.run("systemctl", "stop", KUBELET)
@@ -160,7 +160,7 @@ def without_kubelet(joined: Joined) -> Iterator[None]:
 
 @contextmanager
 def without_cri(joined: Joined) -> Iterator[None]:
-    """containerd runs, but its CRI plugin did not load: the configuration names NVIDIA's handler and no other."""
+    """Run containerd without its CRI plugin: the configuration names NVIDIA's handler and no other."""
     with configured(joined, _LONE_HANDLER):
         joined.cluster.await_ready("False")
         yield
@@ -290,7 +290,7 @@ FAULTS: Final = (
 
 
 def told(cluster: Cluster, fault: Fault) -> str:
-    """What kubectl shows of the fault where it shows it; empty as long as it does not."""
+    """Return the lines in which kubectl shows the fault; empty as long as it does not."""
     status = cluster.status(fault.id)
     match fault.seen_in:
         case "scheduler":

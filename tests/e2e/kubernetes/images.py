@@ -21,7 +21,7 @@ _ARCHIVE: Final = "/root/images.tar"
 
 
 def import_images(node: Node, *references: str) -> None:
-    """containerd has stand-ins for the images, and for the one that holds a pod's namespaces."""
+    """Import stand-ins for the images, and for the one that holds a pod's namespaces, into containerd."""
     found = _SANDBOX.search(node.run("containerd", "config", "dump").stdout)
     assert found, "containerd names no sandbox image"
     archive = node.path(_ARCHIVE)
@@ -31,7 +31,7 @@ def import_images(node: Node, *references: str) -> None:
 
 
 def _write_archive(scratch: Path, archive: Path, references: tuple[str, ...]) -> None:
-    """The form of ``docker save``: several images of one layer."""
+    """Write the form of ``docker save``: several images of one layer."""
     program = scratch / "pod"
     run(["gcc", "-static", "-Os", "-o", os.fspath(program), os.fspath(Path(__file__).with_name("pod.c"))])
     layer = _tar({"pod": program.read_bytes()})

@@ -119,7 +119,7 @@ _BRIDGE: Final = {
 
 
 def lacking_network() -> str:
-    """Why pods could have no network here; empty when they can."""
+    """Return why pods could have no network here; empty when they can."""
     return (
         "" if os.path.exists(f"{CNI}/bridge") else "needs the CNI plugins: apt-get install containernetworking-plugins"
     )
@@ -129,16 +129,16 @@ class KubeletNode(Machine):
     """A machine that can join a cluster as the node NAME."""
 
     def storage(self) -> dict[str, Path]:
-        """Also the kubelet's."""
+        """Return the folders, the kubelet's among them."""
         return {**super().storage(), "/var/lib/kubelet": self.sandbox.scratch / "kubelet"}
 
     def bound(self) -> dict[str, Path]:
-        """Also the programs of a Kubernetes node."""
+        """Return the mounts, the programs of a Kubernetes node among them."""
         programs = {f"/usr/local/bin/{name}": Path(asset(name) or "") for name in ("kubelet", "kubectl")}
         return {**super().bound(), **programs, CNI: Path(CNI)}
 
     def provide_kubelet(self, plane: ControlPlane) -> None:
-        """What joins the node to ``plane`` is there, and does not run yet; root may do everything in the cluster."""
+        """Install what joins the node to ``plane``, not started yet; root may do everything in the cluster."""
         self.write(KUBELET_CONFIG, json.dumps(_CONFIG))
         self.write("/etc/systemd/system/kubelet.service", _UNIT)
         self.write("/usr/local/sbin/lab-kernel", _KERNEL, 0o755)
@@ -152,7 +152,7 @@ class KubeletNode(Machine):
         self.run("systemctl", "enable", KUBELET)
 
     def offer_gpus(self, count: int) -> None:
-        """The device plugin's stand-in offers GPUs whenever the plugin's pod runs."""
+        """Offer GPUs by the device plugin's stand-in whenever the plugin's pod runs."""
         self.set_health(["Healthy"] * count)
         program = (sys.executable, "-m", "tests.e2e.kubernetes.device_plugin")
         folders = (str(self.sandbox.scratch / "kubelet/device-plugins"), str(self._devices))
@@ -160,18 +160,18 @@ class KubeletNode(Machine):
         self.spawn(argv, self.sandbox.scratch / "plugin.log")
 
     def set_health(self, health: list[str]) -> None:
-        """Each GPU is ``Healthy`` or ``Unhealthy``."""
+        """Set each GPU to ``Healthy`` or ``Unhealthy``."""
         names = (f"GPU-00000000-0000-0000-0000-{number:012x}" for number in range(1, len(health) + 1))
         partial = self._devices.with_suffix(".partial")
         partial.write_text(json.dumps(dict(zip(names, health, strict=True))))
         partial.rename(self._devices)
 
     def registrations(self) -> int:
-        """How often a kubelet has taken the plugin's GPUs so far; the cluster hears of it later."""
+        """Return how often a kubelet has registered the plugin's GPUs so far; the cluster learns of it later."""
         return (self.sandbox.scratch / "plugin.log").read_text().count("registered")
 
     def journal(self, unit: str, lines: int = 30) -> str:
-        """The last words of a unit."""
+        """Return the last words of a unit."""
         return self.finish("journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines), "-u", unit).stdout
 
     @property

@@ -25,7 +25,7 @@ TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one gpunode said, and how it ended."""
+    """The output and the exit code of one gpunode."""
 
     code: int
     screen: str
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def states(self) -> Mapping[str, str]:
-        """What is planned for each object."""
+        """The planned state of each object."""
         return {f"{one['kind']} {one['name']}": one["state"] for one in self.envelope["result"]["objects"]}
 
 
@@ -52,7 +52,7 @@ class User:
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
 
     def __call__(self, *words: str, check: int | None = 0) -> Answer:
-        """gpunode's answer to these words, as a program gets it."""
+        """Return gpunode's answer to these words, as a program gets it."""
         argv = [sys.executable, "-m", "gpunode", *words, "--json"]
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.startswith("{"), done.stderr
@@ -60,11 +60,11 @@ class User:
         return Answer(done.returncode, done.stderr, json.loads(done.stdout))
 
     def apply(self, recipe: str = "k8s-containerd", *more: str, check: int | None = 0) -> Answer:
-        """Of ``k8s apply`` for the node gpu-1."""
+        """Return the answer of ``k8s apply`` for the node gpu-1."""
         return self("k8s", "apply", recipe, "--node", f"gpu-1={CAPTURE}", "--yes", *more, check=check)
 
     def plan(self, recipe: str = "k8s-containerd", *more: str, check: int | None = 0) -> Answer:
-        """Of ``k8s plan`` for the node gpu-1."""
+        """Return the answer of ``k8s plan`` for the node gpu-1."""
         return self("k8s", "plan", recipe, "--node", f"gpu-1={CAPTURE}", *more, check=check)
 
 
@@ -85,7 +85,7 @@ def user(control_plane: ControlPlane, node: FakeNode, tmp_path: Path) -> Iterato
 
 
 def everything(plane: ControlPlane) -> Mapping[str, Any]:
-    """What the cluster holds, but for what the server counts and times."""
+    """Return all objects of the cluster, without the server's counters and times."""
     kinds = "nodes,namespaces,runtimeclasses,daemonsets,configmaps"
     found = plane.get(kinds, "--all-namespaces")["items"]
     return {
@@ -102,7 +102,7 @@ def everything(plane: ControlPlane) -> Mapping[str, Any]:
     }
 
 
-def test_applied_once_it_stays_and_removed_nothing_is_left(control_plane: ControlPlane, user: User) -> None:
+def test_apply_is_idempotent_and_remove_leaves_nothing(control_plane: ControlPlane, user: User) -> None:
     before = everything(control_plane)
     pending = user.plan("k8s-time-slicing", "--check", check=4)
     assert pending.states == {
@@ -126,7 +126,7 @@ def test_applied_once_it_stays_and_removed_nothing_is_left(control_plane: Contro
     assert user("k8s", "remove", "--yes").envelope["changed"] is False
 
 
-def test_a_rollback_gives_back_what_the_run_found_and_can_be_undone(control_plane: ControlPlane, user: User) -> None:
+def test_rollback_restores_the_previous_state_and_can_be_rolled_back(control_plane: ControlPlane, user: User) -> None:
     user.apply("k8s-containerd")
     first = everything(control_plane)
     user.apply("k8s-time-slicing")
@@ -142,9 +142,7 @@ def test_a_rollback_gives_back_what_the_run_found_and_can_be_undone(control_plan
     assert verbs == ["k8s apply", "k8s apply", "k8s rollback", "k8s rollback"]
 
 
-def test_drift_is_shown_and_mended_and_a_rollback_refuses_what_somebody_changed_since(
-    control_plane: ControlPlane, user: User
-) -> None:
+def test_drift_is_repaired_and_a_rollback_refuses_later_changes(control_plane: ControlPlane, user: User) -> None:
     user.apply()
     image = ("set", "image", "daemonset/nvidia-device-plugin", "plugin=other:1", "--namespace=gpu-system")
     control_plane.kubectl(*image)
@@ -162,7 +160,7 @@ def test_drift_is_shown_and_mended_and_a_rollback_refuses_what_somebody_changed_
     }
 
 
-def test_another_manager_s_field_is_a_conflict_and_is_not_forced(control_plane: ControlPlane, user: User) -> None:
+def test_field_of_another_manager_is_a_conflict_and_is_not_forced(control_plane: ControlPlane, user: User) -> None:
     control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present=false")
     refused = user.apply(check=5)
 
@@ -172,7 +170,7 @@ def test_another_manager_s_field_is_a_conflict_and_is_not_forced(control_plane: 
     control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
 
 
-def test_the_rendered_script_takes_no_label_or_taint_from_others(
+def test_rendered_script_overwrites_no_foreign_label_or_taint(
     control_plane: ControlPlane, user: User, tmp_path: Path
 ) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
@@ -220,9 +218,7 @@ def test_foreign_taints_and_objects_stay(control_plane: ControlPlane, user: User
     control_plane.kubectl("delete", "runtimeclass", "nvidia")
 
 
-def test_a_taint_that_was_there_is_not_gpunode_s_to_take(
-    control_plane: ControlPlane, user: User, tmp_path: Path
-) -> None:
+def test_preexisting_taint_is_not_removed(control_plane: ControlPlane, user: User, tmp_path: Path) -> None:
     recipe = tmp_path / "tainted.toml"
     recipe.write_text(TAINT)
     control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}=present:NoSchedule")
@@ -238,9 +234,7 @@ def test_a_taint_that_was_there_is_not_gpunode_s_to_take(
     "words",
     [("configmap", "theirs"), ("serviceaccount", "theirs"), ("role", "theirs", "--verb=get", "--resource=pods")],
 )
-def test_a_namespace_that_holds_something_else_stays(
-    control_plane: ControlPlane, user: User, words: tuple[str, ...]
-) -> None:
+def test_namespace_with_foreign_objects_stays(control_plane: ControlPlane, user: User, words: tuple[str, ...]) -> None:
     user.apply()
     control_plane.kubectl("create", *words, "--namespace=gpu-system")
     removed = user("k8s", "remove", "--yes")
@@ -250,7 +244,7 @@ def test_a_namespace_that_holds_something_else_stays(
 
 
 @pytest.mark.parametrize("options", [(), ("--server-side", "--field-manager=theirs")])
-def test_what_somebody_else_applied_since_stays(
+def test_object_applied_by_others_since_stays(
     control_plane: ControlPlane, user: User, options: tuple[str, ...]
 ) -> None:
     user.apply()
@@ -265,7 +259,7 @@ def test_what_somebody_else_applied_since_stays(
     control_plane.kubectl("delete", "runtimeclass", "nvidia")
 
 
-def test_removal_gives_up_a_co_owned_object_and_takes_the_rest(control_plane: ControlPlane, user: User) -> None:
+def test_removal_gives_up_a_co_owned_object_and_deletes_the_rest(control_plane: ControlPlane, user: User) -> None:
     user.apply("k8s-time-slicing")
     for value in ("/x", "/config/config.yaml"):
         variable = (f"CONFIG_FILE={value}", "--field-manager=alice")
@@ -290,7 +284,7 @@ def test_removal_gives_up_a_co_owned_object_and_takes_the_rest(control_plane: Co
     control_plane.kubectl("delete", "daemonset", "nvidia-device-plugin", "--namespace=gpu-system", "--timeout=60s")
 
 
-def test_a_rollback_of_a_rollback_finds_the_cluster_of_the_first_run(control_plane: ControlPlane, user: User) -> None:
+def test_rollback_of_a_rollback_uses_the_cluster_of_the_first_run(control_plane: ControlPlane, user: User) -> None:
     elsewhere = User(control_plane, user.home, STRANGER)
     elsewhere.apply("k8s-containerd", "--kubeconfig", str(control_plane.kubeconfig()))
     elsewhere("rollback", "k1", "--yes")
@@ -298,7 +292,7 @@ def test_a_rollback_of_a_rollback_finds_the_cluster_of_the_first_run(control_pla
     assert control_plane.get("runtimeclass", "nvidia")["handler"] == "nvidia"
 
 
-def test_a_rollback_of_a_removal_leaves_what_was_applied_since(control_plane: ControlPlane, user: User) -> None:
+def test_rollback_of_a_removal_refuses_what_was_applied_since(control_plane: ControlPlane, user: User) -> None:
     user.apply("k8s-time-slicing")
     user("k8s", "remove", "--yes")
     user.apply("k8s-containerd")
@@ -308,7 +302,7 @@ def test_a_rollback_of_a_removal_leaves_what_was_applied_since(control_plane: Co
     assert everything(control_plane) == before
 
 
-def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: ControlPlane, user: User) -> None:
+def test_kubelet_credential_sets_labels_of_its_own_node(control_plane: ControlPlane, user: User) -> None:
     kubelet = User(control_plane, user.home, "gpu-1")
     applied = kubelet.apply()
 
@@ -322,9 +316,7 @@ def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: Con
     assert f"{GPU}.present" not in control_plane.get("node", "gpu-1")["metadata"]["labels"]
 
 
-def test_without_captures_the_labels_of_gpu_feature_discovery_tell_the_nodes(
-    control_plane: ControlPlane, user: User
-) -> None:
+def test_nodes_are_described_by_gpu_feature_discovery_labels(control_plane: ControlPlane, user: User) -> None:
     product, count = f"{GPU}.product", f"{GPU}.count"
     unknown = user("k8s", "plan", "--node", f"gpu-1={CAPTURE}")
     assert user("k8s", "plan", check=13).envelope["errors"][0]["what"].startswith("no Node of this cluster says")
@@ -335,7 +327,7 @@ def test_without_captures_the_labels_of_gpu_feature_discovery_tell_the_nodes(
     control_plane.kubectl("label", "node", "gpu-1", f"{count}-")
 
 
-def test_defaults_of_a_kuberc_change_nothing(control_plane: ControlPlane, user: User) -> None:
+def test_kuberc_defaults_are_overridden(control_plane: ControlPlane, user: User) -> None:
     dry = {"name": "dry-run", "default": "client"}
     defaults = [
         {"command": "delete", "options": [dry, {"name": "interactive", "default": "true"}]},
@@ -353,7 +345,7 @@ def test_defaults_of_a_kuberc_change_nothing(control_plane: ControlPlane, user: 
     assert everything(control_plane) == before
 
 
-def test_a_second_advertiser_is_refused(control_plane: ControlPlane, user: User) -> None:
+def test_second_advertiser_is_refused(control_plane: ControlPlane, user: User) -> None:
     labels = {"app": "theirs"}
     pod = {"nodeSelector": {"no": "node"}, "containers": [{"name": "one", "image": "x/nvidia/k8s-device-plugin:v1"}]}
     spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
@@ -378,9 +370,7 @@ def test_a_second_advertiser_is_refused(control_plane: ControlPlane, user: User)
     control_plane.kubectl("delete", "daemonset", "theirs", "--timeout=60s")
 
 
-def test_a_cluster_policy_is_refused_and_without_its_kind_nothing_fails(
-    control_plane: ControlPlane, user: User
-) -> None:
+def test_cluster_policy_is_refused_and_its_missing_kind_is_no_error(control_plane: ControlPlane, user: User) -> None:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"kind": "ClusterPolicy", "plural": "clusterpolicies", "singular": "clusterpolicy"}
@@ -399,7 +389,7 @@ def test_a_cluster_policy_is_refused_and_without_its_kind_nothing_fails(
     control_plane.kubectl("delete", "crd", "clusterpolicies.nvidia.com", "--timeout=60s")
 
 
-def test_a_workload_that_no_node_runs_is_told(control_plane: ControlPlane, user: User) -> None:
+def test_workload_that_no_node_runs_is_reported(control_plane: ControlPlane, user: User) -> None:
     add_node(control_plane, "far-1")
     control_plane.kubectl("taint", "node", "far-1", "far=away:NoSchedule")
     words = ("k8s", "apply", "--node", f"far-1={CAPTURE}", "--yes")
@@ -414,7 +404,7 @@ def test_a_workload_that_no_node_runs_is_told(control_plane: ControlPlane, user:
     ("name", "code", "what"),
     [(STRANGER, 3, "your credentials may not do this"), (EXPIRED, 3, "the cluster does not accept your credentials")],
 )
-def test_credentials_that_do_not_suffice_are_named(user: User, name: str, code: int, what: str) -> None:
+def test_insufficient_credentials_are_named(user: User, name: str, code: int, what: str) -> None:
     refused = User(user.plane, user.home, name).apply(check=code)
     assert refused.envelope["errors"][0]["what"] == what
 
@@ -440,7 +430,7 @@ class CiJob(User):
         ("absent-login", "gpu", 3, "logs in by absent-login, which cannot be run"),
     ],
 )
-def test_login_programs_get_the_environment_of_whoever_runs_gpunode(
+def test_login_programs_get_the_callers_environment(
     control_plane: ControlPlane, user: User, program: str, profile: str, code: int, what: str
 ) -> None:
     token = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": ADMIN}}
@@ -458,7 +448,7 @@ def test_login_programs_get_the_environment_of_whoever_runs_gpunode(
     assert not code or what in answer.envelope["errors"][0]["what"]
 
 
-def test_a_cluster_that_cannot_be_meant_is_told(user: User, tmp_path: Path) -> None:
+def test_unreachable_or_wrong_cluster_is_reported(user: User, tmp_path: Path) -> None:
     assert (
         user.plan("k8s-containerd", "--context", "nowhere", check=2)
         .envelope["errors"][0]["what"]

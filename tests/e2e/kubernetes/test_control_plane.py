@@ -18,7 +18,7 @@ GPU = "nvidia.com/gpu"
 
 
 def gpu_pod(name: str, gpus: int, **spec: object) -> str:
-    """A pod that asks for GPUs and ends."""
+    """Return a pod that asks for GPUs and ends."""
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: gpus}}}
     body = {"restartPolicy": "Never", "containers": [container], **spec}
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body})
@@ -31,7 +31,7 @@ def node(control_plane: ControlPlane) -> Iterator[FakeNode]:
     control_plane.kubectl("delete", "node", "gpu-1")
 
 
-def test_a_pod_runs_on_a_fake_node_and_its_log_is_read(control_plane: ControlPlane, node: FakeNode) -> None:
+def test_pod_runs_on_a_fake_node_and_its_log_is_read(control_plane: ControlPlane, node: FakeNode) -> None:
     control_plane.kubectl("create", "-f", "-", stdin=gpu_pod("computes", 1))
     control_plane.kubectl("wait", "pod/computes", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s")
 
@@ -39,7 +39,7 @@ def test_a_pod_runs_on_a_fake_node_and_its_log_is_read(control_plane: ControlPla
     control_plane.kubectl("delete", "pod", "computes", "--timeout=30s")
 
 
-def test_a_daemon_set_becomes_ready_on_a_fake_node(control_plane: ControlPlane, node: FakeNode) -> None:
+def test_daemon_set_becomes_ready_on_a_fake_node(control_plane: ControlPlane, node: FakeNode) -> None:
     labels = {"app": "plugin"}
     pod = {"nodeSelector": {f"{GPU}.present": "true"}, "containers": [{"name": "one", "image": "lab"}]}
     spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
@@ -52,7 +52,7 @@ def test_a_daemon_set_becomes_ready_on_a_fake_node(control_plane: ControlPlane, 
     control_plane.wait_for("its pod is gone", lambda: not control_plane.get("pods")["items"])
 
 
-def test_the_scheduler_says_why_a_pod_does_not_run(control_plane: ControlPlane, node: FakeNode) -> None:
+def test_scheduler_says_why_a_pod_does_not_run(control_plane: ControlPlane, node: FakeNode) -> None:
     control_plane.kubectl("create", "-f", "-", stdin=gpu_pod("greedy", 9))
 
     def message() -> str:
@@ -64,7 +64,7 @@ def test_the_scheduler_says_why_a_pod_does_not_run(control_plane: ControlPlane, 
     control_plane.kubectl("delete", "pod", "greedy", "--timeout=30s")
 
 
-def test_credentials_may_what_their_users_may(control_plane: ControlPlane, node: FakeNode) -> None:
+def test_credentials_have_the_rights_of_their_users(control_plane: ControlPlane, node: FakeNode) -> None:
     label = ("label", "node", "gpu-1", f"{GPU}.count=8", "--overwrite")
     control_plane.kubectl(*label, user="gpu-1")
     taint = ("taint", "node", "gpu-1", f"{GPU}=present:NoSchedule")
@@ -75,7 +75,7 @@ def test_credentials_may_what_their_users_may(control_plane: ControlPlane, node:
     assert "must be logged in" in control_plane.finish("get", "nodes", user=EXPIRED).stderr
 
 
-def test_the_api_alone_takes_nodes_and_leaves_nothing(tmp_path: Path) -> None:
+def test_api_server_alone_accepts_nodes_and_leaves_nothing(tmp_path: Path) -> None:
     if reason := lacking_assets(*API_PROGRAMS):
         pytest.skip(reason)
     folder = tmp_path / "plane"

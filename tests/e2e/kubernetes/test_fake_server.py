@@ -35,7 +35,7 @@ LABELS: Final = {"nvidia.com/gpu.present": "true"}
 AS_JSON: Final = ("--show-managed-fields", "-o", "json")
 
 
-def listed(*bodies: Body) -> Body:
+def list_of(*bodies: Body) -> Body:
     return {"apiVersion": "v1", "kind": "List", "items": list(bodies)}
 
 
@@ -46,19 +46,19 @@ def bare(body: Body, **metadata: str) -> Body:
 
 def apply(*bodies: Body, manager: str = "gpunode", more: tuple[str, ...] = (), who: str = ADMIN) -> Step:
     words = ("apply", "--server-side", "-f", "-", "--field-manager", manager, *more, *AS_JSON)
-    return who, words, bodies[0] if len(bodies) == 1 else listed(*bodies)
+    return who, words, bodies[0] if len(bodies) == 1 else list_of(*bodies)
 
 
 def get(*bodies: Body, who: str = ADMIN) -> Step:
-    return who, ("get", "-f", "-", "--ignore-not-found", *AS_JSON), listed(*bodies)
+    return who, ("get", "-f", "-", "--ignore-not-found", *AS_JSON), list_of(*bodies)
 
 
 def create(*bodies: Body, who: str = ADMIN) -> Step:
-    return who, ("create", "-f", "-", *AS_JSON), listed(*bodies)
+    return who, ("create", "-f", "-", *AS_JSON), list_of(*bodies)
 
 
 def delete(*bodies: Body, who: str = ADMIN) -> Step:
-    return who, ("delete", "--ignore-not-found", "-f", "-"), listed(*map(bare, bodies))
+    return who, ("delete", "--ignore-not-found", "-f", "-"), list_of(*map(bare, bodies))
 
 
 def merge(body: Body, patch: Body, manager: str) -> Step:
@@ -91,7 +91,7 @@ def gpu_node(name: str = "gpu-1", **metadata: object) -> Body:
 
 
 def forgo(version: str) -> Step:
-    """gpunode's entry, the first one, is taken out of the plugin's managedFields."""
+    """Take gpunode's entry, the first one, out of the plugin's managedFields."""
     patch = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": version},
         {"op": "remove", "path": "/metadata/managedFields/0"},
@@ -207,7 +207,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Step]]] = {
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server without controllers, which would act between two steps."""
+    """Yield an API server without controllers, which would act between two steps."""
     if reason := lacking_assets(*API_PROGRAMS):
         pytest.skip(reason)
     with ControlPlane(tmp_path_factory.mktemp("kubernetes") / "plane", scheduling=False) as plane:
@@ -215,7 +215,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_server_in_memory_answers_as_the_real_one(plane: ControlPlane, name: str) -> None:
+def test_in_memory_server_answers_like_the_real_one(plane: ControlPlane, name: str) -> None:
     fake = Kubectl(ApiServer(), context="admin@lab")
     fake.server.add(node())
     # A namespace of its own: without controllers none is ever gone.
@@ -232,7 +232,7 @@ def test_server_in_memory_answers_as_the_real_one(plane: ControlPlane, name: str
 
 
 def of_real(plane: ControlPlane, step: Step, namespace: str) -> FinishedCommand:
-    """What the real kubectl says; the step's namespace has another name there."""
+    """Return the real kubectl's answer; the step's namespace has another name there."""
     who, words, body = step
     if "@" in " ".join(words):
         version = plane.kubectl(
@@ -248,7 +248,7 @@ def of_real(plane: ControlPlane, step: Step, namespace: str) -> FinishedCommand:
 
 
 def of_fake(fake: Kubectl, step: Step) -> FinishedCommand:
-    """What the stand-in says."""
+    """Return the stand-in's answer."""
     who, words, body = step
     server = fake.server
     server.user = "" if who == EXPIRED else who
@@ -261,7 +261,7 @@ def of_fake(fake: Kubectl, step: Step) -> FinishedCommand:
 
 
 def assert_contained(made: bytes, real: bytes) -> None:
-    """All that the stand-in printed the real one printed, too; what that has more are defaults and other objects."""
+    """Assert that the real server printed all that the stand-in did; its surplus is defaults and other objects."""
     if not made.startswith(b"{"):
         assert set(made.split()) <= set(real.split())
         return
@@ -269,7 +269,7 @@ def assert_contained(made: bytes, real: bytes) -> None:
     found = {place_of(one): dict(one) for one in _flatten_documents(made)}
     assert found.keys() == {place for place in objects if place[1] in {"", "gpu-system"}}
     for place, body in found.items():
-        assert more(body, objects[place]) == {}, place
+        assert missing_parts(body, objects[place]) == {}, place
 
 
 def place_of(body: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -277,14 +277,14 @@ def place_of(body: Mapping[str, Any]) -> tuple[str, str, str]:
     return body.get("kind", ""), metadata.get("namespace", ""), metadata.get("name", "")
 
 
-def more(made: Any, real: Any) -> Any:
-    """What of ``made`` is not in ``real``; empty for nothing."""
+def missing_parts(made: Any, real: Any) -> Any:
+    """Return the parts of ``made`` that are not in ``real``; empty for none."""
     if isinstance(made, dict) and isinstance(real, dict):
-        left = {name: more(value, real.get(name)) for name, value in made.items() if name not in CHANGING}
-        left["managedFields"] = more(owners(made), owners(real)) if "managedFields" in made else {}
+        left = {name: missing_parts(value, real.get(name)) for name, value in made.items() if name not in CHANGING}
+        left["managedFields"] = missing_parts(owners(made), owners(real)) if "managedFields" in made else {}
         return {name: value for name, value in left.items() if value not in ({}, [], None)}
     if isinstance(made, list) and isinstance(real, list) and len(made) == len(real):
-        return [one for one in map(more, made, real) if one]
+        return [one for one in map(missing_parts, made, real) if one]
     return {} if made == real else {"made": made, "real": real}
 
 
@@ -293,7 +293,7 @@ CHANGING: Final = {"uid", "resourceVersion", "generation", "creationTimestamp", 
 
 
 def owners(metadata: Body) -> Mapping[str, Any]:
-    """The managers of an object; with their fields where they applied them: an update owns defaults, too."""
+    """Return the managers of an object; with their fields where they applied them: an update owns defaults, too."""
     return {
         f"{one['manager']} {one['operation']}": one["fieldsV1"] if one["operation"] == "Apply" else True
         for one in metadata["managedFields"]

@@ -26,7 +26,7 @@ TEXTS: Final = Path(__file__).parents[2] / "unit/kubernetes/texts"
 MENDED_S: Final = 30
 
 
-def test_a_pod_computes_through_the_handler(cluster: Cluster) -> None:
+def test_pod_computes_through_the_handler(cluster: Cluster) -> None:
     calls = len(cluster.node.read(CALLS).splitlines())
 
     assert cluster.create("computes").returncode == 0
@@ -53,7 +53,7 @@ def test_kubelet_registered_its_node_with_the_labels_of_the_recipe(cluster: Clus
 BY_CDI: Final = frozenset({"trixie", "sid"})
 
 
-def test_a_pod_of_ones_own_computes_with_what_gpunode_says(joined: Joined, cluster: Cluster) -> None:
+def test_own_pod_computes_with_the_suggested_spec(joined: Joined, cluster: Cluster) -> None:
     (own,) = cluster.gpunode("plan", RECIPE).result["example_pods"]
     assert ("runtimeClassName" in own["spec"]) is (joined.suite not in BY_CDI)
 
@@ -62,17 +62,17 @@ def test_a_pod_of_ones_own_computes_with_what_gpunode_says(joined: Joined, clust
     assert said == ("CDI" if joined.suite in BY_CDI else "NVIDIA's runtime")
 
 
-def test_a_pod_with_limits_alone_computes_where_the_runtime_reads_cdi(joined: Joined, cluster: Cluster) -> None:
+def test_pod_with_only_limits_computes_where_the_runtime_reads_cdi(joined: Joined, cluster: Cluster) -> None:
     assert cluster.computes("plain", runtimeClassName=None) == ("CDI" if joined.suite in BY_CDI else "")
 
 
-def test_a_pod_with_the_class_gets_its_gpu_once(joined: Joined, cluster: Cluster) -> None:
+def test_pod_with_the_runtime_class_gets_its_gpu_once(joined: Joined, cluster: Cluster) -> None:
     """NVIDIA's runtime adds nothing to what CDI gave."""
     assert cluster.computes("classy") == ("CDI" if joined.suite in BY_CDI else "NVIDIA's runtime")
 
 
-def test_without_cdi_only_the_class_gives_a_gpu(joined: Joined, cluster: Cluster) -> None:
-    """As it was before gpunode switched CDI on, and on a node of a mixed cluster that has none."""
+def test_only_the_runtime_class_gives_a_gpu_without_cdi(joined: Joined, cluster: Cluster) -> None:
+    """A node has no CDI before gpunode enables it, and some nodes of mixed clusters never have it."""
     if joined.suite not in BY_CDI:
         pytest.skip("containerd 1.6 has no CDI for pods: see above")
     config = cluster.node.read(CONTAINERD_CONFIG)
@@ -94,7 +94,7 @@ def test_without_cdi_only_the_class_gives_a_gpu(joined: Joined, cluster: Cluster
     cluster.node.path("/root/before.tar.gz").unlink()
 
 
-def test_the_rendered_test_pod_computes(cluster: Cluster) -> None:
+def test_rendered_test_pod_computes(cluster: Cluster) -> None:
     cluster.node.run("kubectl", "create", "-f", f"{RENDERED}/test-pod.yaml", env={"KUBECONFIG": KUBECONFIG})
     pod = (f"--namespace={NAMESPACE}", "--timeout=60s")
     cluster.plane.kubectl("wait", "pod/gpunode-test", "--for=jsonpath={.status.phase}=Succeeded", *pod)
@@ -112,13 +112,13 @@ def test_verify_computes_in_a_pod_on_the_node(joined: Joined, cluster: Cluster) 
     assert f"{GPU} {told}" in pod or f"{GPU}, {told}" in pod, pod
 
 
-def test_a_second_apply_changes_nothing(cluster: Cluster) -> None:
+def test_second_apply_changes_nothing(cluster: Cluster) -> None:
     assert cluster.gpunode("plan", RECIPE, "--check").exit_code == 0
     again = cluster.gpunode("apply", RECIPE, "--yes")
     assert (again.exit_code, again.envelope["changed"]) == (0, False)
 
 
-def test_a_second_setup_beside_the_kubelet_changes_nothing(cluster: Cluster) -> None:
+def test_second_setup_beside_the_kubelet_changes_nothing(cluster: Cluster) -> None:
     before = cluster.node.fingerprint("/etc", "/var/lib/gpunode")
     assert setup_ok(cluster.node, "kubernetes").envelope["changed"] is False
     assert cluster.node.fingerprint("/etc", "/var/lib/gpunode") == before
@@ -142,7 +142,7 @@ def test_kubectl_shows_what_keeps_a_pod_from_computing(joined: Joined, cluster: 
             cluster.await_phase(fault.id, "Succeeded", MENDED_S)
 
 
-def test_a_pod_of_a_class_that_is_not_there_is_refused(joined: Joined, cluster: Cluster) -> None:
+def test_pod_with_a_missing_runtime_class_is_refused(joined: Joined, cluster: Cluster) -> None:
     refused = cluster.create("classless", runtimeClassName="absent")
 
     assert refused.returncode == 1
@@ -150,9 +150,7 @@ def test_a_pod_of_a_class_that_is_not_there_is_refused(joined: Joined, cluster: 
     joined.texts["runtime-class-missing"] = {"stderr": refused.stderr}
 
 
-def test_a_handler_beside_the_kubelets_cgroup_driver_runs_pods_and_is_found_by_plan(
-    joined: Joined, cluster: Cluster
-) -> None:
+def test_mismatched_cgroup_driver_runs_pods_and_is_found_by_plan(joined: Joined, cluster: Cluster) -> None:
     config = cluster.node.read(CONTAINERD_CONFIG)
     assert "SystemdCgroup = true" in config
     with configured(joined, config.replace("SystemdCgroup = true", "SystemdCgroup = false")):
@@ -164,7 +162,7 @@ def test_a_handler_beside_the_kubelets_cgroup_driver_runs_pods_and_is_found_by_p
 
 @pytest.fixture
 def steady(cluster: Cluster) -> Iterator[str]:
-    """A pod that computes all the time."""
+    """Yield a pod that computes all the time."""
     assert cluster.create("steady", image=WAITS, restartPolicy="Always").returncode == 0
     cluster.await_phase("steady", "Running")
     yield str(cluster.container("steady")["containerID"])
@@ -176,7 +174,7 @@ def restart_containerd(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("restart", [Cluster.restart_kubelet, restart_containerd])
-def test_a_daemons_restart_takes_no_gpu_from_a_pod(
+def test_daemon_restart_takes_no_gpu_from_a_pod(
     cluster: Cluster, steady: str, restart: Callable[[Cluster], None]
 ) -> None:
     restart(cluster)
@@ -190,9 +188,7 @@ def test_a_daemons_restart_takes_no_gpu_from_a_pod(
     cluster.delete("after")
 
 
-def test_after_a_reboot_the_gpus_come_back_too_late_for_the_pods_that_had_them(
-    joined: Joined, cluster: Cluster, steady: str
-) -> None:
+def test_pods_with_gpus_fail_admission_after_a_reboot(joined: Joined, cluster: Cluster, steady: str) -> None:
     before = cluster.plane.get("node", NAME)["status"]["nodeInfo"]["bootID"]
 
     cluster.node.reboot()
@@ -210,7 +206,7 @@ def test_after_a_reboot_the_gpus_come_back_too_late_for_the_pods_that_had_them(
     cluster.delete("after")
 
 
-def test_what_was_seen_is_what_unit_tests_read(joined: Joined) -> None:
+def test_recorded_texts_cover_the_observed_faults(joined: Joined) -> None:
     """Written with GPUNODE_WRITE_TEXTS=1, for the faults that were made before."""
     version = joined.cluster.node.run("containerd", "--version").stdout
     found = re.search(r"\b\d+\.\d+", version)
@@ -224,7 +220,7 @@ def test_what_was_seen_is_what_unit_tests_read(joined: Joined) -> None:
         assert joined.texts.keys() <= kept.keys()
 
 
-def test_what_gpunode_brought_goes_and_the_node_is_as_before(joined: Joined, cluster: Cluster) -> None:
+def test_remove_restores_the_node_and_the_cluster(joined: Joined, cluster: Cluster) -> None:
     """The last one: afterwards nothing offers a GPU."""
     node = cluster.node
     gone = cluster.gpunode("remove", "--yes")

@@ -29,7 +29,7 @@ def user(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
-    """A node on which k8s-containerd was applied, and runs."""
+    """Yield a node on which k8s-containerd was applied, and runs."""
     with FakeNode(control_plane, "gpu-1", allocatable={GPU: "1"}) as one:
         user.apply()
         yield one
@@ -39,7 +39,7 @@ def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
 
 @pytest.fixture
 def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
-    """The same, as it was, and afterwards no pod of a test is left."""
+    """Yield the same, as it was, and afterwards no pod of a test is left."""
     yield applied
     applied.says(PASSED)
     applied.status_of = as_run
@@ -47,19 +47,19 @@ def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
 
 
 def pods(plane: ControlPlane) -> list[str]:
-    """The pods of tests that the cluster has."""
+    """Return the pods of tests that the cluster has."""
     found = plane.get("pods", "--namespace", WHERE, "--selector", "gpunode-test")["items"]
     return [one["metadata"]["name"] for one in found]
 
 
-def verified(user: User, *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
-    """Status and detail of each check, by the first two parts of its id."""
+def verify(user: User, *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
+    """Return status and detail of each check, by the first two parts of its id."""
     found = user("k8s", "verify", *(words or ("k8s-containerd",)), *NODE, check=code).envelope["result"]["checks"]
     return {"/".join(one["id"].split("/")[:2]): (one["status"], one["detail"]) for one in found}
 
 
-def test_a_pod_that_computed_proves_the_node(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
-    found = verified(user)
+def test_passing_test_pod_verifies_the_node(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+    found = verify(user)
 
     assert found["runtime-class"][0] == found["workload/gpu-system"][0] == found["resource/gpu-1"][0] == "passed"
     assert found["pod/gpu-1"][0] == "passed"
@@ -69,8 +69,8 @@ def test_a_pod_that_computed_proves_the_node(control_plane: ControlPlane, user: 
     assert found["kubelet/gpu-1"][0] == "skipped"
 
 
-def test_too_few_gpus_are_a_failure(user: User, node: FakeNode) -> None:
-    found = verified(user, "k8s-time-slicing", code=7)
+def test_too_few_gpus_fail(user: User, node: FakeNode) -> None:
+    found = verify(user, "k8s-time-slicing", code=7)
 
     assert found["resource/gpu-1"] == ("failed", "1 offered, 4 expected of 1 GPU")
     assert found["sharing/gpu-1"][0] == "skipped"
@@ -82,7 +82,7 @@ def test_two_pods_share_a_gpu(control_plane: ControlPlane, user: User, node: Fak
     node.status_of = lambda spec: status(spec, "Succeeded", {"terminated": ended})
     control_plane.api.patch("/api/v1/nodes/gpu-1/status", offers(4))
     try:
-        found = verified(user, "k8s-time-slicing")
+        found = verify(user, "k8s-time-slicing")
     finally:
         control_plane.api.patch("/api/v1/nodes/gpu-1/status", offers(1))
 
@@ -94,43 +94,43 @@ def offers(gpus: int) -> Mapping[str, Any]:
     return {"status": {"capacity": {GPU: str(gpus)}, "allocatable": {GPU: str(gpus)}}}
 
 
-def test_a_log_without_the_sum_is_a_failure(user: User, node: FakeNode) -> None:
+def test_pod_log_without_the_success_line_fails(user: User, node: FakeNode) -> None:
     node.says("no CUDA-capable device is detected\n")
 
-    found = verified(user, code=7)
+    found = verify(user, code=7)
 
     assert found["pod/gpu-1"][0] == "failed"
     assert "no CUDA-capable device" in found["pod/gpu-1"][1]
     assert found["handler/gpu-1"] == ("passed", "the test pod ran through it")
 
 
-def test_an_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> None:
+def test_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> None:
     waiting = {"reason": "ErrImagePull", "message": "pull access denied"}
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": waiting})
 
-    found = verified(user, "--image", "mirror.example.org/vectoradd:1", "--timeout", "2", code=7)
+    found = verify(user, "--image", "mirror.example.org/vectoradd:1", "--timeout", "2", code=7)
 
     assert "mirror.example.org/vectoradd:1 cannot be pulled: pull access denied" in found["pod/gpu-1"][1]
 
 
-def test_a_taint_that_nobody_tolerates_is_named(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+def test_untolerated_taint_is_named(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     control_plane.kubectl("taint", "node", "gpu-1", "team=blue:NoSchedule")
     try:
-        found = verified(user, "--timeout", "2", code=7)
+        found = verify(user, "--timeout", "2", code=7)
     finally:
         control_plane.kubectl("taint", "node", "gpu-1", "team-")
 
     assert "gpu-1 has the taint team=blue:NoSchedule" in found["pod/gpu-1"][1]
 
 
-def test_a_gpu_in_use_is_no_failure_and_no_proof(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+def test_gpu_in_use_is_reported_as_not_run(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: 1}}}
     spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training"}, "spec": spec}
     control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     control_plane.kubectl("wait", "pod/training", "--for=condition=Ready", "--timeout=30s")
     try:
-        found = verified(user, "--timeout", "2")
+        found = verify(user, "--timeout", "2")
     finally:
         control_plane.kubectl("delete", "pod", "training", "--timeout=30s")
 
@@ -138,7 +138,7 @@ def test_a_gpu_in_use_is_no_failure_and_no_proof(control_plane: ControlPlane, us
     assert "in use, by default/training" in found["pod/gpu-1"][1]
 
 
-def test_a_plugin_that_crashes_is_explained_by_its_log(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+def test_crashing_plugin_is_explained_by_its_log(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.says("Detected non-NVML platform: could not load NVML library: libnvidia-ml.so.1: cannot open shared object\n")
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
     node.status_of = lambda spec: status(spec, "Running", waiting, restarts=3)
@@ -146,7 +146,7 @@ def test_a_plugin_that_crashes_is_explained_by_its_log(control_plane: ControlPla
     control_plane.kubectl("delete", *plugin, "--timeout=30s")
     try:
         control_plane.wait_for("it crashes", lambda: "CrashLoopBackOff" in json.dumps(control_plane.get(*plugin)))
-        found = verified(user, "--timeout", "2", code=7)
+        found = verify(user, "--timeout", "2", code=7)
     finally:
         node.status_of = as_run
         control_plane.kubectl("delete", *plugin, "--timeout=30s")
@@ -156,7 +156,7 @@ def test_a_plugin_that_crashes_is_explained_by_its_log(control_plane: ControlPla
     assert "device-plugin-library-not-found" in detail
 
 
-def test_a_signal_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+def test_sigint_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": {"reason": "ContainerCreating"}})
     argv = [sys.executable, "-m", "gpunode", "k8s", "verify", *NODE, "--json"]
     with subprocess.Popen(argv, env=user.environment, stdout=-1, stderr=-1, text=True) as process:
@@ -169,7 +169,7 @@ def test_a_signal_leaves_no_pod(control_plane: ControlPlane, user: User, node: F
     assert pods(control_plane) == []
 
 
-def test_the_cluster_ends_a_check_that_was_killed(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+def test_job_deadline_ends_a_killed_check(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     """Its pod asks for a GPU that is in use, so that it never starts."""
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: 1}}}
     spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}

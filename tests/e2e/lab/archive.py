@@ -16,7 +16,7 @@ class NoArchive(LabError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One address with the suites and components that it is asked for."""
+    """An address with the suites and components requested from it."""
 
     uri: str
     suites: tuple[str, ...]
@@ -24,7 +24,7 @@ class Source:
 
 
 def debian_archive(etc: Path = Path("/etc")) -> str:
-    """The address of Debian's main archive.
+    """Return the address of Debian's main archive.
 
     Raises:
         NoArchive: apt has none, as on a machine that is not Debian.
@@ -38,7 +38,7 @@ def debian_archive(etc: Path = Path("/etc")) -> str:
 
 
 def demand_archive(address: str, codename: str) -> None:
-    """The archive at ``address`` answers, through apt's own downloader and its proxy.
+    """Require that the archive at ``address`` answers, through apt's own downloader and its proxy.
 
     Raises:
         NoArchive: it does not.
@@ -52,7 +52,7 @@ def demand_archive(address: str, codename: str) -> None:
 
 
 def sources(apt: Path) -> Iterator[Source]:
-    """All package sources that ``apt`` (``/etc/apt``) configures, in both formats."""
+    """Yield all package sources that ``apt`` (``/etc/apt``) configures, in both formats."""
     for path in [apt / "sources.list", *sorted(apt.glob("sources.list.d/*"))]:
         if path.suffix == ".list" and path.is_file():
             yield from _one_line(path.read_text())
@@ -61,7 +61,7 @@ def sources(apt: Path) -> Iterator[Source]:
 
 
 def transport_options() -> list[str]:
-    """The machine's proxy, certificate and timeout settings, as ``-o`` of apt takes them."""
+    """Return the machine's proxy, certificate and timeout settings, as ``-o`` of apt takes them."""
     lines = run(["apt-config", "dump"]).stdout.splitlines()
     wanted = [line.rstrip(";") for line in lines if line.startswith(("Acquire::http", "Acquire::https"))]
     return [line.replace(" ", "=", 1).replace('"', "") for line in wanted if not line.endswith('""')]
@@ -103,7 +103,7 @@ def _fields(stanza: str) -> dict[str, str]:
 
 
 def _resolved(uri: str) -> str:
-    """``uri``, or the first address of the list that a ``mirror+file:`` names, as cloud images have it."""
+    """Return ``uri``, or the first address of the list that a ``mirror+file:`` names, as cloud images have it."""
     if not uri.startswith("mirror+file:"):
         return uri
     lines = Path("/" + uri.removeprefix("mirror+file:").lstrip("/")).read_text().splitlines()

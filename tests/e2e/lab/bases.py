@@ -48,7 +48,7 @@ class Bases:
 
 
 def provide(codename: str, folder: Path) -> Bases:
-    """The bases of suite ``codename`` in ``folder``, from the cache or built.
+    """Return the bases of suite ``codename`` in ``folder``, from the cache or built.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -65,12 +65,12 @@ def provide(codename: str, folder: Path) -> Bases:
 
 
 def cache_folder() -> Path:
-    """Where built bases are kept."""
+    """Return the folder of the built bases."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode-lab"
 
 
 def kernel_image(release: str, version: str) -> Package:
-    """A kernel package that has everything but the kernel."""
+    """Return a kernel package that has everything but the kernel."""
     return Package(
         f"linux-image-{release}",
         version,
@@ -120,7 +120,7 @@ def _setting(option: str) -> str:
 
 
 def _kernel(debs: Path) -> tuple[str, str]:
-    """Release and package version of the kernel whose headers the suite has."""
+    """Return release and package version of the kernel whose headers the suite has."""
     meta = next(debs.glob("linux-headers-amd64_*.deb"), None)
     if meta is None:
         raise LabError(f"no linux-headers-amd64 among the packages in {debs}")
@@ -131,7 +131,7 @@ def _kernel(debs: Path) -> tuple[str, str]:
 
 
 def _add_layer(base: Base, target: Path, packages: tuple[str, ...]) -> None:
-    """``target`` holds what installing ``packages`` from the base's own packages adds to ``base``."""
+    """Write to ``target`` what installing ``packages`` from the base's own packages adds to ``base``."""
     index = run(["env", f"--chdir={base.debs}", "apt-ftparchive", "packages", "."]).stdout
     (base.debs / "Packages").write_text(index)
     with Chroot(base, target.with_name(f"{target.name}-build")) as node:
@@ -170,6 +170,6 @@ def _store(folder: Path, cached: Path) -> None:
 
 
 def _recipe_hash(codename: str) -> str:
-    """Over all that decides what a base holds; the archive's own state is not among it."""
+    """Return a hash over all that decides what a base holds; the archive's own state is not among it."""
     sources = [Path(__file__).with_name(name).read_text() for name in ("bases.py", "tree.py", "debs.py")]
     return hashlib.sha256("\0".join((codename, *sources)).encode()).hexdigest()[:16]

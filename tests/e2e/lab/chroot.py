@@ -18,7 +18,7 @@ class Chroot(Node):
     """A node whose services do not start by themselves (policy-rc.d says so)."""
 
     def enter(self, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` in the node."""
+        """Return the command line that runs ``argv`` in the node."""
         return self.sandbox.argv("chroot", os.fspath(self.merged), *argv)
 
     def _boot(self) -> None:

@@ -48,7 +48,7 @@ def _copy(found: Distribution, name: str, folder: Path) -> None:
 
 
 def _closure(names: tuple[str, ...]) -> list[Distribution]:
-    """The distributions ``names`` and all that they need, as far as they are installed."""
+    """Return the distributions ``names`` and all that they need, as far as they are installed."""
     found: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:

@@ -18,7 +18,7 @@ class LabError(Exception):
 def finish(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120
 ) -> Result:
-    """What ``argv`` said and how it ended.
+    """Return the output and the exit code of ``argv``.
 
     Its output goes to files, not pipes: a daemon that it leaves behind then keeps nobody waiting.
 
@@ -39,7 +39,7 @@ def finish(
 
 
 def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120) -> Result:
-    """As `finish`, for a command that has to succeed.
+    """Run a command as `finish` does; it has to succeed.
 
     Raises:
         LabError: it did not.
@@ -51,7 +51,7 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str
 
 
 def compile_library(source: Path, target: Path, *defines: str) -> Path:
-    """The C file ``source`` as a shared library at ``target``."""
+    """Return the C file ``source`` as a shared library at ``target``."""
     options = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
     run(["gcc", *options, *(f"-D{define}" for define in defines), "-o", os.fspath(target), os.fspath(source)])
     return target

@@ -68,7 +68,7 @@ class Package:
         return "".join(f"{name}: {value}\n" for name, value in fields.items())
 
     def build(self, folder: Path) -> Path:
-        """The package as a file in ``folder``."""
+        """Return the package as a file in ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="gpunode-lab-deb-") as scratch:
             tree = Path(scratch) / "tree"
@@ -103,20 +103,20 @@ class Release:
     codename: str = ""
 
     def options(self) -> list[str]:
-        """The fields as apt-ftparchive takes them."""
+        """Return the fields as apt-ftparchive takes them."""
         fields = {"Origin": self.origin, "Label": self.label, "Suite": self.suite, "Codename": self.codename}
         named = {**{name: value for name, value in fields.items() if value}, "Architectures": "amd64"}
         return [part for name, value in named.items() for part in ("-o", f"APT::FTPArchive::Release::{name}={value}")]
 
 
 def build_all(packages: Iterable[Package], folder: Path) -> None:
-    """All ``packages`` are files in ``folder``."""
+    """Build all ``packages`` as files in ``folder``."""
     for package in packages:
         package.build(folder)
 
 
 def publish(folder: Path, release: Release, key: Key) -> None:
-    """``folder`` is a flat apt archive of the packages in it, signed by ``key``."""
+    """Make ``folder`` a flat apt archive of the packages in it, signed by ``key``."""
     _remove_index(folder)
     packages = _ftparchive(folder, "packages", ".")
     (folder / "Packages").write_text(packages)

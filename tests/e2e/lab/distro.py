@@ -1,4 +1,4 @@
-"""What distributions have of their own: Debian's old driver, and an archive of small packages under Ubuntu's names."""
+"""Peculiarities of distributions: Debian's old driver, and an archive of small packages under Ubuntu's names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ubuntu:
         return "".join(f"{name}={value}\n" for name, value in fields.items())
 
     def base(self, debian: Base) -> Base:
-        """A node with this release's kernel and archive over Debian's files."""
+        """Return a node with this release's kernel and archive over Debian's files."""
         return replace(debian, archive=f"ubuntu/{self.codename}", kernel=self.kernel)
 
 
@@ -84,7 +84,7 @@ def ubuntu_archive(ubuntu: Ubuntu, debian: Base) -> Iterator[Package]:
 
 
 def become(node: Node, ubuntu: Ubuntu) -> None:
-    """``node``, made from ``ubuntu.base``, has Ubuntu's label and kernel package instead of Debian's."""
+    """Give ``node``, made from ``ubuntu.base``, Ubuntu's label and kernel package instead of Debian's."""
     # /etc/os-release leads here.
     node.write("/usr/lib/os-release", ubuntu.os_release)
     images = [name for name in node.installed() if name.startswith("linux-image-")]
@@ -94,7 +94,7 @@ def become(node: Node, ubuntu: Ubuntu) -> None:
 
 
 def old_driver() -> Iterator[Package]:
-    """Debian's driver of branch 470 under its ordinary names, and under those of the legacy packages."""
+    """Yield Debian's driver of branch 470 under its ordinary names, and under those of the legacy packages."""
     yield from (Package(name, OLD_VERSION) for name in (*OLD_LIBRARIES, "nvidia-alternative", "nvidia-modprobe"))
     yield _package("nvidia-kernel-support", "nvidia-modprobe")
     yield _old_module("nvidia-kernel-dkms", "nvidia-current", OLD_VERSION, "nvidia-kernel-support")
@@ -109,7 +109,7 @@ def old_driver() -> Iterator[Package]:
 
 
 def add_nonfree(node: Node) -> None:
-    """apt of ``node`` also knows the archive that holds the old driver."""
+    """Add the archive that holds the old driver to apt of ``node``."""
     line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /\n"
     node.write("/etc/apt/sources.list.d/nonfree.list", line)
     node.run("apt-get", "update")
@@ -158,7 +158,7 @@ def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
 
 
 def _headers(release: str, version: str, debian: Base) -> Package:
-    """Headers of Ubuntu's name with Debian's behind them."""
+    """Return headers of Ubuntu's name with Debian's behind them."""
     return Package(
         f"linux-headers-{release}",
         version,

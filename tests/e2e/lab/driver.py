@@ -129,7 +129,7 @@ fi
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """One driver release.
+    """A driver release.
 
     Attributes:
         nvml: its libnvidia-ml, compiled.
@@ -151,25 +151,25 @@ class Driver:
         return f"{self.version}-{self.revision}"
 
     def package(self, name: str, *depends: str) -> Package:
-        """A package of this release that depends on ``depends``; a bare name means this very version."""
+        """Return a package of this release that depends on ``depends``; a bare name means this very version."""
         return Package(name, self.full, depends=tuple(self.exact(item) for item in depends))
 
     def exact(self, dependency: str) -> str:
-        """``dependency`` at this version, unless it says otherwise (``dkms`` is not the driver's)."""
+        """Return ``dependency`` at this version, unless it says otherwise (``dkms`` is not the driver's)."""
         if dependency == "dkms" or " " in dependency:
             return dependency
         return f"{dependency} (= {self.full})"
 
 
 def make_driver(version: str, folder: Path) -> Driver:
-    """Driver ``version`` with its library compiled in ``folder``."""
+    """Return driver ``version`` with its library compiled in ``folder``."""
     target = folder / version / "libnvidia-ml.so.1"
     target.parent.mkdir(parents=True)
     return Driver(version, compile_library(NATIVE / "nvml.c", target, f'VERSION="{version}"'))
 
 
 def debian_packages(driver: Driver) -> Iterator[Package]:
-    """All packages of the release in NVIDIA's Debian repositories."""
+    """Return all packages of the release in NVIDIA's Debian repositories."""
     return _with_pinning(driver, _debian(driver))
 
 
@@ -180,7 +180,7 @@ def ubuntu_packages(driver: Driver) -> Iterator[Package]:
 
 
 def _debian(driver: Driver) -> Iterator[Package]:
-    """The release as NVIDIA's Debian repositories have it: from 615 on open only, its ``cuda-drivers`` empty."""
+    """Yield the release as NVIDIA's Debian repositories have it: from 615 on open only, its ``cuda-drivers`` empty."""
     branch, package = driver.branch, driver.package
     yield module_package(driver, "nvidia-kernel-open-dkms", "nvidia-kernel-dkms", licence="Dual MIT/GPL")
     if branch < 615:
@@ -269,7 +269,7 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
 
 
 def module_package(driver: Driver, name: str, *rivals: str, licence: str, needs: tuple[str, ...] = ()) -> Package:
-    """A package whose module dkms builds for real."""
+    """Return a package whose module dkms builds for real."""
     sources = {
         "dkms.conf": DKMS_CONF.replace("@VERSION@", driver.version),
         "Makefile": MAKEFILE.replace("@VERSION@", driver.version).replace("@LICENSE@", licence),
@@ -303,7 +303,7 @@ def _nvml(driver: Driver, name: str) -> Package:
 
 
 def _with_libcuda(driver: Driver, package: Package) -> Package:
-    """``package`` with a library that can be loaded as libcuda.so.1; nobody in the lab calls it."""
+    """Return ``package`` with a library that can be loaded as libcuda.so.1; nobody in the lab calls it."""
     real = f"libcuda.so.{driver.version}"
     return replace(
         package,
@@ -334,7 +334,7 @@ def _persistenced(driver: Driver, name: str, *depends: str) -> Package:
 
 
 def _with_pinning(driver: Driver, packages: Iterator[Package]) -> Iterator[Package]:
-    """``packages``, and NVIDIA's way to choose this branch: preferences for every one of them."""
+    """Yield ``packages``, and NVIDIA's way to choose this branch: preferences for every one of them."""
     built = tuple(packages)
     yield from built
     names = " ".join(package.name for package in built)
@@ -349,11 +349,11 @@ def _with_pinning(driver: Driver, packages: Iterator[Package]) -> Iterator[Packa
 
 
 def _replacing(package: Package, virtual: str) -> Package:
-    """``package`` is one of several that provide ``virtual`` and exclude each other."""
+    """Return ``package`` as one of several that provide ``virtual`` and exclude each other."""
     others = (*package.conflicts, virtual)
     return replace(package, conflicts=others, provides=(*package.provides, virtual))
 
 
 def _against(package: Package, *virtual: str) -> Package:
-    """``package`` excludes the branch-suffixed ones, which provide ``virtual``."""
+    """Return ``package`` as one that excludes the branch-suffixed ones, which provide ``virtual``."""
     return replace(package, conflicts=(*package.conflicts, *virtual))

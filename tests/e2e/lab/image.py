@@ -11,13 +11,13 @@ from tests.e2e.lab.tree import NATIVE
 
 
 def import_image(node: Node, name: str = "lab") -> None:
-    """docker in ``node`` has the image ``name``, whose program ``/hello`` prints a line; ``/hello wait`` stays."""
+    """Import image ``name`` into docker in ``node``; its program ``/hello`` prints a line; ``/hello wait`` stays."""
     write_archive(node.sandbox.scratch / "image", node.path("/root/image.tar"))
     node.run("docker", "import", "/root/image.tar", name)
 
 
 def write_archive(folder: Path, archive: Path) -> None:
-    """``archive`` holds the image's files, which were made in ``folder``."""
+    """Write the image's files, which are made in ``folder``, to ``archive``."""
     folder.mkdir()
     run(["gcc", "-static", "-Os", "-o", os.fspath(folder / "hello"), os.fspath(NATIVE / "hello.c")])
     run(["tar", "-C", os.fspath(folder), "-cf", os.fspath(archive), "hello"])

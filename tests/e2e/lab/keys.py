@@ -26,15 +26,15 @@ class Key:
         return self._gpg("--armor", "--export", self.fingerprint)
 
     def clearsigned(self, text: str) -> str:
-        """``text`` with its signature around it (InRelease)."""
+        """Return ``text`` with its signature around it (InRelease)."""
         return self._gpg("--local-user", self.fingerprint, "--clearsign", text=text)
 
     def signature(self, text: str) -> str:
-        """The signature of ``text`` alone (Release.gpg)."""
+        """Return the signature of ``text`` alone (Release.gpg)."""
         return self._gpg("--local-user", self.fingerprint, "--armor", "--detach-sign", text=text)
 
     def write_keyring(self, path: Path) -> None:
-        """The public key is at ``path``, binary, as apt's signed-by takes it."""
+        """Write the public key to ``path``, binary, as apt's signed-by takes it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._gpg("--yes", "--output", os.fspath(path), "--export", self.fingerprint)
 
@@ -43,7 +43,7 @@ class Key:
 
 
 def make_key(home: Path, owner: str) -> Key:
-    """A new key of ``owner``; many may share one ``home``, whose path must be short (gpg's sockets lie in it)."""
+    """Make a new key of ``owner``; many may share one ``home``, whose path must be short (gpg's sockets lie in it)."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f"{owner} (gpunode's tests)"
     _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa3072", "sign", "never")
@@ -53,7 +53,7 @@ def make_key(home: Path, owner: str) -> Key:
 
 
 def stop_agent(home: Path) -> None:
-    """No gpg-agent serves ``home`` any longer."""
+    """Stop every gpg-agent that serves ``home``."""
     run(["gpgconf", "--homedir", os.fspath(home), "--kill", "all"])
 
 

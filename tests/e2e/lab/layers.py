@@ -1,4 +1,4 @@
-"""What nodes of some tests have beside a base: packages of the Debian archive as one more layer, kept in the cache."""
+"""Layers of nodes above a base: packages of the Debian archive, kept in the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 def provide_layer(kind: str, recipe: str, base: Base, folder: Path, add: Callable[[Base, Path], None]) -> Base:
-    """``base`` with one more layer, made in ``folder`` from the cache or by ``add``.
+    """Return ``base`` with one more layer, made in ``folder`` from the cache or by ``add``.
 
     Args:
         kind: the layer's name in the cache.
@@ -42,7 +42,7 @@ def provide_layer(kind: str, recipe: str, base: Base, folder: Path, add: Callabl
 
 
 def add_packages(base: Base, layer: Path, packages: tuple[str, ...]) -> Path:
-    """``layer`` is what installing ``packages`` adds to ``base``; returns the folder of their files.
+    """Write to ``layer`` what installing ``packages`` adds to ``base``, and return the folder of their files.
 
     Raises:
         NoArchive: no Debian archive can be reached.
@@ -55,7 +55,7 @@ def add_packages(base: Base, layer: Path, packages: tuple[str, ...]) -> Path:
 
 
 def download(base: Base, debs: Path, packages: tuple[str, ...]) -> None:
-    """``debs`` holds ``packages`` and what else ``base`` lacks for them: the machine's apt with the base's status."""
+    """Download ``packages`` and what else ``base`` lacks for them to ``debs``, by this machine's apt."""
     mirror = debian_archive()
     demand_archive(mirror, base.codename)
     scratch = debs.with_name("apt")

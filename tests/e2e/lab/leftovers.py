@@ -1,4 +1,4 @@
-"""What a node may leave on the machine, looked for by the node's own marks: others may be at work at the same time."""
+"""Leftovers of a node on the machine, found by the node's own marks: others may be at work at the same time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Marks:
 
 
 def marks(node: Node) -> Marks:
-    """The marks of a running node."""
+    """Return the marks of a running node."""
     held = [os.open(f"/proc/{node.sandbox.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]
     made = Marks(node.sandbox.scratch, frozenset(os.readlink(f"/proc/self/fd/{number}") for number in held))
     weakref.finalize(made, _close, held)
@@ -41,7 +41,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def leftovers(of: Marks) -> list[str]:
-    """Everything of the node that is still there."""
+    """Return everything of the node that is still there."""
     return [*_processes(of), *_mounts(of), *_cgroups(of), *([str(of.scratch)] if of.scratch.exists() else [])]
 
 

@@ -58,36 +58,36 @@ class Machine(Node):
     patience_s: ClassVar[float] = 60
 
     def enter(self, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` in the node."""
+        """Return the command line that runs ``argv`` in the node."""
         kinds = ("mount", "pid", "net", "uts", "ipc", "cgroup", "root", "wd")
         leader = self._leader()
         return self.sandbox.argv("nsenter", f"--target={leader}", *(f"--{kind}" for kind in kinds), "--", *argv)
 
     def path(self, path: str) -> Path:
-        """Where this process finds the running node's ``path``; absolute symlinks in it lead outside the node."""
+        """Return this process's path of the running node's ``path``; absolute symlinks in it lead outside the node."""
         return self.sandbox.inside(Path(f"/proc/{self._leader()}/root{path}"))
 
     def wait_running(self) -> None:
-        """systemd has started all units of its default target, or has given up on some."""
+        """Wait until systemd has started all units of its default target, or has given up on some."""
         self._wait(lambda: self._state() in {"running", "degraded"}, "booted")
 
     def boot_id(self) -> str:
-        """Different after each boot."""
+        """Return an id that differs after each boot."""
         return self.read("/proc/sys/kernel/random/boot_id").strip()
 
     def reboot(self) -> None:
-        """The node has rebooted and is running again."""
+        """Reboot the node, and wait until it is running again."""
         before = self.boot_id()
         self.finish("systemctl", "reboot")
         self.wait_reboot(before)
 
     def wait_reboot(self, before: str) -> None:
-        """The node is running in another boot than ``before``, whoever asked for it."""
+        """Wait until the node runs in another boot than ``before``, whoever asked for it."""
         self._wait(lambda: self._booted_since(before), "rebooted")
         self.wait_running()
 
     def console(self) -> str:
-        """What the node and systemd-nspawn have said on the console."""
+        """Return the console output of the node and of systemd-nspawn."""
         return (self.sandbox.scratch / "console").read_text(errors="replace")
 
     def _boot(self) -> None:
@@ -124,7 +124,7 @@ class Machine(Node):
         ]
 
     def _leader(self) -> int:
-        """The process of the node's systemd, as the sandbox numbers it."""
+        """Return the process of the node's systemd, as the sandbox numbers it."""
         processes = {}
         for stat in self.sandbox.inside(Path("/proc")).glob("[0-9]*/stat"):
             try:

@@ -30,7 +30,7 @@ STORAGE: Final = ("docker", "containerd")
 
 
 class Archives(Protocol):
-    """What a node's apt can be pointed at."""
+    """The archives that a node's apt can be pointed at."""
 
     @property
     def root(self) -> Path:
@@ -103,12 +103,12 @@ class Node(ABC):
         self.close()
 
     def close(self) -> None:
-        """No process, mount or file of the node is left."""
+        """Remove every process, mount and file of the node."""
         self.halt()
         run(["rm", "-rf", os.fspath(self.sandbox.scratch)])
 
     def halt(self) -> None:
-        """No process or mount is left; the node's own files are still in ``upper``."""
+        """End every process and mount; the node's own files are still in ``upper``."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -119,7 +119,7 @@ class Node(ABC):
 
     @property
     def upper(self) -> Path:
-        """What the node has written, as overlayfs keeps it."""
+        """The files that the node has written, as overlayfs keeps them."""
         return self.sandbox.scratch / "upper"
 
     @property
@@ -130,42 +130,42 @@ class Node(ABC):
         return self._server
 
     def finish(self, *argv: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 300) -> Result:
-        """What ``argv`` said inside and how it ended."""
+        """Return the output and the exit code of ``argv``, run inside."""
         settings = [f"{name}={value}" for name, value in {**ENVIRONMENT, **(env or {})}.items()]
         inside = self.enter("env", "--ignore-environment", *settings, *argv)
         return finish(inside, stdin=stdin, timeout=timeout)
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 300) -> Result:
-        """As `finish`, for a command that has to succeed."""
+        """Run a command as `finish` does; it has to succeed."""
         result = self.finish(*argv, env=env, stdin=stdin, timeout=timeout)
         if result.returncode:
             raise LabError(f"status {result.returncode}: {argv}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}")
         return result
 
     def start(self, *argv: str, log: str) -> subprocess.Popen[bytes]:
-        """A daemon of the node; it writes to ``log`` inside and dies with the node at the latest."""
+        """Start a daemon of the node; it writes to ``log`` inside and dies with the node at the latest."""
         settings = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         return self.spawn(self.enter("env", "--ignore-environment", *settings, *argv), self.path(log))
 
     def spawn(self, argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-        """A process of the machine that ends with the node at the latest; it writes to ``log``."""
+        """Start a process of the machine that ends with the node at the latest; it writes to ``log``."""
         with log.open("ab") as output:
             daemon = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         self._daemons.append(daemon)
         return daemon
 
     def gpunode(self, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 300) -> Result:
-        """What ``gpunode ARGUMENTS`` said and how it ended."""
+        """Return the output and the exit code of ``gpunode ARGUMENTS``."""
         # Compiled modules go to a place that is neither the project nor the node's disk.
         python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
         return self.finish("python3", "-m", "gpunode", *arguments, env={**python, **(env or {})}, timeout=timeout)
 
     def path(self, path: str) -> Path:
-        """Where this process finds the node's ``path``; absolute symlinks in it lead outside the node."""
+        """Return this process's path of the node's ``path``; absolute symlinks in it lead outside the node."""
         return self.sandbox.inside(self.merged / path.lstrip("/"))
 
     def write(self, path: str, text: str, mode: int = 0o644) -> Path:
-        """``path`` holds ``text``, its folders exist."""
+        """Write ``text`` to ``path``, and make its folders."""
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
@@ -173,17 +173,17 @@ class Node(ABC):
         return target
 
     def read(self, path: str) -> str:
-        """The text of ``path``."""
+        """Return the text of ``path``."""
         return self.path(path).read_text()
 
     def installed(self) -> dict[str, str]:
-        """Version by name of every installed package."""
+        """Return the version by name of every installed package."""
         listing = self.run("dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package} ${Version}\n").stdout
         rows = (line.split() for line in listing.splitlines())
         return {row[1]: row[2] for row in rows if row[0].startswith("ii")}
 
     def fingerprint(self, *folders: str) -> str:
-        """A hash over names, contents, modes, owners and modification times of all files in ``folders``."""
+        """Return a hash over names, contents, modes, owners and modification times of all files in ``folders``."""
         digest = hashlib.sha256()
         for folder in folders:
             for row in _rows(self.path(folder), folder):
@@ -192,18 +192,18 @@ class Node(ABC):
 
     @abstractmethod
     def enter(self, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` in the node."""
+        """Return the command line that runs ``argv`` in the node."""
 
     @abstractmethod
     def _boot(self) -> None:
-        """The node's files are there; now commands can run in it."""
+        """Boot the node, whose files are there; afterwards commands can run in it."""
 
     def bound(self) -> dict[str, Path]:
-        """What is mounted read-only where."""
+        """Return the read-only mounts, by their place."""
         return {} if self.code is None else {PROJECT: self.code.project, SITE: self.code.site}
 
     def storage(self) -> dict[str, Path]:
-        """The folders for the daemons' storage, by where they are mounted."""
+        """Return the folders for the daemons' storage, by where they are mounted."""
         return {f"/var/lib/{name}": self.sandbox.scratch / name for name in STORAGE}
 
     def _furnish(self) -> None:

@@ -29,7 +29,7 @@ class Device:
 
     @property
     def modalias(self) -> str:
-        """As the kernel makes it."""
+        """The modalias as the kernel makes it."""
         vendor, device = self.subsystem
         base, sub, interface = self.device_class.to_bytes(3, "big")
         identity = f"v{self.vendor:08X}d{self.device:08X}sv{vendor:08X}sd{device:08X}"
@@ -46,7 +46,7 @@ class Device:
         return bytes(space)
 
     def attributes(self) -> dict[str, str]:
-        """The text files that sysfs has for it."""
+        """Return the text files that sysfs has for it."""
         vendor, device = self.subsystem
         return {
             "vendor": f"0x{self.vendor:04x}",
@@ -74,7 +74,7 @@ RADEON = Device("0000:03:00.0", 0x73BF, vendor=0x1002, subsystem=(0x1002, 0x0E3A
 
 
 def write_bus(bus: Path, devices: Iterable[Device]) -> Path:
-    """``bus`` is a folder like /sys/bus/pci that holds ``devices`` and no others."""
+    """Make ``bus`` a folder like /sys/bus/pci that holds ``devices`` and no others."""
     for name in ("devices", "drivers", "slots"):
         (bus / name).mkdir(parents=True, exist_ok=True)
     for device in devices:

@@ -38,7 +38,7 @@ _KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Who signs what; ``stranger`` signs nothing."""
+    """The keys, by what they sign; ``stranger`` signs nothing."""
 
     cuda: Key
     cuda13: Key
@@ -47,7 +47,7 @@ class Keys:
     stranger: Key
 
     def of(self, directory: str) -> Key:
-        """The key of the CUDA repository ``directory``."""
+        """Return the key of the CUDA repository ``directory``."""
         return self.cuda13 if directory == "debian13" else self.cuda
 
 
@@ -65,16 +65,16 @@ class Repositories:
 
     @property
     def cuda(self) -> str:
-        """What a recipe's ``repositories.cuda`` is."""
+        """The value of a recipe's ``repositories.cuda``."""
         return f"{ADDRESS}{CUDA_PATH}"
 
     @property
     def toolkit(self) -> str:
-        """What a recipe's ``repositories.toolkit`` is."""
+        """The value of a recipe's ``repositories.toolkit``."""
         return f"{ADDRESS}{TOOLKIT_PATH}"
 
     def recipe(self, directory: str) -> str:
-        """The recipe's table that leads to these repositories."""
+        """Return the recipe's table that leads to these repositories."""
         rows = {
             "cuda": self.cuda,
             "toolkit": self.toolkit,
@@ -84,17 +84,17 @@ class Repositories:
         return "[repositories]\n" + "".join(f'{name} = "{value}"\n' for name, value in rows.items())
 
     def cuda_path(self, directory: str) -> str:
-        """Where the server has the CUDA repository ``directory``."""
+        """Return the server's path of the CUDA repository ``directory``."""
         return f"{CUDA_PATH}/{directory}/x86_64"
 
     def key_path(self, directory: str) -> str:
-        """Where the server has the key of the CUDA repository ``directory``."""
+        """Return the server's path of the key of the CUDA repository ``directory``."""
         return f"{self.cuda_path(directory)}/{KEY_FILES[directory]}"
 
     def variant(
         self, directory: str, folder: Path, *, added: Iterable[Package] = (), without: str = "", key: Key | None = None
     ) -> Path:
-        """The CUDA repository ``directory`` again in ``folder``, to be mounted over the first on a server.
+        """Return the CUDA repository ``directory`` again in ``folder``, to be mounted over the first on a server.
 
         Args:
             added: further packages.
@@ -111,7 +111,7 @@ class Repositories:
 
 
 def make_repositories(root: Path, bases: Iterable[Base]) -> Repositories:
-    """All repositories below ``root``; the distributions' archives hold what ``bases`` can install."""
+    """Return all repositories below ``root``; the distributions' archives hold what ``bases`` can install."""
     home = Path(tempfile.mkdtemp(prefix="gpunode-lab-gpg-"))
     owners = ("cudatools", "cudatools13", "libnvidia-container", "debian", "stranger")
     keys = Keys(*(make_key(home, owner) for owner in owners))
@@ -125,7 +125,7 @@ def make_repositories(root: Path, bases: Iterable[Base]) -> Repositories:
 
 
 def discard_keys(keys: Keys) -> None:
-    """The keys and their agent are gone."""
+    """Remove the keys and their agent."""
     stop_agent(keys.cuda.home)
     shutil.rmtree(keys.cuda.home)
 
@@ -146,7 +146,7 @@ def _make_cuda(root: Path, keys: Keys) -> None:
 
 
 def _driver_packages(build: Path, family: str) -> Iterable[Path]:
-    """The packages of all releases, built once for the family and the same in its repositories."""
+    """Return the packages of all releases, built once for the family and the same in its repositories."""
     folder = build / family
     if not folder.exists():
         packages = driver.debian_packages if family == "debian" else driver.ubuntu_packages

@@ -42,7 +42,7 @@ _KERNEL: Final = "6.0.0-lab"
 
 
 def provide_runtimes(suite: str, folder: Path) -> Base:
-    """A base with the containerd, docker and runc of ``suite`` in ``folder``, from the cache or unpacked.
+    """Return a base with the containerd, docker and runc of ``suite`` in ``folder``, from the cache or unpacked.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -75,7 +75,7 @@ def _unpack(suite: str, root: Path) -> None:
 
 
 def _finish(root: Path) -> None:
-    """What the scripts of base-files, dash and iptables do is done."""
+    """Do the work of the scripts of base-files, dash and iptables."""
     (root / "var/run").rmdir()
     for link, target in {"var/run": "/run", "usr/bin/sh": "dash", "usr/sbin/iptables": "iptables-nft"}.items():
         if not (root / link).is_symlink():
@@ -83,7 +83,7 @@ def _finish(root: Path) -> None:
 
 
 def _record(root: Path) -> None:
-    """dpkg's status has the daemons and dpkg itself, which unpacking alone leaves out."""
+    """Record the daemons and dpkg itself in dpkg's status, which unpacking alone leaves out."""
     status, architecture = root / "var/lib/dpkg/status", (root / "var/lib/dpkg/arch").read_text().split()[0]
     versions = {"dpkg": "1"}
     for package, program in _RECORDED.items():

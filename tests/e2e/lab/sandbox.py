@@ -87,7 +87,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """All processes of the namespaces are dead, their mounts and their cgroup are gone."""
+        """Kill all processes of the namespaces, and remove their mounts and their cgroup."""
         if self._holder is None:
             return
         # unshare ends with its child, having reaped it: then the kernel is done with the whole pid namespace.
@@ -98,36 +98,36 @@ class Sandbox:
         run([*removal, os.fspath(self.scratch / "cgroup"), self._cgroup])
 
     def argv(self, *command: str) -> list[str]:
-        """The command line that runs ``command`` inside."""
+        """Return the command line that runs ``command`` inside."""
         enter = ["nsenter", "--target", str(self.pid), *(f"--{kind}" for kind in ("mount", "pid", "net", "uts", "ipc"))]
         return [*enter, "--cgroup", "--", "sh", "-c", _JOIN, "sh", *command]
 
     def finish(
         self, *command: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120
     ) -> Result:
-        """What ``command`` said inside and how it ended."""
+        """Return the output and the exit code of ``command``, run inside."""
         return finish(self.argv(*command), env=env, stdin=stdin, timeout=timeout)
 
     def run(self, *command: str, timeout: float = 120) -> Result:
-        """As `finish`, for a command that has to succeed."""
+        """Run a command as `finish` does; it has to succeed."""
         return run(self.argv(*command), timeout=timeout)
 
     def mount(self, *arguments: str | os.PathLike[str]) -> None:
-        """``mount`` has been called with ``arguments`` in the mount namespace."""
+        """Call ``mount`` with ``arguments`` in the mount namespace."""
         self.run("mount", *(os.fspath(argument) for argument in arguments))
 
     def bind(self, source: Path, target: Path, *, read_only: bool = False) -> None:
-        """``source`` is seen at ``target`` inside."""
+        """Bind ``source`` to ``target`` inside."""
         self.mount("--bind", source, target)
         if read_only:
             self.mount("-o", "remount,bind,ro", target)
 
     def inside(self, path: Path) -> Path:
-        """Where this process finds what the sandbox sees at ``path``."""
+        """Return this process's path of the sandbox's ``path``."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def listen(self, port: int) -> socket.socket:
-        """A socket that listens on the sandbox's own loopback address."""
+        """Return a socket that listens on the sandbox's own loopback address."""
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(_listen, self.pid, port).result()
 

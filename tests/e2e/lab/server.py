@@ -37,43 +37,43 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """The port is free and nothing is being served."""
+        """Stop serving, and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def gone(self, *prefixes: str) -> None:
-        """From now on everything below ``prefixes`` (everything, if none is given) is a 404."""
+        """Answer 404 from now on for everything below ``prefixes`` (everything, if none is given)."""
         self._gone = prefixes or ("/",)
 
     def gone_after(self, count: int, prefix: str) -> None:
-        """What lies below ``prefix`` is a 404 after ``count`` more requests for it."""
+        """Answer 404 below ``prefix`` after ``count`` more requests for it."""
         self._left[prefix] = count
 
     def replace(self, path: str, content: bytes) -> None:
-        """From now on ``path`` is ``content``, whatever the folder holds."""
+        """Serve ``content`` at ``path`` from now on, whatever the folder holds."""
         self._replaced[path] = content
 
     def mount(self, prefix: str, folder: Path) -> None:
-        """From now on what lies below ``prefix`` comes from ``folder``."""
+        """Serve the content of ``folder`` below ``prefix`` from now on."""
         self._mounted[prefix] = folder
 
     def restore(self) -> None:
-        """Everything is served as it lies in the folder again."""
+        """Serve everything as it lies in the folder again."""
         self._gone = ()
         self._left.clear()
         self._replaced.clear()
         self._mounted.clear()
 
     def located(self, path: str) -> Path | None:
-        """The file of a mounted folder that ``path`` means, or None."""
+        """Return the file of a mounted folder that ``path`` means, or None."""
         for prefix, folder in self._mounted.items():
             if path.startswith(f"{prefix}/"):
                 return folder / path.removeprefix(f"{prefix}/")
         return None
 
     def answer(self, path: str) -> bytes | HTTPStatus | None:
-        """What to send instead of the file: other bytes, an error, or None."""
+        """Return what to send instead of the file: other bytes, an error, or None."""
         self.requests.append(path)
         for prefix, count in self._left.items():
             if path.startswith(prefix):
@@ -101,7 +101,7 @@ class _Http(ThreadingHTTPServer):
         _Handler(request, client_address, self, directory=str(self.root))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away in the middle is apt's way to end a transfer."""
+        """Ignore it: apt ends a transfer by closing the connection in the middle."""
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -127,4 +127,4 @@ class _Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path) if located is None else str(located)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing: the requests are recorded instead."""
+        """Log nothing: the requests are recorded instead."""

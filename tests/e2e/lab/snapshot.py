@@ -23,12 +23,12 @@ MADE_BY_TOOLS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a node was at one moment, by the name of each thing."""
+    """The state of a node at one moment, by the name of each thing."""
 
     rows: Mapping[str, tuple[object, ...]]
 
     def differences(self, other: Snapshot) -> str:
-        """A line for each thing that is another in ``other``."""
+        """Return a line for each thing that is another in ``other``."""
         names = sorted(self.rows.keys() | other.rows.keys())
         pairs = ((name, self.rows.get(name), other.rows.get(name)) for name in names)
         return "\n".join(f"{name}: {mine} became {others}" for name, mine, others in pairs if mine != others)

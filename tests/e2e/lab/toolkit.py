@@ -88,7 +88,7 @@ WantedBy=multi-user.target
 
 
 def packages(version: str) -> Iterator[Package]:
-    """The toolkit at ``version``, all four of one version."""
+    """Yield the toolkit at ``version``, all four of one version."""
     full = f"{version}-1"
 
     def package(name: str, *depends: str) -> Package:

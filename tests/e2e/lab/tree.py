@@ -32,7 +32,7 @@ path-exclude=/usr/share/locale/*
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What test nodes are made from.
+    """The base of test nodes.
 
     Attributes:
         codename: of the Debian suite.
@@ -53,7 +53,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What stands for the machine's kernel and devices: folders that are mounted over the real ones."""
+    """The stand-in for the machine's kernel and devices: folders that are mounted over the real ones."""
 
     folder: Path
 
@@ -83,7 +83,7 @@ class Hardware:
         return self.folder / "librelease.so"
 
     def mounts(self) -> dict[str, Path]:
-        """What is mounted where."""
+        """Return the mounts, by their place."""
         return {
             "/sys/bus/pci": self.bus,
             "/sys/module": self.modules,
@@ -93,7 +93,7 @@ class Hardware:
 
 
 def make_hardware(folder: Path, kernel: str, devices: Iterable[Device]) -> Hardware:
-    """A machine with ``devices`` whose running kernel is ``kernel``."""
+    """Return a machine with ``devices`` whose running kernel is ``kernel``."""
     hardware = Hardware(folder)
     for path in (hardware.modules, hardware.driver):
         path.mkdir(parents=True)
@@ -108,7 +108,7 @@ def make_hardware(folder: Path, kernel: str, devices: Iterable[Device]) -> Hardw
 
 
 def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
-    """The folder inside ``sandbox`` where the base's tree can be written to without changing the base."""
+    """Return the folder inside ``sandbox`` where the base's tree can be written to without changing the base."""
     upper, work, merged = (sandbox.scratch / name for name in ("upper", "work", "merged"))
     for folder in (upper, work, merged):
         folder.mkdir()
@@ -120,7 +120,7 @@ def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
 
 
 def furnish(root: Path, hardware: Hardware) -> None:
-    """The node below ``root`` has a name, its kernel's release and apt's settings."""
+    """Give the node below ``root`` a name, its kernel's release and apt's settings."""
     _write(root / "etc/hostname", "lab\n")
     _write(root / "etc/hosts", "127.0.0.1 localhost lab\n")
     _write(root / "etc/apt/apt.conf.d/90lab", _APT_CONF)
@@ -134,7 +134,7 @@ def furnish(root: Path, hardware: Hardware) -> None:
 
 
 def use_archive(root: Path, base: Base, keyring: bytes) -> None:
-    """apt of the node below ``root`` knows the lab's Debian archive and nothing else."""
+    """Make apt of the node below ``root`` know the lab's Debian archive and nothing else."""
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
     (root / "usr/share/keyrings/lab.gpg").write_bytes(keyring)
     line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/{base.archive}/ /\n"

@@ -28,7 +28,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def provide_cloud(base: Base, folder: Path) -> Base:
-    """``base`` with cloud-init and an SSH server, made in ``folder`` from the cache or from the Debian archive.
+    """Return ``base`` with cloud-init and an SSH server, made in ``folder`` from the cache or from the Debian archive.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -67,7 +67,7 @@ class Cloud:
 
     @contextmanager
     def start(self, base: Base, user_data: str) -> Iterator[CloudMachine]:
-        """A machine of ``base`` that has booted for the first time; afterwards nothing of it is left."""
+        """Yield a machine of ``base`` that has booted for the first time; afterwards nothing of it is left."""
         name = f"{self.folder.name}-cloud-{next(_NUMBERS)}"
         seed = self.folder / f"{name}-seed"
         nocloud = seed / "var/lib/cloud/seed/nocloud"
@@ -81,7 +81,7 @@ class Cloud:
 
 
 def status(node: Machine) -> dict[str, Any]:
-    """What cloud-init says of this boot, once it is through."""
+    """Return cloud-init's status of this boot, once it is done."""
     return dict(json.loads(node.finish("cloud-init", "status", "--wait", "--format=json").stdout))
 
 

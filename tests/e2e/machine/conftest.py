@@ -1,4 +1,4 @@
-"""What the scenarios on booted machines start from."""
+"""Fixtures of the scenarios on booted machines."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from tests.e2e.machine.scenario import Machines
 
 @pytest.fixture(scope="session")
 def machines(lab: Path, repositories: Repositories, code: Mounts) -> Machines:
-    """Makes machines that a whole module shares."""
+    """Make machines that a whole module shares."""
     return Machines(lab, repositories, code)

@@ -1,4 +1,4 @@
-"""What the scenarios on booted machines share: gpunode installed on one, units watched, daemons that will not start."""
+"""Helpers of the scenarios on booted machines: gpunode installed on one, units watched, daemons that will not start."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ class Machines:
     code: Mounts
 
     def make(self, base: Base, devices: Iterable[Device] = (GTX_1080,)) -> Machine:
-        """A machine that has not booted yet."""
+        """Return a machine that has not booted yet."""
         return self.make_of(Machine, base, devices)
 
     def make_of(self, kind: type[_M], base: Base, devices: Iterable[Device]) -> _M:
-        """As `make`, for one that is more than a machine."""
+        """Make a machine as `make` does, of a class that is more than a machine."""
         # Unique on the whole machine: others may run the same tests, and what a node leaves is found by this name.
         scratch = self.folder / f"{self.folder.name}-machine-{next(_NUMBERS)}"
         return kind(base, scratch, devices=devices, archives=self.repositories, code=self.code)
 
     def furnish(self, node: Node, directory: str = "debian12") -> None:
-        """gpunode is installed on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
+        """Install gpunode on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
         node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
         node.write(PROGRAM, _ENTRY_POINT.replace("SETTINGS", ""), 0o755)
         for name, more in _RECIPES.items():
@@ -116,7 +116,7 @@ class Start:
 
 
 def run_old_driver(node: Machine) -> None:
-    """The distribution's driver of branch 470 is installed and loaded."""
+    """Install and load the distribution's driver of branch 470."""
     node.write("/usr/lib/lab/load-old", _LOADED, 0o755)
     add_nonfree(node)
     node.run("apt-get", "-y", "install", "nvidia-driver", env=NONINTERACTIVE)
@@ -124,36 +124,36 @@ def run_old_driver(node: Machine) -> None:
 
 
 def impatient(node: Machine) -> str:
-    """Installs gpunode again, for which a daemon must have started within 4 s; returns the program."""
+    """Install gpunode again, for which a daemon must have started within 4 s; return the program."""
     settings = "import gpunode.host.services as services\nservices._START_TIMEOUT_S = 4.0"
     node.write(f"{PROGRAM}-impatient", _ENTRY_POINT.replace("SETTINGS", settings), 0o755)
     return f"{PROGRAM}-impatient"
 
 
 def ask(node: Machine, *arguments: str, program: str = "gpunode") -> Answer:
-    """What ``gpunode ARGUMENTS --json`` answers."""
+    """Return the answer to ``gpunode ARGUMENTS --json``."""
     return answer(node.finish(program, *arguments, "--json"))
 
 
 def setup(node: Machine, recipe: str, *options: str, program: str = "gpunode") -> Answer:
-    """What ``gpunode setup`` with one of the recipes answers."""
+    """Return the answer to ``gpunode setup`` with one of the recipes."""
     return ask(node, "setup", f"/root/{recipe}.toml", "--yes", *options, program=program)
 
 
 def setup_ok(node: Machine, recipe: str, *options: str) -> Answer:
-    """As `setup`, where nothing may go wrong."""
+    """Run `setup`, and assert that nothing went wrong."""
     done = setup(node, recipe, *options)
     assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
     return done
 
 
 def show(node: Machine, unit: str, *properties: str) -> list[str]:
-    """What systemd says of the unit's properties, in their order."""
+    """Return the values of the unit's properties in systemd, in their order."""
     return [node.run("systemctl", "show", "--value", f"--property={name}", unit).stdout.strip() for name in properties]
 
 
 def start_of(node: Machine, unit: str) -> Start:
-    """The daemon's latest start."""
+    """Return the daemon's latest start."""
     pid, at = show(node, unit, "MainPID", "ExecMainStartTimestampMonotonic")
     node.run("journalctl", "--sync")
     started = node.run("journalctl", "--boot", "-q", "-o", "cat", f"UNIT={unit}", f"MESSAGE_ID={_STARTING}")
@@ -161,13 +161,13 @@ def start_of(node: Machine, unit: str) -> Start:
 
 
 def is_up(node: Machine, unit: str) -> bool:
-    """Whether the unit is active with a process of its own."""
+    """True if the unit is active with a process of its own."""
     active, pid = show(node, unit, "ActiveState", "MainPID")
     return active == "active" and int(pid) > 0
 
 
 def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
-    """The daemon will not start with NVIDIA's runtime in its configuration, which its parser takes nevertheless.
+    """Keep the daemon from starting with NVIDIA's runtime in its configuration, which its parser takes nevertheless.
 
     Args:
         how: ``refuses`` exits at once, ``hangs`` never is ready, ``dies`` is up for 3 s.
@@ -182,7 +182,7 @@ def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
 
 
 def make_tame(node: Machine, unit: str) -> None:
-    """The daemon starts as its package has it."""
+    """Let the daemon start as its package has it."""
     node.path(_drop_in(unit)).unlink(missing_ok=True)
     node.run("systemctl", "daemon-reload")
 
@@ -192,7 +192,7 @@ def _drop_in(unit: str) -> str:
 
 
 def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
-    """The daemon, as its package has it, runs with ``content`` as its configuration."""
+    """Run the daemon, as its package has it, with ``content`` as its configuration."""
     make_tame(node, unit)
     if content is None:
         node.path(path).unlink(missing_ok=True)
@@ -203,7 +203,7 @@ def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
 
 
 def put_programs(node: Machine, base: Base) -> None:
-    """docker, containerd and runc are those of ``base``; what starts them stays."""
+    """Replace docker, containerd and runc by those of ``base``; what starts them stays."""
     node.run("systemctl", "stop", "docker.socket", DOCKER, CONTAINERD)
     for name in _PROGRAMS:
         for source in (root / name for root in base.layers if (root / name).is_file()):
@@ -213,7 +213,7 @@ def put_programs(node: Machine, base: Base) -> None:
 
 
 def kill_at_restart(node: Machine) -> Result:
-    """``gpunode setup`` dies when it has written the configuration and asks for the daemon's restart."""
+    """Kill ``gpunode setup`` when it has written the configuration and asks for the daemon's restart."""
     stand_in = '#!/bin/sh\n[ "$1" != restart ] || { kill -KILL $PPID; exit 1; }\nexec /usr/bin/systemctl "$@"\n'
     path = node.write("/usr/local/sbin/systemctl", stand_in, 0o755)
     try:

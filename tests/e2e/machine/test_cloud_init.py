@@ -57,7 +57,7 @@ def cloud(lab: Path, repositories: Repositories) -> Cloud:
 
 @pytest.fixture(scope="module")
 def cloud_bases(lab: Path, bases: dict[str, Bases]) -> Callable[[str], Base]:
-    """Bare machines of a suite, made once."""
+    """Return bare machines of a suite, made once."""
 
     @cache
     def provide(codename: str) -> Base:
@@ -71,7 +71,7 @@ def cloud_bases(lab: Path, bases: dict[str, Bases]) -> Callable[[str], Base]:
 
 @pytest.fixture(scope="module")
 def user_data(release: Path, repositories: Repositories) -> Callable[[str], str]:
-    """The user data for a bare machine of a suite, with the address and the checksum that a person sets."""
+    """Return the user data for a bare machine of a suite, with the address and the checksum that a person sets."""
     (repositories.root / "release").mkdir()
     shutil.copy(release / "gpunode.pyz", repositories.root / "release/gpunode.pyz")
     checksum = hashlib.sha256((release / "gpunode.pyz").read_bytes()).hexdigest()
@@ -88,7 +88,7 @@ def user_data(release: Path, repositories: Repositories) -> Callable[[str], str]
 
 
 def works(node: Machine) -> None:
-    """cloud-init has no complaint, no unit has failed, and the node is what the recipe wants."""
+    """Assert that cloud-init has no complaint, no unit has failed, and the node is what the recipe wants."""
     found = status(node)
     log = node.read("/var/log/cloud-init-output.log")
     assert (found["status"], found["errors"]) == ("done", []), f"{found}\n{log}"
@@ -100,7 +100,7 @@ def works(node: Machine) -> None:
 
 
 @pytest.mark.parametrize("codename", ["bookworm", "trixie"])
-def test_user_data_make_a_bare_machine_a_gpu_node(
+def test_user_data_makes_a_bare_machine_a_gpu_node(
     codename: str, cloud: Cloud, cloud_bases: Callable[[str], Base], user_data: Callable[[str], str]
 ) -> None:
     with cloud.start(cloud_bases(codename), user_data(codename)) as node:
@@ -108,7 +108,7 @@ def test_user_data_make_a_bare_machine_a_gpu_node(
         assert not list(node.path("/run").glob("gpunode.pyz"))
 
 
-def test_another_file_than_the_checksums_is_not_run(
+def test_download_with_a_wrong_checksum_is_not_run(
     cloud: Cloud, cloud_bases: Callable[[str], Base], user_data: Callable[[str], str], release: Path
 ) -> None:
     checksum = hashlib.sha256((release / "gpunode.pyz").read_bytes()).hexdigest()
@@ -120,7 +120,7 @@ def test_another_file_than_the_checksums_is_not_run(
         assert not node.path("/usr/local/bin/gpunode").exists()
 
 
-def test_a_driver_that_needs_a_reboot_gets_one_and_the_setup_goes_on(
+def test_setup_continues_after_the_reboot_for_a_new_driver(
     lab: Path, cloud: Cloud, cloud_bases: Callable[[str], Base], user_data: Callable[[str], str], machines: Machines
 ) -> None:
     with machines.make(cloud_bases("bookworm")) as old:
@@ -136,13 +136,13 @@ def test_a_driver_that_needs_a_reboot_gets_one_and_the_setup_goes_on(
 
 
 def image_recipe(repositories: Repositories) -> str:
-    """The recipe of an image; the newest branch does not drive this GPU."""
+    """Return the recipe of an image; the newest branch does not drive this GPU."""
     return (IMAGES / "node.toml").read_text().replace('"production"', '"580"') + repositories.recipe("debian12")
 
 
 @pytest.fixture(scope="module")
 def image(lab: Path, cloud_bases: Callable[[str], Base], release: Path, repositories: Repositories) -> Base:
-    """An image, made as mkosi.finalize makes it."""
+    """Return an image, made as mkosi.finalize makes it."""
     base = cloud_bases("bookworm")
     with Chroot(base, lab / "cloud-builder", archives=repositories, kernel="9.9.9-of-the-builder") as builder:
         root, upper = mount_image(builder, "/srv/image", base, repositories)
@@ -160,14 +160,14 @@ def image(lab: Path, cloud_bases: Callable[[str], Base], release: Path, reposito
     return replace(base, layers=(lab / "cloud-image", *base.layers))
 
 
-def test_a_machine_that_starts_from_an_image_works(cloud: Cloud, image: Base) -> None:
+def test_machine_started_from_an_image_works(cloud: Cloud, image: Base) -> None:
     with cloud.start(image, (RECIPES / "from-image.yaml").read_text()) as node:
         works(node)
         # There was nothing left to do: the only run is that of the build.
         assert len(ask(node, "log").result["runs"]) == 1
 
 
-def test_packers_provisioner_makes_an_image_of_the_running_machine(
+def test_packer_provisioner_makes_an_image_of_the_running_machine(
     cloud: Cloud, cloud_bases: Callable[[str], Base], release: Path, repositories: Repositories
 ) -> None:
     with cloud.start(cloud_bases("bookworm"), "#cloud-config\n") as node:

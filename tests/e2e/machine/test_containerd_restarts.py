@@ -46,7 +46,7 @@ version = 2
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was seen on the way; the node is as the second setup left it."""
+    """The observations on the way; the node is as the second setup left it."""
 
     node: Machine
     before: dict[str, Start]
@@ -75,7 +75,7 @@ def course(bases: dict[str, Bases], machines: Machines) -> Iterator[Course]:
 
 @pytest.fixture
 def node(course: Course) -> Machine:
-    """The machine with its driver, and with containerd as it was before gpunode came."""
+    """Return the machine with its driver, and with containerd as it was before gpunode came."""
     restore(course.node, CONTAINERD, CONTAINERD_CONFIG, CONFIG)
     return course.node
 
@@ -84,7 +84,7 @@ def _starts(node: Machine) -> dict[str, Start]:
     return {unit: start_of(node, unit) for unit in UNITS}
 
 
-def test_setup_ends_with_a_node_that_works(course: Course) -> None:
+def test_setup_ends_with_a_working_node(course: Course) -> None:
     assert course.first.exit_code == 0, course.first.error
     assert {check["status"] for check in course.first.result["checks"]} == {"passed"}
     assert show(course.node, PERSISTENCED, "UnitFileState", "ActiveState") == ["enabled", "active"]
@@ -97,14 +97,14 @@ def test_setup_restarts_containerd_once_and_leaves_docker_alone(course: Course) 
     assert restart["trigger"]["target"] == CONTAINERD
 
 
-def test_a_second_setup_restarts_nothing_and_writes_nothing(course: Course) -> None:
+def test_second_setup_restarts_and_writes_nothing(course: Course) -> None:
     assert course.second.exit_code == 0
     assert course.second.envelope["changed"] is False
     assert course.after == course.between
     assert course.files_after == course.files_between
 
 
-def test_a_file_that_was_edited_and_not_read_since_is_named_checked_and_read(node: Machine) -> None:
+def test_edited_unread_file_is_noted_checked_and_read(node: Machine) -> None:
     setup_ok(node, "containerd")
     edited = node.read(CONTAINERD_CONFIG) + "\n# The night shift was here.\n"
     node.write(CONTAINERD_CONFIG, edited)
@@ -127,7 +127,7 @@ def test_a_file_that_was_edited_and_not_read_since_is_named_checked_and_read(nod
 
 
 @pytest.mark.long
-def test_an_older_file_that_was_brought_back_with_its_old_date_is_noticed(node: Machine) -> None:
+def test_restored_file_with_an_old_date_is_noticed(node: Machine) -> None:
     setup_ok(node, "containerd")
     node.run("cp", "-p", CONTAINERD_CONFIG, "/root/backup.toml")
     node.run("touch", "-d", "2020-01-01", "/root/backup.toml")
@@ -137,7 +137,7 @@ def test_an_older_file_that_was_brought_back_with_its_old_date_is_noticed(node: 
     assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 4
 
 
-def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machine) -> None:
+def test_invalid_containerd_file_is_refused_before_a_restart(node: Machine) -> None:
     setup_ok(node, "containerd")
     node.write(CONTAINERD_CONFIG, 'oom_score = "high"\n' + node.read(CONTAINERD_CONFIG))
     before = _starts(node)
@@ -159,7 +159,7 @@ def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machin
         pytest.param("dies", (), False, id="dies after 3 s"),
     ],
 )
-def test_a_daemon_that_does_not_come_up_gets_its_old_configuration_back(
+def test_daemon_that_fails_to_start_gets_its_old_configuration_back(
     node: Machine, how: str, settings: tuple[str, ...], *, hurried: bool
 ) -> None:
     make_fussy(node, CONTAINERD, how, *settings)
@@ -174,7 +174,7 @@ def test_a_daemon_that_does_not_come_up_gets_its_old_configuration_back(
     assert CONTAINERD in done.error
     assert f"lab daemon: {how} because of nvidia" in done.error
     assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} is running with it again" in done.error
-    assert "nvidia-container-runtime" in node.read(_kept(done))
+    assert "nvidia-container-runtime" in node.read(_kept_file(done))
     # The daemon takes it after all, once what troubled it is gone.
     make_tame(node, CONTAINERD)
     assert CONTAINERD_CONFIG in by_kind(setup_ok(node, "containerd").changes, "file")
@@ -182,7 +182,7 @@ def test_a_daemon_that_does_not_come_up_gets_its_old_configuration_back(
 
 
 @pytest.mark.long
-def test_a_daemon_that_is_down_whatever_is_done_is_named_and_its_file_is_back(node: Machine) -> None:
+def test_daemon_that_never_starts_is_named_and_its_file_restored(node: Machine) -> None:
     make_fussy(node, CONTAINERD, "refuses", "ExecStartPre=/bin/false")
 
     done = setup(node, "containerd")
@@ -192,12 +192,12 @@ def test_a_daemon_that_is_down_whatever_is_done_is_named_and_its_file_is_back(no
     assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} does not start with that either" in done.error
 
 
-def _kept(done: Answer) -> str:
+def _kept_file(done: Answer) -> str:
     (line,) = [line for line in done.error.splitlines() if " is kept as " in line]
     return line.rpartition(" ")[2]
 
 
-def test_rollback_puts_the_file_back_and_restarts_containerd_once(node: Machine) -> None:
+def test_rollback_restores_the_file_and_restarts_containerd_once(node: Machine) -> None:
     setup_ok(node, "containerd")
     before = _starts(node)
 
@@ -211,7 +211,7 @@ def test_rollback_puts_the_file_back_and_restarts_containerd_once(node: Machine)
     assert is_up(node, CONTAINERD)
 
 
-def test_the_restart_that_a_killed_setup_owes_is_made_once_by_the_next(node: Machine) -> None:
+def test_restart_pending_from_a_killed_setup_is_made_once(node: Machine) -> None:
     before = start_of(node, CONTAINERD)
     assert kill_at_restart(node).returncode in {-9, 137}
     assert "nvidia" in node.read(CONTAINERD_CONFIG)
@@ -226,7 +226,7 @@ def test_the_restart_that_a_killed_setup_owes_is_made_once_by_the_next(node: Mac
 
 
 @pytest.mark.long
-def test_a_daemon_that_somebody_else_restarted_meanwhile_is_owed_nothing(node: Machine) -> None:
+def test_daemon_restarted_by_others_has_no_pending_restart(node: Machine) -> None:
     kill_at_restart(node)
     node.run("systemctl", "restart", CONTAINERD)
     before = start_of(node, CONTAINERD)
@@ -236,7 +236,7 @@ def test_a_daemon_that_somebody_else_restarted_meanwhile_is_owed_nothing(node: M
     assert start_of(node, CONTAINERD) == before
 
 
-def test_what_a_killed_setup_wrote_is_put_back_when_the_daemon_will_not_have_it(node: Machine) -> None:
+def test_file_of_a_killed_setup_is_put_back_if_the_daemon_rejects_it(node: Machine) -> None:
     kill_at_restart(node)
     make_fussy(node, CONTAINERD, "refuses")
 
@@ -247,7 +247,7 @@ def test_what_a_killed_setup_wrote_is_put_back_when_the_daemon_will_not_have_it(
     assert is_up(node, CONTAINERD)
 
 
-def test_verify_and_status_tell_a_node_that_works_from_one_whose_containerd_lost_its_handler(node: Machine) -> None:
+def test_verify_detects_a_containerd_without_the_handler(node: Machine) -> None:
     setup_ok(node, "containerd")
     assert ask(node, "verify", "/root/containerd.toml").exit_code == 0
     shown = node.run("gpunode", "status").stdout
@@ -266,7 +266,7 @@ def test_verify_and_status_tell_a_node_that_works_from_one_whose_containerd_lost
     "drift",
     [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in DRIFTS if one.booted],
 )
-def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Drift) -> None:
+def test_drift_of_units_is_found_named_and_fixed(course: Course, drift: Drift) -> None:
     node = course.node
     setup_ok(node, "containerd")
     node.run("sh", "-c", drift.shell)
@@ -283,7 +283,7 @@ def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Dr
     assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0
 
 
-def test_ctk_leaves_containerd_alone_until_it_is_asked_for(node: Machine) -> None:
+def test_ctk_restarts_containerd_only_on_request(node: Machine) -> None:
     before = start_of(node, CONTAINERD)
 
     done = ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--set-as-default")
@@ -308,7 +308,7 @@ def test_ctk_leaves_containerd_alone_until_it_is_asked_for(node: Machine) -> Non
 
 
 @pytest.mark.long
-def test_a_containerd_that_does_not_come_back_after_ctk_gets_its_files_back(node: Machine) -> None:
+def test_containerd_that_fails_after_ctk_gets_its_files_back(node: Machine) -> None:
     make_fussy(node, CONTAINERD, "refuses")
     node.run("systemctl", "restart", CONTAINERD)
 

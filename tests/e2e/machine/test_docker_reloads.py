@@ -63,7 +63,7 @@ def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: M
 
 @pytest.fixture
 def node(machine: Machine) -> Machine:
-    """The machine with its driver, and with docker as it was before gpunode came."""
+    """Return the machine with its driver, and with docker as it was before gpunode came."""
     machine.path(OPTIONS).unlink(missing_ok=True)
     if machine.path(DROP_IN).exists():
         machine.path(DROP_IN).unlink()
@@ -82,7 +82,7 @@ class Training:
     since: str
 
     def goes_on(self) -> bool:
-        """Whether it is the same process as at the beginning, and docker knows of it."""
+        """True if it is the same process as at the beginning, and docker knows it."""
         return self.since == _state_of_training(self.node)
 
 
@@ -93,7 +93,7 @@ def _state_of_training(node: Machine) -> str:
 
 @contextmanager
 def running(node: Machine) -> Iterator[Training]:
-    """A container runs meanwhile."""
+    """Run a container meanwhile."""
     node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
     state = _state_of_training(node)
     assert state.startswith("true")
@@ -103,19 +103,19 @@ def running(node: Machine) -> Iterator[Training]:
 
 @pytest.fixture
 def training(node: Machine) -> Iterator[Training]:
-    """A container that has run since before the test."""
+    """Yield a container that has run since before the test."""
     with running(node) as one:
         yield one
 
 
 def start_with(node: Machine, options: str) -> None:
-    """dockerd runs with ``options`` on its command line."""
+    """Start dockerd with ``options`` on its command line."""
     node.write(OPTIONS, f'DOCKER_OPTS="{options}"\n')
     node.run("systemctl", "restart", DOCKER)
 
 
 def give_up(node: Machine) -> None:
-    """dockerd was started as often as its unit allows, and has failed."""
+    """Start dockerd as often as its unit allows, and let it fail."""
     for _ in range(8):
         node.finish("systemctl", "restart", DOCKER)
         if show(node, DOCKER, "ActiveState") == ["failed"]:
@@ -124,17 +124,17 @@ def give_up(node: Machine) -> None:
 
 
 def configure(node: Machine, *options: str, verb: str = "configure") -> Answer:
-    """What ``gpunode ctk runtime configure`` or ``unconfigure`` answers for docker."""
+    """Return the answer to ``gpunode ctk runtime configure`` or ``unconfigure`` for docker."""
     return ask(node, "ctk", "runtime", verb, "--runtime=docker", "--restart", *options)
 
 
 def runtimes(node: Machine) -> tuple[set[str], str]:
-    """The runtimes that the running daemon has, and its default."""
+    """Return the runtimes that the running daemon has, and its default."""
     told = json.loads(node.run("docker", "info", "--format", "{{json .}}").stdout)
     return set(told["Runtimes"]), told["DefaultRuntime"]
 
 
-def test_docker_learns_of_nvidia_without_a_restart(node: Machine, training: Training) -> None:
+def test_docker_gets_the_runtime_without_a_restart(node: Machine, training: Training) -> None:
     before = start_of(node, DOCKER)
 
     done = setup_ok(node, "docker")
@@ -162,7 +162,7 @@ def test_nvidia_becomes_the_default_runtime_without_a_restart(node: Machine, tra
 
 
 @pytest.mark.long
-def test_a_default_runtime_that_goes_needs_a_restart_for_docker_keeps_it(node: Machine, training: Training) -> None:
+def test_removed_default_runtime_needs_a_docker_restart(node: Machine, training: Training) -> None:
     node.write(DOCKER_CONFIG, '{"log-level": "warn"}\n')
     assert configure(node, "--set-as-default").exit_code == 0
     assert runtimes(node)[1] == "nvidia"
@@ -188,7 +188,7 @@ def test_a_default_runtime_that_goes_needs_a_restart_for_docker_keeps_it(node: M
     assert default == "runc"
 
 
-def test_what_stands_on_the_command_line_is_found_before_anything_is_touched(node: Machine) -> None:
+def test_conflict_with_a_dockerd_flag_is_refused_untouched(node: Machine) -> None:
     start_with(node, "--default-runtime=runc")
     with running(node) as training:
         before = start_of(node, DOCKER)
@@ -207,7 +207,7 @@ def test_what_stands_on_the_command_line_is_found_before_anything_is_touched(nod
 
 
 @pytest.mark.long
-def test_features_on_the_command_line_are_found_likewise(node: Machine) -> None:
+def test_conflict_with_a_feature_flag_is_refused_untouched(node: Machine) -> None:
     if "--feature" not in node.run("dockerd", "--help").stdout:
         pytest.skip("this dockerd has no --feature")
     start_with(node, "--feature=containerd-snapshotter=false")
@@ -222,7 +222,7 @@ def test_features_on_the_command_line_are_found_likewise(node: Machine) -> None:
 
 
 @pytest.mark.long
-def test_the_file_that_docker_is_told_to_read_is_the_one_that_is_written(node: Machine) -> None:
+def test_config_file_named_by_a_flag_is_written(node: Machine) -> None:
     node.write("/srv/docker.json", '{"log-level": "warn"}\n')
     start_with(node, "--config-file /srv/docker.json")
     before = start_of(node, DOCKER)
@@ -237,7 +237,7 @@ def test_the_file_that_docker_is_told_to_read_is_the_one_that_is_written(node: M
 
 
 @pytest.mark.long
-def test_systemd_and_gpunode_read_a_command_line_alike(node: Machine) -> None:
+def test_systemd_and_gpunode_agree_on_a_command_line(node: Machine) -> None:
     node.write(OPTIONS, "# DOCKER_OPTS=no\nDOCKER_OPTS='--label=\"k=a b\"  --debug=false'\n")
     lines = (
         "[Service]",
@@ -264,7 +264,7 @@ def test_systemd_and_gpunode_read_a_command_line_alike(node: Machine) -> None:
     assert list(read.argv) == ran
 
 
-def test_what_docker_will_not_read_again_is_put_back_before_it_stops_the_next_start(node: Machine) -> None:
+def test_file_that_would_prevent_the_next_start_is_put_back(node: Machine) -> None:
     # dockerd goes on when it cannot use the file on SIGHUP, and refuses the same file at its next start.
     start_with(node, "--default-runtime=runc")
     # No file says any more what it was started with.
@@ -281,7 +281,7 @@ def test_what_docker_will_not_read_again_is_put_back_before_it_stops_the_next_st
     assert is_up(node, DOCKER)
 
 
-def test_a_reload_that_docker_rejects_is_a_failure_until_docker_takes_the_file(node: Machine) -> None:
+def test_rejected_reload_fails_until_the_file_is_accepted(node: Machine) -> None:
     setup_ok(node, "docker")
     typo = node.read(DOCKER_CONFIG).replace("{", '{"log-drvier": "json-file",', 1)
     node.write(DOCKER_CONFIG, typo)
@@ -300,7 +300,7 @@ def test_a_reload_that_docker_rejects_is_a_failure_until_docker_takes_the_file(n
 
 
 @pytest.mark.long
-def test_what_docker_rejects_along_with_what_it_rejected_before_is_put_back(node: Machine) -> None:
+def test_rejected_change_beside_an_old_error_is_put_back(node: Machine) -> None:
     typo = '{"log-drvier": "json-file"}\n'
     node.write(DOCKER_CONFIG, typo)
 
@@ -312,7 +312,7 @@ def test_what_docker_rejects_along_with_what_it_rejected_before_is_put_back(node
 
 
 @pytest.mark.long
-def test_a_byte_order_mark_is_refused_where_docker_does_not_take_one(node: Machine) -> None:
+def test_byte_order_mark_is_refused_where_docker_rejects_it(node: Machine) -> None:
     marked = "\ufeff{}\n"
     node.write(DOCKER_CONFIG, marked)
     takes_it = int(node.run("docker", "version", "--format={{.Server.Version}}").stdout.split(".")[0]) >= 23
@@ -327,7 +327,7 @@ def test_a_byte_order_mark_is_refused_where_docker_does_not_take_one(node: Machi
             assert node.read(DOCKER_CONFIG) == marked
 
 
-def test_a_restart_that_stops_containers_needs_leave(node: Machine, training: Training) -> None:
+def test_restart_that_stops_containers_needs_consent(node: Machine, training: Training) -> None:
     before = start_of(node, DOCKER)
 
     refused = setup(node, "docker-cdi")
@@ -344,7 +344,7 @@ def test_a_restart_that_stops_containers_needs_leave(node: Machine, training: Tr
 
 
 @pytest.mark.long
-def test_cdi_needs_a_restart_only_where_it_is_not_on_unasked(node: Machine, training: Training) -> None:
+def test_cdi_needs_a_restart_only_where_it_is_off_by_default(node: Machine, training: Training) -> None:
     version = node.run("docker", "version", "--format={{.Server.Version}}").stdout
     before = start_of(node, DOCKER)
 
@@ -362,7 +362,7 @@ def test_cdi_needs_a_restart_only_where_it_is_not_on_unasked(node: Machine, trai
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["in the file", "on the command line"])
-def test_containers_that_outlive_their_daemon_need_no_leave(node: Machine, how: str) -> None:
+def test_containers_with_live_restore_need_no_consent(node: Machine, how: str) -> None:
     if how == "in the file":
         restore(node, DOCKER, DOCKER_CONFIG, '{"live-restore": true}\n')
     else:
@@ -378,7 +378,7 @@ def test_containers_that_outlive_their_daemon_need_no_leave(node: Machine, how: 
 
 
 @pytest.mark.long
-def test_a_docker_that_would_hang_for_ever_gets_its_old_configuration_back(node: Machine) -> None:
+def test_hanging_docker_gets_its_old_configuration_back(node: Machine) -> None:
     # As docker's own unit says: systemd alone would wait for ever.
     make_fussy(node, DOCKER, "hangs", "TimeoutStartSec=0")
     node.run("systemctl", "restart", DOCKER)
@@ -392,7 +392,7 @@ def test_a_docker_that_would_hang_for_ever_gets_its_old_configuration_back(node:
 
 
 @pytest.mark.long
-def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Machine) -> None:
+def test_docker_failed_for_a_missing_runtime_is_started(node: Machine) -> None:
     # Somebody made nvidia the default and registered it nowhere.
     node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
     give_up(node)
@@ -406,7 +406,7 @@ def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Ma
 
 
 @pytest.mark.long
-def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machine) -> None:
+def test_failed_docker_is_started_although_its_file_is_unchanged(node: Machine) -> None:
     assert configure(node).exit_code == 0
     written = node.read(DOCKER_CONFIG)
     make_fussy(node, DOCKER, "refuses")
@@ -425,7 +425,7 @@ def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machi
 
 
 @pytest.mark.long
-def test_a_docker_that_somebody_stopped_stays_stopped_and_reads_the_file_when_it_starts(node: Machine) -> None:
+def test_stopped_docker_stays_stopped_and_reads_the_file_later(node: Machine) -> None:
     node.run("systemctl", "stop", "docker.socket", DOCKER)
 
     done = configure(node)
@@ -441,7 +441,7 @@ def test_a_docker_that_somebody_stopped_stays_stopped_and_reads_the_file_when_it
 
 
 @pytest.mark.long
-def test_setup_starts_a_docker_that_used_up_its_start_limit(node: Machine) -> None:
+def test_setup_starts_a_docker_beyond_its_start_limit(node: Machine) -> None:
     node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
     for _ in range(4):
         give_up(node)
@@ -466,7 +466,7 @@ def test_verify_asks_the_daemon_itself(node: Machine) -> None:
     assert failed == {"configuration", "runtime"}
 
 
-def test_docker_reads_what_was_written_since_its_start_without_a_restart(node: Machine) -> None:
+def test_docker_reads_a_changed_file_without_a_restart(node: Machine) -> None:
     setup_ok(node, "docker")
     before = start_of(node, DOCKER)
     node.write(DOCKER_CONFIG, node.read(DOCKER_CONFIG) + "\n")
@@ -480,7 +480,7 @@ def test_docker_reads_what_was_written_since_its_start_without_a_restart(node: M
     assert ask(node, "plan", "/root/docker.toml", "--check").exit_code == 0
 
 
-def test_dockers_containers_outlive_what_a_reload_brings_and_are_named_before_a_restart(node: Machine) -> None:
+def test_containers_survive_a_reload_and_are_named_before_a_restart(node: Machine) -> None:
     before = start_of(node, DOCKER)
     node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
     try:

@@ -24,7 +24,7 @@ Boot = Callable[[Start], AbstractContextManager[Machine]]
 
 @pytest.fixture(scope="module")
 def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
-    """Boots a machine from the disk of one that was set up once."""
+    """Boot a machine from the disk of one that was set up once."""
 
     @cache
     def disk(start: Start) -> Base:
@@ -51,14 +51,14 @@ def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
 @pytest.mark.parametrize(
     "start", ["docker", *(pytest.param(start, marks=pytest.mark.long) for start in ("kubernetes", "containerd"))]
 )
-def test_a_machine_that_is_set_up_has_no_fault(booted: Boot, start: Start) -> None:
+def test_machine_after_setup_has_no_fault(booted: Boot, start: Start) -> None:
     with booted(start) as node:
         found = live.diagnose(node)
         assert (found.exit_code, found.envelope["findings"], found.envelope["unknown"]) == (0, [], []), str(found)
 
 
 @pytest.mark.long
-def test_docker_needs_no_cri_of_the_containerd_that_comes_with_it(booted: Boot) -> None:
+def test_docker_does_not_need_the_cri_plugin_of_its_containerd(booted: Boot) -> None:
     with booted("docker") as node:
         node.write("/etc/containerd/config.toml", 'disabled_plugins = ["cri"]\n')
         node.run("systemctl", "restart", "containerd.service")
@@ -70,7 +70,7 @@ def test_docker_needs_no_cri_of_the_containerd_that_comes_with_it(booted: Boot) 
     "fault",
     [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in FAULTS if one.booted],
 )
-def test_a_fault_is_diagnosed_and_mended(booted: Boot, fault: Fault) -> None:
+def test_fault_is_diagnosed_and_fixed(booted: Boot, fault: Fault) -> None:
     with booted(fault.node) as node:
         live.make(node, fault)
         found = live.diagnose(node)

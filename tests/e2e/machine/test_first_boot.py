@@ -62,12 +62,12 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
 
 
 def ends(node: Machine, stage: str) -> None:
-    """The stage is told to end."""
+    """Let the stage end."""
     node.write(f"/run/cloud-init/lab-end--mode={stage}", "")
 
 
 def says(node: Machine, log: str, word: str) -> None:
-    """``word`` stands in ``log`` now."""
+    """Wait until ``word`` stands in ``log``."""
     deadline = time.monotonic() + _PATIENCE_S
     while not (node.path(log).exists() and word in node.read(log)):
         assert time.monotonic() < deadline, f"no {word!r} in {log}: {node.path(log).exists() and node.read(log)}"
@@ -75,13 +75,13 @@ def says(node: Machine, log: str, word: str) -> None:
 
 
 def messages(node: Machine, message_id: str) -> list[dict[str, Any]]:
-    """What systemd's journal has of one kind."""
+    """Return the messages of one kind in systemd's journal."""
     node.run("journalctl", "--sync")
     found = node.run("journalctl", "-q", "-o", "json", f"MESSAGE_ID={message_id}").stdout
     return [json.loads(line) for line in found.splitlines()]
 
 
-def test_a_cloud_init_at_work_is_waited_for_between_its_stages_too(node: Machine) -> None:
+def test_running_cloud_init_is_waited_for_between_its_stages(node: Machine) -> None:
     node.run("systemctl", "start", "--no-block", "cloud-config.service", "cloud-final.service")
     until = time.monotonic() + _PATIENCE_S
     while not node.path("/run/cloud-init/status.json").exists():
@@ -120,7 +120,7 @@ def test_a_cloud_init_at_work_is_waited_for_between_its_stages_too(node: Machine
 
 
 @pytest.mark.long
-def test_a_setup_that_cloud_init_has_started_does_not_wait_for_it(node: Machine) -> None:
+def test_setup_started_by_cloud_init_does_not_wait_for_it(node: Machine) -> None:
     node.write("/root/runcmd", "gpunode setup /root/containerd.toml --yes --lock-timeout 5 >/root/user-data.log 2>&1\n")
     node.run("mkdir", "-p", "/run/cloud-init")
     ends(node, "config")
@@ -133,7 +133,7 @@ def test_a_setup_that_cloud_init_has_started_does_not_wait_for_it(node: Machine)
     assert node.path("/run/cloud-init/result.json").exists(), "cloud-init itself came to its end"
 
 
-def test_systemds_journal_hears_of_a_run(node: Machine) -> None:
+def test_systemd_journal_records_a_run(node: Machine) -> None:
     node.run("mkdir", "-p", "/run/cloud-init")
     done = setup_ok(node, "containerd")
     run = done.result["run"]

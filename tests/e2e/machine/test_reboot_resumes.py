@@ -45,7 +45,7 @@ WantedBy=sysinit.target
 
 @pytest.fixture
 def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
-    """A machine with the distribution's old driver, installed and loaded."""
+    """Yield a machine with the distribution's old driver, installed and loaded."""
     with machines.make(bases["bookworm"].runtime) as node:
         machines.furnish(node)
         run_old_driver(node)
@@ -54,8 +54,8 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
     assert leftovers(left) == []
 
 
-def finished(node: Machine) -> str:
-    """What the unit said in this boot, once it is through; of the unit itself nothing is left."""
+def finished_output(node: Machine) -> str:
+    """Return the unit's output in this boot, once it is done; the unit itself is gone."""
     node.wait_running()
     node.run("journalctl", "--sync")
     assert [place for place in _PLACES if node.path(place).is_symlink() or node.path(place).exists()] == []
@@ -63,16 +63,16 @@ def finished(node: Machine) -> str:
 
 
 def boots(node: Machine) -> int:
-    """How often the machine has booted."""
+    """Return how often the machine has booted."""
     return len(node.run("journalctl", "--list-boots", "--no-pager", "-q").stdout.splitlines())
 
 
-def loaded(node: Machine) -> str:
-    """The version of the loaded driver."""
+def loaded_driver(node: Machine) -> str:
+    """Return the version of the loaded driver."""
     return node.read("/proc/driver/nvidia/version").split("Module")[1].split()[0]
 
 
-def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(node: Machine) -> None:
+def test_setup_announces_a_reboot_and_continues_after_it_on_request(node: Machine) -> None:
     first = node.boot_id()
     done = setup(node, "containerd")
     assert done.exit_code == 10
@@ -86,10 +86,10 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     assert node.finish("sh", "-c", typed).returncode == 10
     node.wait_reboot(first)
 
-    said = finished(node)
+    said = finished_output(node)
     assert "nothing to do: this node matches recipe containerd" in said
     assert "Finished gpunode-resume.service" in said
-    assert loaded(node) == "580.178.04"
+    assert loaded_driver(node) == "580.178.04"
     assert boots(node) == 2
     second = node.boot_id()
     assert setup(node, "containerd").exit_code == 0
@@ -106,12 +106,12 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     assert "the kernel still runs driver 580.65.06" in stale.error
     assert setup(node, "containerd", "--reboot").exit_code == 10
     node.wait_reboot(second)
-    assert "nothing to do: this node matches recipe containerd" in finished(node)
-    assert loaded(node) == "580.178.04"
+    assert "nothing to do: this node matches recipe containerd" in finished_output(node)
+    assert loaded_driver(node) == "580.178.04"
 
 
 @pytest.mark.long
-def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) -> None:
+def test_reason_that_survives_the_reboot_causes_no_second_one(node: Machine) -> None:
     node.write("/etc/systemd/system/load-old.service", _AT_BOOT)
     node.run("systemctl", "enable", "load-old.service")
     first = node.boot_id()
@@ -119,16 +119,16 @@ def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) 
     assert setup(node, "containerd", "--reboot").exit_code == 10
     node.wait_reboot(first)
 
-    said = finished(node)
+    said = finished_output(node)
     second = node.boot_id()
     assert f"the kernel still runs driver {OLD}" in said
     assert "status=10" in said
-    assert loaded(node) == OLD
+    assert loaded_driver(node) == OLD
     assert boots(node) == 2
     # Nor does the next boot go on with anything.
     node.reboot()
     assert node.boot_id() != second
-    assert finished(node) == ""
+    assert finished_output(node) == ""
     assert boots(node) == 3
     assert is_up(node, CONTAINERD)
     assert "nvidia" in node.read(CONTAINERD_CONFIG)
@@ -136,7 +136,7 @@ def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("program", ["/usr/bin/gpunode", PROGRAM])
-def test_the_boot_goes_on_with_the_release_that_was_started(node: Machine, release: Path, program: str) -> None:
+def test_reboot_continues_with_the_started_release(node: Machine, release: Path, program: str) -> None:
     node.path(PROGRAM).unlink()
     if program == PROGRAM:
         node.path(PROGRAM).write_bytes((release / "gpunode.pyz").read_bytes())
@@ -150,8 +150,8 @@ def test_the_boot_goes_on_with_the_release_that_was_started(node: Machine, relea
     assert node.finish("sh", "-c", typed).returncode == 10
     node.wait_reboot(first)
 
-    assert "nothing to do: this node matches recipe containerd" in finished(node)
-    assert loaded(node) == "580.178.04"
+    assert "nothing to do: this node matches recipe containerd" in finished_output(node)
+    assert loaded_driver(node) == "580.178.04"
     said = node.run("journalctl", "--boot", "-q", "-o", "json", f"_SYSTEMD_UNIT={UNIT}").stdout
     commands = {json.loads(line).get("_CMDLINE", "") for line in said.splitlines()}
     assert any(line.startswith(f"/usr/bin/python3 -I {program} setup --resume ") for line in commands), commands

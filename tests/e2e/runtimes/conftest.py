@@ -16,5 +16,5 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def make_node(runtime_bases: Callable[[str], Base], lab: Path) -> Callable[[str], Chroot]:
-    """Makes a node: ``with make_node("sid") as node``."""
+    """Make a node: ``with make_node("sid") as node``."""
     return lambda suite: Chroot(runtime_bases(suite), lab / f"daemons-{next(_NUMBERS)}")

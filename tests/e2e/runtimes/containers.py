@@ -48,7 +48,7 @@ class Node:
         self._counted = 0
 
     def gpunode(self, *words: str) -> str:
-        """What ``gpunode ctk runtime WORDS`` said, which went well."""
+        """Return the output of ``gpunode ctk runtime WORDS``, which must succeed."""
         command = [sys.executable, "-m", "gpunode", "ctk", "runtime", *words, "--root", str(self.root.path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -56,14 +56,14 @@ class Node:
         return done.stdout + done.stderr
 
     def run(self, *argv: str) -> str:
-        """What ``argv`` printed inside; it went well."""
+        """Return the output of ``argv``, run inside; it must succeed."""
         done = self.root.run(*argv)
         if done.returncode:
             raise Unexpected(f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
     def through_nvidia(self, container: Callable[[], str]) -> tuple[str, bool]:
-        """What a container printed, and whether the stand-in was asked to create it."""
+        """Return the output of a container, and whether the stand-in was asked to create it."""
         said = container()
         calls = (self.root.path / CALLS.lstrip("/")).read_text().splitlines()
         fresh, self._counted = calls[self._counted :], len(calls)
@@ -80,7 +80,7 @@ class Node:
                 yield cri
 
     def pod(self, cri: Cri, handler: str) -> str:
-        """What a container of a pod printed that asked for ``handler``."""
+        """Return the output of a container of a pod that asked for ``handler``."""
         output = self.root.path / f"{_LOGS}/output".lstrip("/")
         output.unlink(missing_ok=True)
         cri.run(_IMAGE, "/hello", handler=handler, logs=_LOGS)
@@ -103,7 +103,7 @@ class Node:
 
 
 def inspected(node: Node) -> str:
-    """What docker answers to doctor's questions about its containers."""
+    """Return docker's answers to doctor's questions about its containers."""
     # As where systemd says that dockerd runs, since long before the containers.
     units = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2022-01-01 00:00:00.000000 UTC\n"
     evidence = {"units": Capture("systemctl show", "ok", units.encode())}
@@ -114,7 +114,7 @@ def inspected(node: Node) -> str:
 
 
 def docker(node: Node) -> dict[str, object]:
-    """docker by the runtime's name, by default after a SIGHUP, and after unconfigure."""
+    """Return docker by the runtime's name, by default after a SIGHUP, and after unconfigure."""
     seen: dict[str, object] = {}
     node.root.lay({DOCKER: OWN_JSON})
     node.gpunode("configure", "--runtime=docker")
@@ -171,7 +171,7 @@ def containerd(node: Node) -> dict[str, object]:
 
 
 def shipped(node: Node) -> dict[str, object]:
-    """The file of the containerd.io package: no CRI until it is asked for, then pods."""
+    """Return the file of the containerd.io package: no CRI until it is asked for, then pods."""
     seen: dict[str, object] = {}
     node.root.lay({CONTAINERD: SHIPPED})
     seen["told"] = "cri" in node.gpunode("configure", "--runtime=containerd")
@@ -188,13 +188,13 @@ def shipped(node: Node) -> dict[str, object]:
 
 
 def main() -> None:
-    """Prints what was seen in each scene."""
+    """Print the observations of each scene."""
     node = Node(Path(sys.argv[1]))
     print(json.dumps({scene.__name__: _played(scene, node) for scene in (docker, containerd, shipped)}))
 
 
 def _played(scene: Callable[[Node], dict[str, object]], node: Node) -> dict[str, object]:
-    """What was seen, or what went wrong: one scene says nothing of the others."""
+    """Return the observations, or the failure: one scene says nothing of the others."""
     try:
         return scene(node)
     except (Unexpected, NoCri) as error:

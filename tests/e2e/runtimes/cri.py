@@ -34,7 +34,7 @@ class NoCri(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the CRI plugin says of itself.
+    """The status of the CRI plugin.
 
     Attributes:
         binaries: what each handler's options tell it to run; empty for its shim's own.
@@ -57,7 +57,7 @@ class Cri:
         self._channel.close()
 
     def call(self, method: str, message: Message | None = None, *, patience_s: float = 20) -> dict[int, bytes | int]:
-        """The answer's fields, of a repeated one the last; a plugin that is still starting is waited for.
+        """Return the answer's fields, of a repeated one the last; a plugin that is still starting is waited for.
 
         Raises:
             NoCri: there is none, or it refuses.
@@ -65,7 +65,7 @@ class Cri:
         return dict(decode(self._answer(method, message or {}, patience_s)))
 
     def told(self) -> Told:
-        """What it says of itself.
+        """Return the status of the CRI plugin.
 
         Raises:
             NoCri: there is none.
@@ -79,7 +79,7 @@ class Cri:
         return Told(str(config["defaultRuntimeName"]), binaries)
 
     def run(self, image: str, *command: str, handler: str, logs: str) -> None:
-        """``command`` has run to its end in a pod of its own, what it printed is in ``logs``; nothing else is left.
+        """Run ``command`` to its end in a pod of its own, its output in ``logs``; nothing else is left.
 
         Args:
             handler: as a RuntimeClass names it; empty for the default one.
@@ -124,12 +124,12 @@ class Cri:
 
 
 def encode(message: Message) -> bytes:
-    """``message`` as protobuf has it; a sequence is a repeated field."""
+    """Return ``message`` as protobuf has it; a sequence is a repeated field."""
     return b"".join(_field(number, value) for number, value in message.items())
 
 
 def decode(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a message, of the two kinds that CRI's answers are made of."""
+    """Yield the fields of a message, of the two kinds that CRI's answers are made of."""
     place = 0
     while place < len(data):
         key, place = _varint_at(data, place)
@@ -143,7 +143,7 @@ def decode(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def text(value: bytes | int) -> str:
-    """The string of a field."""
+    """Return the string of a field."""
     assert isinstance(value, bytes)
     return value.decode()
 

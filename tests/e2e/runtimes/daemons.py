@@ -29,7 +29,7 @@ _SPECS: Final = ("etc/containerd/cri-base.json", "etc/containerd/base.json")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a daemon's own parser makes of files.
+    """The result of a daemon's own parser for files.
 
     Attributes:
         ok: whether it takes them; None for a dockerd that cannot be asked.
@@ -44,7 +44,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a daemon that runs on files tells over its socket.
+    """The answers over its socket of a daemon that runs on files.
 
     Attributes:
         ok: whether it, or its CRI plugin, answers.
@@ -65,7 +65,7 @@ class Root:
         self.path = path
 
     def lay(self, files: Files) -> None:
-        """The runtimes' folders hold ``files`` and what those name, and nothing else."""
+        """Write ``files`` and what those name to the runtimes' folders, and nothing else."""
         for folder in (*_FOLDERS, *_GPUNODES_OWN):
             shutil.rmtree(self.path / folder, ignore_errors=True)
         for folder in _FOLDERS:
@@ -78,18 +78,18 @@ class Root:
             target.write_bytes(content)
 
     def files(self) -> Files:
-        """What they hold now."""
+        """Return the contents now."""
         found = (path for folder in _FOLDERS for path in sorted((self.path / folder).rglob("*")) if path.is_file())
         named = {f"/{path.relative_to(self.path)}": path for path in found}
         return {name: path.read_bytes() for name, path in named.items() if name[1:] not in _SPECS}
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """What ``argv`` said inside, and how it ended."""
+        """Return the output and the exit code of ``argv``, run inside."""
         return subprocess.run(self._enter(argv), env=_ENVIRONMENT, capture_output=True, text=True, check=False)
 
     @contextmanager
     def daemon(self, *argv: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """``argv`` runs inside meanwhile; with it comes the file that it writes to."""
+        """Run ``argv`` inside meanwhile, and yield the process and the file that it writes to."""
         log = self.path / f"var/log/{argv[0]}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(self._enter(argv), env=_ENVIRONMENT, stdout=output, stderr=output)
@@ -105,7 +105,7 @@ class Root:
 
 
 def containerd_reads(root: Root, config: str) -> Read:
-    """What ``containerd config dump`` says of the files that are laid; without one it is on its defaults."""
+    """Return the result of ``containerd config dump`` for the present files; without any it is on its defaults."""
     there = (root.path / config.lstrip("/")).exists()
     asked = ("--config", config, "config", "dump") if there else ("config", "default")
     done = root.run("containerd", *asked)
@@ -113,7 +113,7 @@ def containerd_reads(root: Root, config: str) -> Read:
 
 
 def containerd_starts(root: Root, config: str) -> Started:
-    """What the CRI plugin of a containerd tells that was started on the files that are laid."""
+    """Return the status of the CRI plugin of a containerd that was started on the present files."""
     socket = root.path / "run/lab/containerd.sock"
     socket.parent.mkdir(exist_ok=True)
     socket.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def containerd_starts(root: Root, config: str) -> Started:
 
 
 def dockerd_reads(root: Root, config: str) -> Read:
-    """What ``dockerd --validate`` says of the files that are laid."""
+    """Return the result of ``dockerd --validate`` for the present files."""
     chosen = ("--config-file", config) if (root.path / config.lstrip("/")).exists() else ()
     done = root.run("dockerd", "--validate", *chosen)
     cannot = "unknown flag: --validate" in done.stderr
@@ -139,7 +139,7 @@ def dockerd_reads(root: Root, config: str) -> Read:
 
 
 def dockerd_starts(root: Root, config: str) -> Started:
-    """What a dockerd tells that was started on the files that are laid, beside a containerd that runs."""
+    """Return the status of a dockerd that was started on the present files, beside a running containerd."""
     socket = root.path / "run/docker.sock"
     socket.unlink(missing_ok=True)
     (root.path / "run/docker.pid").unlink(missing_ok=True)

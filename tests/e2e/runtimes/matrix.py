@@ -43,7 +43,7 @@ _AUTO_IN_CORE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the daemon made of one state of the files: its parser, and itself once started."""
+    """The daemon's verdict on one state of the files: its parser's, and its own once started."""
 
     read: Read
     started: Started
@@ -51,7 +51,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One vector in one mode.
+    """A vector in one mode.
 
     Attributes:
         mode: OWN, the vector's; AUTO; or THEIRS.
@@ -68,7 +68,7 @@ class Cell:
 
     @staticmethod
     def of(line: str) -> Cell:
-        """As it was printed."""
+        """Parse the printed form."""
         told = json.loads(line)
         before, after = (Judged(Read(**told[name]["read"]), Started(**told[name]["started"])) for name in _STATES)
         return Cell(told["vector"], told["mode"], told["code"], told["said"], before, after)
@@ -86,7 +86,7 @@ def asked(runtime: str) -> list[Vector]:
 
 
 def main() -> None:
-    """Prints the cells."""
+    """Print the cells."""
     root, runtime, is_core = Root(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "core"
     _load(root, runtime)
     # All of them first: a process in which gRPC has been at work cannot be forked.
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _load(root: Root, runtime: str) -> None:
-    """This process has loaded what its children would else load one after another."""
+    """Load what this process's children would else load one after another."""
     root.lay({})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         boundary.run_cli(["ctk", "runtime", "configure", "--runtime", runtime, "--root", str(root.path)])
@@ -122,7 +122,7 @@ def _modes(vector: Vector, *, is_core: bool) -> Iterator[str]:
 
 
 def _answered(root: Root, vector: Vector, mode: str) -> tuple[int, str, Files]:
-    """How gpunode ended, what it said, and the files that it left."""
+    """Return gpunode's exit code, its output, and the files that it left."""
     if mode == THEIRS:
         left = zip(vector.paths, (vector.read("expected"), vector.read("expected-dropin")), strict=True)
         return 0, "", {path: data for path, data in left if data is not None}
@@ -137,7 +137,7 @@ def _answered(root: Root, vector: Vector, mode: str) -> tuple[int, str, Files]:
 
 
 def _in_a_child(words: list[str], output: int) -> int:
-    """The exit code of ``gpunode WORDS``, which a fork of this process runs: Python need not start for each."""
+    """Return the exit code of ``gpunode WORDS``, which a fork of this process runs: Python need not start for each."""
     from gpunode.__main__ import main as gpunode
 
     child = os.fork()
@@ -163,7 +163,7 @@ class _Judge:
         self._known: dict[tuple[str, frozenset[tuple[str, bytes]]], Judged] = {}
 
     def of(self, config: str, files: Files) -> Judged:
-        """What the daemon makes of ``files``, the first of which is at ``config``."""
+        """Return the daemon's verdict on ``files``, the first of which is at ``config``."""
         key = (config, frozenset(files.items()))
         if key not in self._known:
             self._root.lay(files)

@@ -35,7 +35,7 @@ exec /usr/sbin/runc "$@"
     params=[pytest.param(suite, marks=() if suite == "bookworm" else pytest.mark.long) for suite in SUITES],
 )
 def seen(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Iterator[dict[str, Any]]:
-    """What was seen of a suite's daemons."""
+    """Yield the observations of a suite's daemons."""
     with make_node(request.param) as node:
         node.write("/usr/bin/nvidia-container-runtime", RUNTIME, 0o755)
         node.write("/usr/local/sbin/runc", RUNC, 0o755)
@@ -50,7 +50,7 @@ def seen(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> 
     assert leftovers(left) == []
 
 
-def test_docker_runs_a_container_through_the_name_and_by_default(seen: dict[str, Any]) -> None:
+def test_docker_runs_a_container_by_name_and_by_default(seen: dict[str, Any]) -> None:
     docker = seen["docker"]
     assert "wrong" not in docker, docker["wrong"]
     assert docker["by name"] == ["hello from a container\n", True]
@@ -59,7 +59,7 @@ def test_docker_runs_a_container_through_the_name_and_by_default(seen: dict[str,
     assert docker["file afterwards"]
 
 
-def test_docker_tells_doctor_of_containers_with_gpus_and_of_no_secret(seen: dict[str, Any]) -> None:
+def test_docker_reports_containers_with_gpus_and_no_secret(seen: dict[str, Any]) -> None:
     said = seen["docker"]["inspected"]
     (found,) = [json.loads(line) for line in said.splitlines() if line.strip()]
     assert found["Name"] == "/asks"
@@ -70,7 +70,7 @@ def test_docker_tells_doctor_of_containers_with_gpus_and_of_no_secret(seen: dict
     assert "secret" not in said
 
 
-def test_a_pod_goes_through_the_handler_and_by_default(seen: dict[str, Any]) -> None:
+def test_pod_uses_the_handler_by_name_and_by_default(seen: dict[str, Any]) -> None:
     pods = seen["containerd"]
     assert "wrong" not in pods, pods["wrong"]
     for name, through_nvidia in (("by name", True), ("not asked for", False), ("by default", True)):
@@ -81,7 +81,7 @@ def test_a_pod_goes_through_the_handler_and_by_default(seen: dict[str, Any]) -> 
     assert pods["files afterwards"]
 
 
-def test_the_file_of_the_containerd_io_package_gives_a_kubelet_pods_once_cri_is_asked_for(seen: dict[str, Any]) -> None:
+def test_packaged_containerd_io_file_runs_pods_once_cri_is_enabled(seen: dict[str, Any]) -> None:
     shipped = seen["shipped"]
     assert "wrong" not in shipped, shipped["wrong"]
     assert shipped["told"]

@@ -1,4 +1,4 @@
-"""What loaded before loads after, with NVIDIA's runtime in effect: every vector in real daemons, asked themselves.
+"""Files that loaded before gpunode's edit load after it, with NVIDIA's runtime: every vector in real daemons.
 
 containerd 1.6, 1.7 and 2 and dockerd 20.10, 26 and 28 of Debian's suites. They tell by ``containerd config dump`` and
 ``dockerd --validate``, and once started by CRI's Status and docker's /info. The core has each vector in its own mode,
@@ -42,7 +42,7 @@ CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a suite's daemons of one kind told.
+    """The answers of a suite's daemons of one kind.
 
     Attributes:
         version: the daemon's three numbers.
@@ -52,34 +52,34 @@ class Told:
     cells: tuple[Cell, ...]
 
     def of(self, *modes: str) -> Iterator[tuple[Vector, Cell]]:
-        """The cells of these modes."""
+        """Return the cells of these modes."""
         return ((VECTORS[cell.vector], cell) for cell in self.cells if cell.mode in modes)
 
     def in_scope(self) -> Iterator[tuple[Vector, Cell]]:
-        """The cells whose answer is asked for: the daemon took the files before, and none is to be refused."""
+        """Yield the cells whose answer is asked for: the daemon took the files before, and none is to be refused."""
         for vector, cell in self.of(OWN, AUTO):
             is_refused = vector.is_refused if cell.mode == OWN else vector.verdict == "refuse"
             if loads(cell, "before") and not is_refused and not self._is_of_later_schema(vector):
                 yield vector, cell
 
     def answered(self) -> Iterator[tuple[Vector, Cell]]:
-        """Those that were answered; that the others were not is told once."""
+        """Yield the vectors that were answered; a missing answer is reported once."""
         return ((vector, cell) for vector, cell in self.in_scope() if cell.code == 0 and loads(cell, "after"))
 
     def _is_of_later_schema(self, vector: Vector) -> bool:
-        """containerd 1.6 takes a file of schema 3, and uses nothing of it."""
+        """True for a file of schema 3, which containerd 1.6 takes, and of which it uses nothing."""
         return self.version.startswith("1.6.") and b"version = 3" in vector.files.get(vector.paths[0], b"")
 
 
 @pytest.fixture(scope="module", params=EXTENTS)
 def containerd(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Told:
-    """What a suite's containerd told."""
+    """Return the answers of a suite's containerd."""
     return tell(make_node, "containerd", *request.param)
 
 
 @pytest.fixture(scope="module", params=EXTENTS[: len(SUITES)])
 def docker(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Told:
-    """What a suite's dockerd told; a mode makes no difference to it."""
+    """Return the answers of a suite's dockerd; a mode makes no difference to it."""
     return tell(make_node, "docker", *request.param)
 
 
@@ -99,21 +99,21 @@ def tell(make_node: Callable[[str], Chroot], runtime: str, suite: str, extent: s
 
 
 def test_containerd_loads_what_it_loaded_before(containerd: Told) -> None:
-    assert unanswered(containerd) == []
+    assert list_unanswered(containerd) == []
 
 
-def test_containerd_has_the_runtime_and_the_default_as_asked(containerd: Told) -> None:
+def test_containerd_has_the_requested_runtime_and_default(containerd: Told) -> None:
     cells = [(vector, cell) for vector, cell in containerd.answered() if not cri(cell.after.read.dump).is_disabled]
     assert len(cells) > 60
     assert [f"{name(cell)}: {wrong}" for vector, cell in cells for wrong in unlike_asked(vector, cell)] == []
 
 
-def test_nothing_else_changes_for_containerd(containerd: Told) -> None:
+def test_other_containerd_settings_do_not_change(containerd: Told) -> None:
     changed = ((cell, others_changed(vector, cell)) for vector, cell in containerd.answered())
     assert [f"{name(cell)}: {keys}" for cell, keys in changed if keys] == []
 
 
-def test_the_cri_plugin_starts_where_it_started_before_and_has_the_runtime(containerd: Told) -> None:
+def test_cri_plugin_starts_where_it_did_and_has_the_runtime(containerd: Told) -> None:
     cells = [(vector, cell) for vector, cell in containerd.answered() if cell.before.started.ok]
     assert len(cells) > 60
     dead = [f"{name(cell)}: {cell.after.started.said}" for _, cell in cells if not cell.after.started.ok]
@@ -121,7 +121,7 @@ def test_the_cri_plugin_starts_where_it_started_before_and_has_the_runtime(conta
     assert [f"{name(cell)}: {wrong}" for vector, cell in cells for wrong in started_unlike_asked(vector, cell)] == []
 
 
-def test_what_nvidia_ctk_leaves_stops_the_cri_plugin(containerd: Told) -> None:
+def test_nvidia_ctk_result_stops_the_cri_plugin(containerd: Told) -> None:
     """So these tests see what they are there to see."""
     cells = list(containerd.of(THEIRS))
     assert len(cells) == 8
@@ -131,7 +131,7 @@ def test_what_nvidia_ctk_leaves_stops_the_cri_plugin(containerd: Told) -> None:
         assert cell.after.started.ok is (containerd.version not in vector.told["cri_plugin_fails_to_load_on"])
 
 
-def test_containerd_takes_the_files_that_it_took_when_they_were_recorded(containerd: Told) -> None:
+def test_containerd_accepts_the_files_it_accepted_when_recorded(containerd: Told) -> None:
     differing = []
     for vector, cell in containerd.of(OWN):
         recorded = (vector.told["containerd_effective"]["before"] or {}).get(containerd.version)
@@ -140,8 +140,8 @@ def test_containerd_takes_the_files_that_it_took_when_they_were_recorded(contain
     assert differing == []
 
 
-def test_dockerd_loads_what_it_loaded_before_and_has_the_runtime(docker: Told) -> None:
-    assert unanswered(docker) == []
+def test_dockerd_loads_what_it_did_and_has_the_runtime(docker: Told) -> None:
+    assert list_unanswered(docker) == []
     cells = list(docker.answered())
     assert len(cells) > 15
     dead = [f"{name(cell)}: {cell.after.started.said}" for _, cell in cells if not cell.after.started.ok]
@@ -149,7 +149,7 @@ def test_dockerd_loads_what_it_loaded_before_and_has_the_runtime(docker: Told) -
     assert [f"{name(cell)}: {wrong}" for vector, cell in cells for wrong in started_unlike_asked(vector, cell)] == []
 
 
-def test_dockerd_takes_the_files_that_it_took_when_they_were_recorded(docker: Told) -> None:
+def test_dockerd_accepts_the_files_it_accepted_when_recorded(docker: Told) -> None:
     if docker.version != "28.5.2":
         pytest.skip("recorded for dockerd 28.5.2 alone")
     for vector, cell in docker.of(OWN):
@@ -162,12 +162,12 @@ def name(cell: Cell) -> str:
 
 
 def loads(cell: Cell, when: str) -> bool:
-    """Whether the daemon takes the files; one whose parser cannot be asked is started."""
+    """True if the daemon accepts the files; one whose parser cannot be asked is started."""
     state = cell.before if when == "before" else cell.after
     return state.started.ok if state.read.ok is None else state.read.ok
 
 
-def unanswered(told: Told) -> list[str]:
+def list_unanswered(told: Told) -> list[str]:
     cells = list(told.in_scope())
     assert len(cells) > 15
     refused = [f"{name(cell)}: {cell.code} {cell.said[-600:]}" for _, cell in cells if cell.code]
@@ -177,7 +177,7 @@ def unanswered(told: Told) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cri:
-    """What a dump says of the CRI plugin."""
+    """The CRI plugin in a dump."""
 
     table: Mapping[str, Any]
     is_disabled: bool
@@ -220,7 +220,7 @@ def is_default(vector: Vector) -> bool:
 
 
 def unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
-    """How the dump differs from what the vector asked for."""
+    """Yield the differences of the dump from the vector's request."""
     before, after = cri(cell.before.read.dump), cri(cell.after.read.dump)
     entry = after.runtimes.get(handler(vector), {})
     found = entry.get("runtime_type", ""), (entry.get("options") or {}).get("BinaryName")
@@ -235,7 +235,7 @@ def unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
 
 
 def started_unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
-    """How the started daemon differs from what the vector asked for."""
+    """Yield the differences of the started daemon from the vector's request."""
     before, after = cell.before.started, cell.after.started
     if after.binaries.get(handler(vector)) != binary(vector):
         yield f"the runtime is {after.binaries.get(handler(vector))}"
@@ -254,7 +254,7 @@ _OVERRULING: Final = (".default_runtime.", ".systemd_cgroup.")
 
 
 def others_changed(vector: Vector, cell: Cell) -> list[str]:
-    """The keys of the effective configuration that differ and are not those that were asked for."""
+    """Return the keys of the effective configuration that differ and are not those that were asked for."""
     former, now = (_others(vector, state.read.dump) for state in (cell.before, cell.after))
     return sorted(key for key in former.keys() | now.keys() if former.get(key) != now.get(key))
 

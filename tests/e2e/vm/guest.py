@@ -27,7 +27,7 @@ STEPS = (
 
 
 def configuration(root: Path) -> str:
-    """The hash of both files, with an absent one told from an empty one."""
+    """Return the hash of both files, with an absent one told from an empty one."""
     contents = [path.read_bytes() if (path := root / name).exists() else None for name in CONFIGURATION]
     return hashlib.sha256(repr(contents).encode()).hexdigest()
 
@@ -37,7 +37,7 @@ def say(*words: object) -> None:
 
 
 def ended(argv: tuple[str, ...]) -> int:
-    """gpunode's exit code, in a child of this process, which has all imports behind it."""
+    """Return gpunode's exit code, in a child of this process, which has all imports behind it."""
     child = os.fork()
     if child == 0:
         status = 125

@@ -43,7 +43,7 @@ _BOOT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What a machine boots.
+    """The images that a machine boots.
 
     Attributes:
         system: Debian with gpunode, never written to.
@@ -57,7 +57,7 @@ class Images:
 
 
 def make_images(folder: Path, recipes: dict[str, str], node: Path) -> Images:
-    """A Debian 12 that runs ``guest.py`` on a node whose files are those below ``node``.
+    """Return a Debian 12 that runs ``guest.py`` on a node whose files are those below ``node``.
 
     Raises:
         NoArchive: there is no Debian archive that can be reached.
@@ -76,7 +76,7 @@ def make_images(folder: Path, recipes: dict[str, str], node: Path) -> Images:
 
 
 def images_of(folder: Path, root: Path, recipes: dict[str, str], node: Path) -> Images:
-    """As ``make_images``, of a Debian that is there."""
+    """Make images as ``make_images`` does, of an existing Debian."""
     for name in ("gpunode", "recipes"):
         shutil.copytree(PROJECT / name, root / "opt/project" / name, dirs_exist_ok=True)
     make_code(root / "opt/site")
@@ -117,12 +117,12 @@ class Machine:
             )
 
     def said(self) -> list[list[str]]:
-        """The words of every whole line so far that the guest's program wrote."""
+        """Return the words of every whole line so far that the guest's program wrote."""
         whole = self.console.read_bytes().rpartition(b"\n")[0].decode(errors="replace")
         return [line[1:].split() for line in whole.splitlines() if line.startswith("@")]
 
     def wait_until_ready(self) -> None:
-        """The guest's program runs.
+        """Wait until the guest's program runs.
 
         Raises:
             LabError: it does not come up.
@@ -135,7 +135,7 @@ class Machine:
             time.sleep(0.1)
 
     def cut(self) -> None:
-        """The power is gone: nothing that the guest had in its memory is written any more."""
+        """Cut the power: nothing that the guest had in its memory is written any more."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -153,7 +153,7 @@ def _command(images: Images) -> Sequence[str]:
 
 
 def files_of(image: Path, folder: Path) -> Path:
-    """The files of a disk as the next boot would find them, its journal replayed, in a new ``folder``.
+    """Return the files of a disk as the next boot would find them, its journal replayed, in a new ``folder``.
 
     Raises:
         LabError: the file system itself is damaged beyond that.

@@ -54,7 +54,7 @@ def images(folder: Path) -> Images:
         pytest.skip(f"no virtual machine without the Debian archive: {error}")
 
 
-def test_no_power_cut_loses_what_was_promised_or_what_is_needed_to_go_on(images: Images, folder: Path) -> None:
+def test_power_cut_keeps_promises_and_allows_to_continue(images: Images, folder: Path) -> None:
     for number in range(CUTS):
         moment = random.uniform(0, _LONGEST_S)
         said = _run_and_cut(images, folder / "console", moment)
@@ -68,7 +68,7 @@ def test_no_power_cut_loses_what_was_promised_or_what_is_needed_to_go_on(images:
 
 
 def _run_and_cut(images: Images, console: Path, moment: float) -> list[list[str]]:
-    """What the guest said until its power was cut; the cut itself, on the same disk as the ones before."""
+    """Return the guest's output until its power was cut; the cut itself, on the same disk as the ones before."""
     machine = Machine(images, console)
     machine.wait_until_ready()
     time.sleep(moment)
@@ -83,7 +83,7 @@ def _assert_promises_kept(found: Path, said: list[list[str]], where: str) -> Non
 
 
 def _assert_whole(found: Path, where: str) -> None:
-    """Every journal and every backup can be read, and each file is as it was once or as a journaled change made it."""
+    """Assert that every journal and backup can be read, and each file is as before or as a journaled change made it."""
     store, start = Store(found), small_system()
     changes = [e.change for run in store.ids() for e in store.read(run) if isinstance(e, Intent)]
     for name in CONFIGURATION:
@@ -97,7 +97,7 @@ def _assert_whole(found: Path, where: str) -> None:
 
 
 def _assert_goes_on(found: Path, folder: Path, where: str) -> None:
-    """Setup, a rollback and the rollback of that work on what was found, and nothing half is left."""
+    """Assert that setup, a rollback and the rollback of that work on the remains, and nothing half is left."""
     for name in ("containerd", "docker"):
         path = folder / f"{name}.toml"
         path.write_text(_RECIPES[name])

@@ -14,7 +14,7 @@ _SPEEDS: Final = {1: "2.5 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One GPU.
+    """A GPU.
 
     Attributes:
         bus: its PCI address, in lower case.
@@ -58,7 +58,7 @@ class Board:
 
 
 def gtx_1080(bus: str) -> Board:
-    """A board without ECC, MIG and a service for it."""
+    """Return a board without ECC, MIG and a service for it."""
     return Board(
         bus, "1b80", "NVIDIA GeForce GTX 1080", "GP104 [GeForce GTX 1080]", "Pascal", "GeForce", 8192, 180, 3,
         has_ecc=False, capability="6.1",
@@ -66,7 +66,7 @@ def gtx_1080(bus: str) -> Board:
 
 
 def a100(bus: str, mig: str = "Disabled") -> Board:
-    """An A100 of the PCIe kind."""
+    """Return an A100 of the PCIe kind."""
     return Board(
         bus, "20b5", "NVIDIA A100 80GB PCIe", "GA100 [A100 PCIe 80GB]", "Ampere", memory_mib=81920, watts=300, link=4,
         link_now=4, mig=mig, state="P0", throttle=("Idle",), capability="8.0",
@@ -74,7 +74,7 @@ def a100(bus: str, mig: str = "Disabled") -> Board:
 
 
 def h100_sxm(bus: str) -> Board:
-    """An H100 in a machine with NVSwitches."""
+    """Return an H100 in a machine with NVSwitches."""
     return Board(
         bus, "2330", "NVIDIA H100 80GB HBM3", "GH100 [H100 SXM5 80GB]", "Hopper", memory_mib=81559, watts=700, link=5,
         link_now=5, mig="Disabled", state="P0", fabric="Completed", capability="9.0",
@@ -82,7 +82,7 @@ def h100_sxm(bus: str) -> Board:
 
 
 def gh200(bus: str) -> Board:
-    """The GPU of a GH200."""
+    """Return the GPU of a GH200."""
     return Board(
         bus, "2342", "NVIDIA GH200 480GB", "GH100 [GH200 120GB / 480GB]", "Hopper", memory_mib=97871, watts=900, link=4,
         link_now=4, width=1, mig="Disabled", state="P0", capability="9.0", port="0009:00:00.0",
@@ -90,7 +90,7 @@ def gh200(bus: str) -> Board:
 
 
 def laptop(bus: str) -> Board:
-    """A GPU that sleeps when nobody uses it."""
+    """Return a GPU that sleeps when nobody uses it."""
     return Board(
         bus, "2520", "NVIDIA GeForce RTX 3060 Laptop GPU", "GA106M [GeForce RTX 3060 Mobile / Max-Q]", "Ampere",
         "GeForce", 6144, 80, 4, width=8, has_ecc=False, persistence="Disabled", capability="8.6",
@@ -98,7 +98,7 @@ def laptop(bus: str) -> Board:
 
 
 def vgpu(bus: str) -> Board:
-    """An A40-8Q: a guest's part of an A40."""
+    """Return an A40-8Q: a guest's part of an A40."""
     return Board(
         bus, "2235", "NVIDIA A40-8Q", "GA102GL [A40]", "Ampere", "NVIDIA RTX Virtual Workstation", 8192, 0, 4,
         link_now=4, mig="Disabled", state="P8", virtualization="VGPU", licence="Licensed (Expiry: 2026-12-1 9:18:24 GMT)",
@@ -107,7 +107,7 @@ def vgpu(bus: str) -> Board:
 
 
 def numeric(boards: Sequence[Board], more: str = "", *, bound: str = "nvidia") -> str:
-    """``lspci -Dvmmnnk``."""
+    """Return ``lspci -Dvmmnnk``."""
     return "\n".join([_HOST, *(_record(board, bound) for board in boards), *([more] if more else [])])
 
 
@@ -140,7 +140,7 @@ def _record(board: Board, bound: str) -> str:
 
 
 def verbose(boards: Sequence[Board], more: str = "") -> str:
-    """``lspci -nnDvvv``: each GPU after the port that it hangs on."""
+    """Return ``lspci -nnDvvv``: each GPU after the port that it hangs on."""
     shown = []
     for board in boards:
         if board.port:
@@ -204,7 +204,7 @@ def _device(board: Board) -> str:
 
 
 def answered(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """What gpunode's own question to NVML brings."""
+    """Return the answer to gpunode's own question to NVML."""
     failed = {"error": "NotSupported", "code": 3}
     gpus = [
         {
@@ -235,7 +235,7 @@ def answered(boards: Sequence[Board], driver: str, cuda: str) -> str:
 
 
 def table(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """``nvidia-smi``."""
+    """Return ``nvidia-smi``."""
     line = "+-----------------------------------------------------------------------------------------+"
     middle = "+-----------------------------------------+------------------------+----------------------+"
     rows = []
@@ -267,7 +267,7 @@ def table(boards: Sequence[Board], driver: str, cuda: str) -> str:
 
 
 def query(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """``nvidia-smi -q``."""
+    """Return ``nvidia-smi -q``."""
     head = f"""
 ==============NVSMI LOG==============
 
@@ -415,7 +415,7 @@ def _rest(board: Board) -> Iterator[_Row]:
 
 
 def information(board: Board, minor: int, driver: str) -> str:
-    """``/proc/driver/nvidia/gpus/*/information``."""
+    """Return ``/proc/driver/nvidia/gpus/*/information``."""
     return (
         f"Model: \t\t {board.name}\nIRQ:   \t\t 167\nGPU UUID: \t {board.uuid}\nVideo BIOS: \t 95.02.66.00.02\n"
         f"Bus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t {board.bus}\n"
@@ -424,5 +424,5 @@ def information(board: Board, minor: int, driver: str) -> str:
 
 
 def link_speed(generation: int) -> str:
-    """As sysfs has it."""
+    """Return the link speed as sysfs has it."""
     return _SPEEDS[generation] + "\n"

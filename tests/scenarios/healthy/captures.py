@@ -22,18 +22,18 @@ _ROOTS: Final = Ownership(0o644, 0, 0)
 
 
 def listed(*paths: str) -> tuple[Found, ...]:
-    """What a glob without contents found; ``path -> target`` is a link."""
+    """Return the result of a glob without contents; ``path -> target`` is a link."""
     parted = (path.partition(" -> ") for path in paths)
     return tuple(Found(path, target or None) for path, _, target in parted)
 
 
 def held(files: Mapping[str, str]) -> tuple[Found, ...]:
-    """What a glob with contents found."""
+    """Return the result of a glob with contents."""
     return tuple(Found(path, data=text.encode(), ownership=_ROOTS) for path, text in files.items())
 
 
 def failed(said: str, status: int = 1, error: str = "") -> Capture:
-    """What a command said that did not end with 0; its source is filled in by its key."""
+    """Return the output of a command that did not end with 0; its source is filled in by its key."""
     return Capture("", "failed", said.encode(), error, status)
 
 
@@ -45,12 +45,12 @@ class Standing:
     asked: set[str] = field(default_factory=set)
 
     def look(self, probe: Probe, /) -> Capture:
-        """What the node says to ``probe``."""
+        """Return the node's answer to ``probe``."""
         self.asked.add(probe.key)
         return _capture(probe, self.node.get(probe.key))
 
     def distribution(self) -> None:
-        """None: the evidence tells."""
+        """Do nothing: the evidence tells the distribution."""
         return
 
     def simulate(self, _: Sequence[PackageChange], /) -> Simulation | None:
@@ -59,7 +59,7 @@ class Standing:
 
 
 def evidence(node: Node) -> Evidence:
-    """What ``gpunode capture`` takes of ``node``."""
+    """Return what ``gpunode capture`` takes of ``node``."""
     host = Standing(node)
     found = examine(host)
     assert set(node) <= host.asked, f"nobody asks for {set(node) - host.asked}"
@@ -81,7 +81,7 @@ def _capture(probe: Probe, said: Said | None) -> Capture:
 
 
 def journal(lines: Iterable[str], start: str = "2026-11-16T06:12", host: str = "gpu-node-17") -> str:
-    """Lines of the journal as ``-o short-iso-precise`` has them, a moment apart."""
+    """Return lines of the journal as ``-o short-iso-precise`` has them, a moment apart."""
     rows = enumerate(lines)
     return "".join(
         f"{start}:{at // 20 % 60:02}.{at % 20 * 50:03}{at % 997:03}+0000 {host} {line}\n" for at, line in rows

@@ -56,7 +56,7 @@ _KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 
 def debian_12() -> System:
-    """Debian 12 with NVIDIA's own repository and the open modules."""
+    """Return Debian 12 with NVIDIA's own repository and the open modules."""
     version, kernel = "580.95.05-1", "6.1.0-41-amd64"
     return System(
         _release("debian", "12 (bookworm)", "12", "Debian GNU/Linux 12 (bookworm)", code="bookworm"),
@@ -78,7 +78,7 @@ def debian_12() -> System:
 
 
 def debian_12_own() -> System:
-    """Debian 12 with the driver of its non-free section."""
+    """Return Debian 12 with the driver of its non-free section."""
     version, kernel = "535.261.03-1~deb12u1", "6.1.0-41-amd64"
     return System(
         _release("debian", "12 (bookworm)", "12", "Debian GNU/Linux 12 (bookworm)", code="bookworm"),
@@ -100,7 +100,7 @@ def debian_12_own() -> System:
 
 
 def debian_13() -> System:
-    """Debian 13 with NVIDIA's own repository."""
+    """Return Debian 13 with NVIDIA's own repository."""
     base = debian_12()
     kernel = "6.12.57+deb13-amd64"
     packages = {name: v for name, v in base.packages.items() if not name.startswith(("linux-", "libc6", "dpkg", "apt"))}
@@ -120,7 +120,7 @@ def debian_13() -> System:
 
 
 def ubuntu_22() -> System:
-    """Ubuntu 22.04 with modules that Canonical has built and signed."""
+    """Return Ubuntu 22.04 with modules that Canonical has built and signed."""
     kernel, version = "5.15.0-161-generic", "535.274.02-0ubuntu0.22.04.1"
     branch = "535-server"
     return System(
@@ -144,7 +144,7 @@ def ubuntu_22() -> System:
 
 
 def ubuntu_24() -> System:
-    """Ubuntu 24.04 with DKMS and the archive's open modules."""
+    """Return Ubuntu 24.04 with DKMS and the archive's open modules."""
     kernel, version = "6.8.0-88-generic", "580.95.05-0ubuntu0.24.04.2"
     branch = "580"
     return System(
@@ -167,7 +167,7 @@ def ubuntu_24() -> System:
 
 
 def rocky_9() -> System:
-    """Rocky Linux 9 with NVIDIA's repository and DKMS."""
+    """Return Rocky Linux 9 with NVIDIA's repository and DKMS."""
     kernel, version = "5.14.0-570.58.1.el9_6.x86_64", "580.95.05-1.el9.x86_64"
     names = ("nvidia-driver", "nvidia-driver-cuda", "nvidia-driver-cuda-libs", "nvidia-driver-libs",
              "nvidia-persistenced", "nvidia-modprobe", "libnvidia-ml", "libnvidia-cfg", "nvidia-kmod-common",
@@ -186,7 +186,7 @@ def rocky_9() -> System:
 
 
 def rhel_9() -> System:
-    """RHEL 9 with precompiled modules."""
+    """Return RHEL 9 with precompiled modules."""
     base = rocky_9()
     return System(
         _release("rhel", "9.6 (Plow)", "9.6", "Red Hat Enterprise Linux 9.6 (Plow)", "fedora"),
@@ -198,7 +198,7 @@ def rhel_9() -> System:
 
 
 def machine(system: System, gpus: Sequence[Board], log: Sequence[str] = (), *, virt: str = "none") -> dict[str, Said]:
-    """What a machine with this system and these GPUs says; ``log`` are further lines of the kernel's."""
+    """Return the evidence of a machine with this system and these GPUs; ``log`` are further lines of the kernel's."""
     return {
         **_system(system, virt),
         **_packages(system),
@@ -288,7 +288,7 @@ def _system(system: System, virt: str) -> Node:
 
 
 def dpkg_status(packages: Mapping[str, str], arch: str = "amd64") -> str:
-    """dpkg's status file; a version may have a state behind it."""
+    """Return dpkg's status file; a version may have a state behind it."""
     rows = []
     for name, said in sorted(packages.items()):
         version, _, state = said.partition(" ")
@@ -473,7 +473,7 @@ def _smi(system: System, gpus: Sequence[Board]) -> Node:
 
 
 def kernel_log(system: System, gpus: Sequence[Board], more: Sequence[str] = ()) -> str:
-    """The kernel's log of a usual boot: what looks like trouble in it is none."""
+    """Return the kernel's log of a usual boot: what looks like trouble in it is none."""
     ports = [gpu.port for gpu in gpus if gpu.port]
     kind = f"Open Kernel Module for x86_64  {system.driver}  Release Build  (dvs-builder@U22-I3-AM19-17-3)" \
         if system.is_open else f"x86_64 Kernel Module  {system.driver}"  # fmt: skip

@@ -508,7 +508,7 @@ HEALTHY: Final[Mapping[str, Callable[[], Node]]] = {
 
 
 def without_a_gpu() -> Node:
-    """A machine that has no GPU and nothing for one."""
+    """Return a machine that has no GPU and nothing for one."""
     system = machines.debian_12()
     bare = {name: version for name, version in system.packages.items() if "nvidia" not in name and "cuda" not in name}
     base = machine(replace(system, packages=bare, sources={}), [])

@@ -7,19 +7,19 @@ from gpunode.catalog import branches
 OPEN: frozenset[branches.ModuleFlavour] = frozenset({"open"})
 
 
-def test_the_branches_people_ask_for_by_name() -> None:
+def test_named_branches_are_current() -> None:
     assert branches.production().number == 595
     assert [branch.number for branch in branches.maintained_lts()] == [620, 580]
     assert branches.newest().number == 620
 
 
-def test_branches_are_in_order_and_unique() -> None:
+def test_branches_are_sorted_and_unique() -> None:
     numbers = [branch.number for branch in branches.all_branches()]
 
     assert numbers == sorted(set(numbers))
 
 
-def test_580_and_620_differ_in_names_and_flavours() -> None:
+def test_lts_branches_580_and_620_have_their_properties() -> None:
     newest, former = branches.maintained_lts()
 
     assert (former.suffixed_names, former.flavours) == (True, frozenset({"open", "proprietary"}))
@@ -28,14 +28,14 @@ def test_580_and_620_differ_in_names_and_flavours() -> None:
     assert (newest.eol, newest.newest_seen, newest.oldest_architecture) == ("2029-09", "620.70.06", "Turing")
 
 
-def test_no_branch_from_615_on_has_proprietary_modules() -> None:
+def test_no_branch_from_615_has_proprietary_modules() -> None:
     known = [branch for branch in branches.all_branches() if branch.number >= branches.OPEN_ONLY_FROM]
 
     assert known
     assert all(branch.flavours == OPEN for branch in known)
 
 
-def test_a_branch_newer_than_the_table_is_like_its_newest() -> None:
+def test_branch_newer_than_the_table_is_like_its_newest() -> None:
     future = branches.find(640)
 
     assert future is not None
@@ -43,11 +43,11 @@ def test_a_branch_newer_than_the_table_is_like_its_newest() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 471, 581, 599])
-def test_a_gap_in_the_table_is_no_branch(number: int) -> None:
+def test_gap_in_the_table_is_no_branch(number: int) -> None:
     assert branches.find(number) is None
 
 
-def test_an_old_branch_is_over() -> None:
+def test_ended_branch_is_inactive() -> None:
     branch = branches.find(535)
 
     assert branch is not None

@@ -10,23 +10,23 @@ from gpunode.catalog.conflicts import driver_packages, is_drivers, pinned_names,
 from tests.ids import ids, names
 
 
-def judged() -> Iterator[tuple[str, str]]:
+def list_judged() -> Iterator[tuple[str, str]]:
     for line in (Path(__file__).parent / "package_names.txt").read_text().splitlines():
         if not line.startswith("#"):
             verdict, name = line.split()
             yield verdict, name
 
 
-NAMES = {name: verdict for verdict, name in judged()}
+NAMES = {name: verdict for verdict, name in list_judged()}
 
 
-def test_real_names_are_judged_as_a_person_judged_them() -> None:
+def test_package_names_are_classified_as_reviewed() -> None:
     assert len(NAMES) > 300
     assert names(driver_packages(ids(*NAMES))) == {name for name, verdict in NAMES.items() if verdict == "purge"}
 
 
 @pytest.mark.parametrize("row", list(tables.rows("driver_packages.csv")), ids=lambda row: row["pattern"])
-def test_every_pattern_does_what_its_row_says(row: Mapping[str, str]) -> None:
+def test_every_pattern_matches_its_action(row: Mapping[str, str]) -> None:
     name = row["pattern"].replace("*", "")
 
     assert is_drivers(name) == (row["action"] == "purge")
@@ -55,42 +55,42 @@ def test_every_pattern_does_what_its_row_says(row: Mapping[str, str]) -> None:
         "my-nvidia-driver-tool",
     ],
 )
-def test_never_purged(name: str) -> None:
+def test_protected_packages_are_never_purged(name: str) -> None:
     assert not is_drivers(name)
 
 
-def test_foreign_architectures_are_judged_by_name_and_returned_whole() -> None:
+def test_foreign_architectures_are_classified_by_name() -> None:
     found = ids("libcuda1:i386", "libnvidia-compute-580:i386", "libgl1:i386", "nvidia-container-toolkit:arm64")
 
     assert driver_packages(found) == ids("libcuda1:i386", "libnvidia-compute-580:i386")
 
 
-def test_only_names_that_were_given_come_back() -> None:
+def test_only_given_names_are_returned() -> None:
     assert driver_packages([]) == frozenset()
     assert driver_packages(iter(ids("nvidia-smi", "bash"))) == ids("nvidia-smi")
 
 
-def test_nothing_that_is_no_driver_is_pinned() -> None:
+def test_only_driver_packages_are_pinned() -> None:
     pinned = {name for branch in (470, 535, 570, 580, 595) for name in pinned_names(branch)}
 
     assert {name for name, verdict in NAMES.items() if verdict == "keep"} & pinned == set()
 
 
 @pytest.mark.parametrize("name", ["libcuda1", "nvidia-kernel-dkms", "libnvidia-compute", "nvidia-open", "cuda-drivers"])
-def test_the_names_of_nvidias_sets_are_pinned_whole(name: str) -> None:
+def test_names_of_nvidia_package_sets_are_pinned(name: str) -> None:
     assert name in pinned_names(595)
 
 
-def test_the_branch_stands_in_the_names_that_carry_it() -> None:
+def test_branch_is_inserted_into_pinned_names() -> None:
     assert {"libnvidia-compute-580", "nvidia-dkms-580-open", "cuda-drivers-580"} <= set(pinned_names(580))
     assert not any("{" in name or "*" in name for name in pinned_names(580))
 
 
-def test_whatever_is_pinned_is_a_driver_package() -> None:
+def test_every_pinned_name_is_a_driver_package() -> None:
     assert all(map(is_drivers, pinned_names(580)))
 
 
-def test_every_pattern_is_a_name_or_the_beginning_of_names() -> None:
+def test_every_pattern_is_a_name_or_a_prefix() -> None:
     patterns = [row["pattern"] for row in tables.rows("driver_packages.csv")]
     assert not [pattern for pattern in patterns if set(pattern.removesuffix("*")) & set("*?[")]
 
@@ -114,11 +114,11 @@ def test_every_pattern_is_a_name_or_the_beginning_of_names() -> None:
         ("datacenter-gpu-manager", "1:3.3.7", None),
     ],
 )
-def test_a_package_of_another_driver_has_its_reason_to_go(name: str, version: str, reason: str | None) -> None:
+def test_package_of_another_driver_has_a_purge_reason(name: str, version: str, reason: str | None) -> None:
     assert purge_reason(name, version) == reason
 
 
-def test_every_pattern_of_a_driver_has_a_reason_and_no_other_has() -> None:
+def test_exactly_purged_patterns_have_a_reason() -> None:
     rows = list(tables.rows("driver_packages.csv"))
     assert {row["reason"] for row in rows if row["action"] == "purge"} == {"same-module", "version-locked", "relation"}
     assert {row["reason"] for row in rows if row["action"] == "keep"} == {""}

@@ -5,7 +5,7 @@ import pytest
 from gpunode.catalog import cuda
 
 
-def test_releases_are_in_order_and_each_needs_a_newer_driver() -> None:
+def test_releases_are_sorted_by_version_and_driver() -> None:
     found = cuda.releases()
     assert [one.version for one in found] == sorted(one.version for one in found)
     drivers = [cuda.parts(one.driver) for one in found]
@@ -25,10 +25,10 @@ def test_releases_are_in_order_and_each_needs_a_newer_driver() -> None:
         ("304.137", None),
     ],
 )
-def test_what_a_driver_supports(driver: str, version: cuda.Version | None) -> None:
+def test_supported_cuda_version_of_a_driver(driver: str, version: cuda.Version | None) -> None:
     assert cuda.supported_by(driver) == version
 
 
-def test_a_release_by_its_first_two_numbers() -> None:
+def test_release_is_found_by_its_first_two_numbers() -> None:
     assert cuda.find((12, 4, 1)) == cuda.find((12, 4))
     assert cuda.find((99, 0)) is None

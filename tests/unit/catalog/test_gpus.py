@@ -9,7 +9,7 @@ from gpunode.catalog import branches, gpus, tables
 ids = st.integers(0, 0xFFFF).map(lambda number: f"{number:04x}")
 
 
-def test_a_gtx_1080_is_a_pascal_that_580_is_the_last_to_drive() -> None:
+def test_gtx_1080_is_a_pascal_gpu_last_driven_by_580() -> None:
     model = gpus.lookup("1b80")
 
     assert (model.name, model.architecture, model.compute_capability) == ("NVIDIA GeForce GTX 1080", "Pascal", "6.1")
@@ -27,26 +27,26 @@ def test_a_gtx_1080_is_a_pascal_that_580_is_the_last_to_drive() -> None:
         ("2b85", "required", False, ""),  # RTX 5090
     ],
 )
-def test_current_gpus(device_id: str, modules: str, datacenter: bool, board: str) -> None:
+def test_current_gpus_have_their_properties(device_id: str, modules: str, datacenter: bool, board: str) -> None:
     model = gpus.lookup(device_id)
 
     assert model.last_branch is None
     assert (model.open_modules, model.datacenter, model.nvswitch_board) == (modules, datacenter, board)
 
 
-def test_upper_case_ids_are_the_same_gpu() -> None:
+def test_uppercase_ids_are_the_same_gpu() -> None:
     assert gpus.lookup("1EB8") == gpus.lookup("1eb8")
 
 
 @pytest.mark.parametrize("text", ["", "1b8", "01b80", "0x1b", "1b8g", "1b8\n", "1b,8", "²b80"])
-def test_what_is_no_device_id_is_refused(text: str) -> None:
+def test_invalid_device_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a PCI device id"):
         gpus.lookup(text)
     with pytest.raises(ValueError, match="not a PCI device id"):
         gpus.is_nvswitch(text)
 
 
-def test_an_id_newer_than_all_lists_is_taken_for_the_newest() -> None:
+def test_id_newer_than_all_lists_is_treated_as_the_newest() -> None:
     model = gpus.lookup("3ffe")
 
     assert (model.last_branch, model.open_modules, model.listed) == (None, "required", False)
@@ -57,14 +57,14 @@ def test_an_id_newer_than_all_lists_is_taken_for_the_newest() -> None:
 @pytest.mark.parametrize(
     ("device_id", "last"), [("1341", 580), ("1dff", 580), ("1de0", 580), ("1001", 470), ("0001", 470)]
 )
-def test_an_id_that_no_list_has_among_those_of_old_gpus_is_old(device_id: str, last: int) -> None:
+def test_unlisted_id_among_old_gpus_is_old(device_id: str, last: int) -> None:
     model = gpus.lookup(device_id)
 
     assert (model.last_branch, model.open_modules) == (last, "no")
 
 
 @given(ids)
-def test_every_id_has_an_answer_and_its_range_tells_the_last_branch(device_id: str) -> None:
+def test_every_id_is_classified_by_its_range(device_id: str) -> None:
     model = gpus.lookup(device_id)
 
     assert model.device_id == device_id
@@ -95,14 +95,14 @@ def test_no_gpu_with_a_last_branch_takes_open_modules() -> None:
     assert not [model for model in models if model.last_branch is not None and model.takes_open_modules]
 
 
-def test_every_branch_that_gpus_name_is_in_the_table_of_branches() -> None:
+def test_every_branch_named_by_a_gpu_is_in_the_branch_table() -> None:
     named = {int(row[key]) for row in tables.rows("gpus.csv") for key in ("last_branch", "first_branch") if row[key]}
 
     assert {number for number in named if number and branches.find(number) is None} == set()
 
 
 @pytest.mark.parametrize("device_id", ["1af1", "1ae8", "1aff", "22a0", "22a3", "22a7", "1ac2", "22A3"])
-def test_nvswitches(device_id: str) -> None:
+def test_nvswitches_are_recognized(device_id: str) -> None:
     assert gpus.is_nvswitch(device_id)
 
 
@@ -119,24 +119,24 @@ def test_no_device_is_both_a_gpu_and_something_else() -> None:
     assert gpus.other_device("ffff") is None  # newer than every list: it may be a GPU
 
 
-def test_a_vgpu_guest_is_recognised_by_its_subsystem() -> None:
+def test_vgpu_guest_is_recognized_by_its_subsystem() -> None:
     assert gpus.vgpu_profile("13bd", ("10de", "11cc")) == "GRID M10-0B"
     assert gpus.vgpu_profile("13BD", ("10DE", "11CC")) == "GRID M10-0B"
 
 
 @pytest.mark.parametrize("subsystem", [None, ("1458", "11cc"), ("10de", "ffff"), ("10de", ""), ("10de", "11cc,GRID")])
-def test_a_whole_gpu_has_no_vgpu_profile(subsystem: tuple[str, str] | None) -> None:
+def test_whole_gpu_has_no_vgpu_profile(subsystem: tuple[str, str] | None) -> None:
     assert gpus.vgpu_profile("13bd", subsystem) is None
 
 
-def test_nothing_looked_up_can_reach_into_the_table() -> None:
+def test_lookup_key_must_match_a_whole_field() -> None:
     assert tables.find("gpus.csv", "1b80,NVIDIA GeForce GTX 1080") is None
     assert tables.find("gpus.csv", "\n1b80") is None
     assert tables.find("gpus.csv", "") is None
 
 
 @pytest.mark.parametrize("name", ["GeForce GT 1030", "NVIDIA GeForce GT 1030", "geforce gt 1030"])
-def test_a_gpu_by_its_name(name: str) -> None:
+def test_gpu_is_found_by_name(name: str) -> None:
     found = gpus.by_name(name)
     assert found is not None
     assert (found.architecture, found.last_branch) == ("Pascal", 580)
@@ -153,7 +153,7 @@ def test_a_gpu_by_its_name(name: str) -> None:
         ("GB202", None, True),
     ],
 )
-def test_a_gpu_by_its_chip(chip: str, last: int | None, needs_open: bool) -> None:
+def test_gpu_is_found_by_chip(chip: str, last: int | None, needs_open: bool) -> None:
     found = gpus.by_chip(chip, "some card")
     assert found is not None
     assert (found.name, found.last_branch, found.needs_open_modules) == ("some card", last, needs_open)

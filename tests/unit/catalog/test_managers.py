@@ -38,11 +38,11 @@ NOT = (
 
 
 @pytest.mark.parametrize("text", SEEN)
-def test_a_header_names_the_manager_and_its_line(text: str) -> None:
+def test_header_names_the_manager_and_its_line(text: str) -> None:
     found, (name, line) = manager_of(text.encode()), SEEN[text]
     assert found == Manager(name, line, text.splitlines()[line - 1].strip())
 
 
 @pytest.mark.parametrize("text", NOT)
-def test_anything_else_is_nobodys(text: str) -> None:
+def test_other_text_has_no_manager(text: str) -> None:
     assert manager_of(text.encode("latin-1")) is None

@@ -42,17 +42,17 @@ def armor(data: bytes, *, headers: str = "", checksum: bytes | None = None, newl
 WHOLE = packet(KEY, V4) + packet(USER_ID, b"a") + packet(SIGNATURE, b"x") + packet(SUBKEY, V4) + packet(SIGNATURE, b"y")
 
 
-def test_a_v4_key_with_a_subkey_has_one_fingerprint() -> None:
+def test_v4_key_with_a_subkey_has_one_fingerprint() -> None:
     assert fingerprints(WHOLE) == (v4_fingerprint(V4),)
 
 
-def test_a_v6_key_has_a_sha256_fingerprint() -> None:
+def test_v6_key_has_a_sha256_fingerprint() -> None:
     expected = hashlib.sha256(b"\x9b" + len(V6).to_bytes(4, "big") + V6).hexdigest().upper()
 
     assert fingerprints(packet(KEY, V6) + packet(USER_ID, b"a")) == (expected,)
 
 
-def test_every_way_of_writing_a_length_is_read() -> None:
+def test_every_packet_length_encoding_is_parsed() -> None:
     attribute = bytes(300)
     key = bytes([0x98, len(V4)]) + V4  # old format, one byte
     keys = {
@@ -67,7 +67,7 @@ def test_every_way_of_writing_a_length_is_read() -> None:
     assert {fingerprints(key + two_bytes) for key in keys} == {(v4_fingerprint(V4),)}
 
 
-def test_an_extra_key_is_seen_wherever_it_hides() -> None:
+def test_additional_key_is_found_anywhere() -> None:
     other = V4[:-1] + b"\x01"
 
     assert fingerprints(WHOLE + packet(KEY, other)) == (v4_fingerprint(V4), v4_fingerprint(other))
@@ -77,7 +77,7 @@ def test_an_extra_key_is_seen_wherever_it_hides() -> None:
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("headers", ["", "Version: GnuPG v1\n", "Version: GnuPG v2.0.22 (GNU/Linux)\nComment: a: b\n"])
 @pytest.mark.parametrize("checksum", [None, b""])
-def test_armor_in_all_its_clothes(newline: str, headers: str, checksum: bytes | None) -> None:
+def test_armor_variants_are_decoded(newline: str, headers: str, checksum: bytes | None) -> None:
     armored = armor(WHOLE, headers=headers, checksum=checksum, newline=newline)
 
     assert dearmor(armored) == WHOLE
@@ -123,13 +123,13 @@ def test_armor_in_all_its_clothes(newline: str, headers: str, checksum: bytes | 
         (b"\x80" * ((1 << 20) + 1), "1048577 bytes"),
     ],
 )
-def test_whatever_is_no_plain_public_key_is_refused(data: bytes, message: str) -> None:
+def test_everything_but_a_public_key_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fingerprints(data)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_bring_anything_but_a_value_error(data: bytes) -> None:
+def test_any_bytes_raise_only_value_error(data: bytes) -> None:
     for attempt in (data, b"\xc6" + data, WHOLE + data, armor(data), armor(WHOLE)[: len(data)] + data):
         try:
             assert fingerprints(attempt)
@@ -138,7 +138,7 @@ def test_no_bytes_bring_anything_but_a_value_error(data: bytes) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=4))
-def test_the_keys_of_a_file_are_counted_in_order(bodies: list[bytes]) -> None:
+def test_keys_of_a_file_are_listed_in_order(bodies: list[bytes]) -> None:
     keys = [b"\x04" + body for body in bodies]
     data = b"".join(packet(KEY, key) + packet(USER_ID, b"u") + packet(SUBKEY, V4) for key in keys)
 
@@ -147,7 +147,7 @@ def test_the_keys_of_a_file_are_counted_in_order(bodies: list[bytes]) -> None:
 
 
 @given(st.integers(0, len(WHOLE) * 8 - 1))
-def test_a_flipped_bit_in_armor_with_its_checksum_is_noticed(position: int) -> None:
+def test_flipped_bit_fails_the_armor_checksum(position: int) -> None:
     damaged = bytearray(WHOLE)
     damaged[position // 8] ^= 1 << (position % 8)
 

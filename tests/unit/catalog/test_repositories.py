@@ -20,7 +20,7 @@ def distro(id_: str, version: str) -> Distro:
     return Distro(id_, version, "", f"{id_} {version}")
 
 
-def test_debian_12_as_nvidias_keyring_package_sets_it_up() -> None:
+def test_debian_12_repository_is_that_of_the_nvidia_keyring_package() -> None:
     repository = cuda_repository(distro("debian", "12"), "amd64")
 
     assert repository is not None
@@ -36,7 +36,7 @@ def test_debian_12_as_nvidias_keyring_package_sets_it_up() -> None:
     ("version", "arch", "key"),
     [("22.04", "amd64", "3bf863cc.pub"), ("24.04", "arm64", "3bf863cc.pub"), ("26.04", "amd64", "60DF8A40.pub")],
 )
-def test_ubuntu(version: str, arch: str, key: str) -> None:
+def test_ubuntu_repository_by_release_and_architecture(version: str, arch: str, key: str) -> None:
     repository = cuda_repository(distro("ubuntu", version), arch)
 
     assert repository is not None
@@ -60,11 +60,11 @@ def test_ubuntu(version: str, arch: str, key: str) -> None:
         ("fedora", "44", "amd64"),
     ],
 )
-def test_where_nvidia_has_no_repository_there_is_none(id_: str, version: str, arch: str) -> None:
+def test_distribution_without_an_nvidia_repository_has_none(id_: str, version: str, arch: str) -> None:
     assert cuda_repository(distro(id_, version), arch) is None
 
 
-def test_a_mirror_changes_addresses_and_its_own_key_if_it_has_one() -> None:
+def test_mirror_changes_addresses_and_its_own_key() -> None:
     mirror = cuda_repository(distro("debian", "13"), "amd64", base="http://mirror.example/cuda/")
     signed = cuda_repository(distro("debian", "13"), "amd64", "http://mirror.example", "aaaa bbbb cccc dddd eeee " * 2)
 
@@ -77,7 +77,7 @@ def test_a_mirror_changes_addresses_and_its_own_key_if_it_has_one() -> None:
     assert mirror.list_file == signed.list_file == "/etc/apt/sources.list.d/cuda-debian13-x86_64.list"
 
 
-def test_the_toolkits_repository_and_its_mirror() -> None:
+def test_toolkit_repository_and_its_mirror() -> None:
     mirror = toolkit_repository("http://mirror.example/ctk/")
 
     assert TOOLKIT.url == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
@@ -87,7 +87,7 @@ def test_the_toolkits_repository_and_its_mirror() -> None:
     assert mirror.fingerprint == TOOLKIT.fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
 
 
-def test_every_pinned_key_is_a_whole_fingerprint_and_none_is_retired() -> None:
+def test_every_pinned_key_is_a_full_fingerprint_and_not_retired() -> None:
     retired = "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"  # 7fa2af80, which NVIDIA withdrew on 2022-04-27
     pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | {TOOLKIT.fingerprint}
 
@@ -95,12 +95,12 @@ def test_every_pinned_key_is_a_whole_fingerprint_and_none_is_retired() -> None:
     assert retired not in pinned
 
 
-def test_every_key_file_is_named_after_its_key() -> None:
+def test_key_file_is_named_after_its_key() -> None:
     for row in tables.rows("cuda_repositories.csv"):
         assert row["fingerprint"].endswith(row["key_file"].removesuffix(".pub").upper())
 
 
-def test_one_key_file_has_one_fingerprint() -> None:
+def test_key_file_has_one_fingerprint() -> None:
     pinned: dict[str, set[str]] = {}
     for row in tables.rows("cuda_repositories.csv"):
         pinned.setdefault(row["key_file"], set()).add(row["fingerprint"])
@@ -117,7 +117,7 @@ def test_one_key_file_has_one_fingerprint() -> None:
         "https://nvidia.github.io/libnvidia-container/debian10/amd64",
     ],
 )
-def test_former_toolkit_repositories_are_recognised(uri: str) -> None:
+def test_obsolete_toolkit_repository_is_recognized(uri: str) -> None:
     assert former_toolkit_repository(uri.partition("://")[2])
 
 
@@ -131,12 +131,12 @@ def test_former_toolkit_repositories_are_recognised(uri: str) -> None:
         "http://mirror.example.org/debian",
     ],
 )
-def test_other_sources_are_not(uri: str) -> None:
+def test_other_source_is_no_obsolete_toolkit_repository(uri: str) -> None:
     assert not former_toolkit_repository(uri.partition("://")[2])
 
 
 @pytest.mark.parametrize("base", ["", "https://mirror.example/cuda"])
-def test_the_folders_of_other_systems_are_told_from_other_archives(base: str) -> None:
+def test_cuda_folders_of_other_systems_are_recognized(base: str) -> None:
     debian = cuda_repository(Distro("debian", "12", "bookworm", "Debian 12"), "amd64", base)
     assert debian is not None
     above = (base or CUDA_BASE).partition("://")[2]

@@ -17,14 +17,14 @@ FOLDER = Path(gpunode.catalog.__file__).parent
 TABLES = sorted(path.name for path in FOLDER.glob("*.csv"))
 
 
-def test_the_tables_are_here() -> None:
+def test_expected_tables_exist() -> None:
     assert {"gpus.csv", "branches.csv", "cuda_repositories.csv", "driver_packages.csv", "vgpu_guests.csv"} <= set(
         TABLES
     )
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_names_its_source_and_date_and_has_whole_rows(name: str) -> None:
+def test_table_names_its_source_and_date_and_has_complete_rows(name: str) -> None:
     comments = [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("#")]
     rows = list(tables.rows(name))
 
@@ -34,7 +34,7 @@ def test_every_table_names_its_source_and_date_and_has_whole_rows(name: str) -> 
     assert all(None not in row and None not in row.values() for row in rows)
 
 
-def test_old_tables_are_noted_by_the_date_of_the_evidence() -> None:
+def test_outdated_tables_are_noted_by_the_date_of_the_evidence() -> None:
     oldest = min(tables.collected_on(name) for name in ("branches.csv", "gpus.csv", "releases.csv"))
 
     def notes(days: int) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def test_old_tables_are_noted_by_the_date_of_the_evidence() -> None:
     ("printed", "observed"),
     [("1795824000\n", date(2026, 11, 28)), ("", None), ("soon", None), ("9" * 18, None), ("9" * 5000, None)],
 )
-def test_the_date_of_the_evidence_is_the_nodes_clock(printed: str, observed: date | None) -> None:
+def test_evidence_date_is_the_clock_of_the_node(printed: str, observed: date | None) -> None:
     facts = derive({"clock": Capture("date --utc +%s", "ok", printed.encode())})
 
     assert (facts.observed_on.value if isinstance(facts.observed_on, Known) else None) == observed
@@ -63,7 +63,7 @@ def test_find_and_rows_agree() -> None:
         assert tables.find("vgpu_guests.csv", row["device_id"], row["subsystem_device"]) == row
 
 
-def test_the_notice_that_nvidia_asks_for_is_kept_and_the_alteration_is_marked() -> None:
+def test_nvidia_notice_is_kept_and_the_table_marked_as_altered() -> None:
     notice = (FOLDER.parents[1] / "NOTICE").read_text()
 
     assert "Copyright (c) 2020 NVIDIA Corporation" in notice

@@ -5,7 +5,7 @@ import pytest
 from gpunode.catalog import tables, xids
 
 
-def test_every_code_from_1_to_176_has_an_entry_with_words_of_its_own() -> None:
+def test_every_xid_from_1_to_176_has_an_entry() -> None:
     for code in range(1, 177):
         entry = xids.lookup(code)
         assert entry is not None, code
@@ -15,13 +15,13 @@ def test_every_code_from_1_to_176_has_an_entry_with_words_of_its_own() -> None:
     assert xids.lookup(0) is None
 
 
-def test_what_the_catalog_says_to_do_is_told_of_what_it_documents_only() -> None:
+def test_only_documented_xids_have_an_action() -> None:
     for row in tables.rows("xids.csv"):
         assert row["source"] in {"catalog", "header"}
         assert row["source"] == "catalog" or not row["action"]
 
 
-def test_known_codes_are_of_their_kind() -> None:
+def test_known_xids_have_their_kind() -> None:
     kinds = {code: xids.lookup(code).kind for code in (13, 31, 45, 48, 79, 119, 149, 154)}  # type: ignore[union-attr]
     assert kinds == {
         13: "application",
@@ -47,7 +47,7 @@ def test_known_codes_are_of_their_kind() -> None:
         (144, "SAW_MVB", (0x00000001, 0x1), "nonfatal", "ignore", "contact-support"),
     ],
 )
-def test_an_nvlink_5_error_is_decoded(
+def test_nvlink5_error_is_decoded(
     code: int, unit: str, words: tuple[int, int], severity: str, action: str, follow_up: str
 ) -> None:
     found = xids.decode(code, unit, *words)
@@ -55,13 +55,13 @@ def test_an_nvlink_5_error_is_decoded(
     assert (found.severity, found.action, found.follow_up) == (severity, action, follow_up)
 
 
-def test_of_several_status_bits_the_worst_counts() -> None:
+def test_worst_of_several_status_bits_counts() -> None:
     found = xids.decode(145, "RLW_SRC_TRACK", 0x040988E2, 0x3)
     assert found is not None
     assert (found.status, found.severity) == (1, "fatal")
 
 
-def test_what_no_row_has_is_not_decoded() -> None:
+def test_unknown_nvlink5_error_is_not_decoded() -> None:
     assert xids.decode(149, "NETIR_LINK_EVT", 0xFFFFFFFF, 0) is None
     assert xids.decode(145, "NOBODY", 0x82, 1) is None
     assert xids.decode(79, "RLW_REMAP", 0x82, 1) is None

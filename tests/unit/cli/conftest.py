@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _unicode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the locale of the machine that tests, the screen's is one with Unicode; no width is wished for."""
+    """Give the screen Unicode whatever the locale of the machine that tests, and no wished width."""
     for name in ("LC_ALL", "LC_CTYPE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", "C.UTF-8")

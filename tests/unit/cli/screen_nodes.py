@@ -89,22 +89,22 @@ def facts(**changed: object) -> Facts:
 
 
 def free() -> Facts:
-    """The same node without nouveau: no reboot is needed."""
+    """Return the same node without nouveau: no reboot is needed."""
     return facts(modules=Known(frozenset(), "modules"))
 
 
 def host(node: Facts) -> RehearsalHost:
-    """The node in memory."""
+    """Return the node in memory."""
     return RehearsalHost({}, {path: fact.value for path, fact in node.files.items() if isinstance(fact, Known)})
 
 
 def planned(node: Facts, recipe: Recipe = RECIPE) -> tuple[StagePlan, ...]:
-    """What plan answers."""
+    """Return the answer of plan."""
     return plan(recipe, node, host(node))
 
 
 def converged() -> Facts:
-    """The node after the plan."""
+    """Return the node after the plan."""
     node = free()
     for stage in planned(node):
         node = project_stage(node, stage)
@@ -121,7 +121,7 @@ def converged() -> Facts:
 
 
 def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> SetupResult:
-    """What setup answers, on the node in memory."""
+    """Return the answer of setup, on the node in memory."""
     with tempfile.TemporaryDirectory() as folder:
         return setup(
             RECIPE,
@@ -135,13 +135,13 @@ def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> Se
 
 
 def rehearsed(node: Facts, tell: Observer) -> Rehearsal:
-    """What rehearse answers."""
+    """Return the answer of rehearse."""
     with tempfile.TemporaryDirectory() as folder:
         return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions("test"), on_event=tell)
 
 
 def told(node: Facts) -> list[Event]:
-    """What setup tells while it goes on."""
+    """Return the progress lines of setup."""
     events: list[Event] = []
     set_up(node, events.append)
     return events

@@ -74,7 +74,7 @@ def rehearse(screen: Screen) -> None:
 
 
 def setup(screen: Screen) -> None:
-    """Events with fixed times, as a real run tells them."""
+    """Print events with fixed times, as a real run tells them."""
     done = nodes.set_up(nodes.free(), lambda _: None)
     settled = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
@@ -98,7 +98,7 @@ def converged(screen: Screen) -> None:
 
 
 def one_step(screen: Screen) -> None:
-    """Of ``setup --only runtime-config``: nothing is said of what was left out."""
+    """Print ``setup --only runtime-config``: nothing is said of what was left out."""
     whole = nodes.set_up(nodes.converged(), screen.show_event)
     stages = tuple(
         replace(stage, steps=tuple(one for one in stage.steps if one.step.id == "runtime-config"))
@@ -178,7 +178,7 @@ def runs(screen: Screen) -> None:
 
 
 def _logged() -> tuple[RunRecord, ...]:
-    """A run as the log reads it, the same cut short, and one that undid it."""
+    """Return a run as the log reads it, the same cut short, and one that undid it."""
     data = [b"".join(record.encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", undoes=RUN)
     told = (
@@ -255,7 +255,7 @@ class Wide(io.StringIO):
 
 
 def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) -> str:
-    """The page at ``width`` columns, without the time at which it was drawn."""
+    """Return the page at ``width`` columns, without the time at which it was drawn."""
     stream = Wide()
     with redirect_stdout(stream):
         screen = Screen(verbose=verbose, silent=False, argv=("plan", "--runtime", "containerd"))
@@ -265,7 +265,7 @@ def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) 
 
 
 def file(page: Callable[[Screen], None], width: int) -> Path:
-    """Where the page is kept."""
+    """Return the path of the stored page."""
     return GOLDEN / f"{page.__name__}-{width}.txt"
 
 

@@ -49,18 +49,18 @@ UNDO = {
 }  # fmt: skip
 
 
-def told(*, ended: bool = True) -> RunRecord:
-    """As the journal is read without backups: a file's content is its name."""
+def run_record(*, ended: bool = True) -> RunRecord:
+    """Return the file as the journal is read without backups: its content is its name."""
     data = b"".join(record.encode_lines(entries(ended=ended)))
     found = record_of_run(record.decode_without_contents(data))
     assert found is not None
     return found
 
 
-def test_the_keys_are_those_that_programs_rely_on() -> None:
+def test_audit_records_have_exactly_the_documented_keys() -> None:
     assert SCHEMA == 1
-    assert set(summarize_run(told(), {})) == SUMMARY
-    found = full_run_record(told(), {})
+    assert set(summarize_run(run_record(), {})) == SUMMARY
+    found = full_run_record(run_record(), {})
     assert set(found) == WHOLE
     assert {row["kind"] for row in found["changes"]} == set(KINDS)
     for row in found["changes"]:
@@ -70,14 +70,14 @@ def test_the_keys_are_those_that_programs_rely_on() -> None:
     assert all(set(row) == TRIGGER for row in found["triggers"])
 
 
-def test_every_key_is_described() -> None:
+def test_every_audit_key_is_described_in_the_docs() -> None:
     page = Path(__file__).parents[3].joinpath("docs/reference/log-format.md").read_text()
     described = set(re.findall(r"`([a-z_0-9]+)`", page))
     assert WHOLE | CHANGE | TRIGGER | UNDO | set().union(*KINDS.values(), *STATES.values()) <= described
 
 
-def test_who_when_and_from_what_to_what() -> None:
-    found = full_run_record(told(), {1000: "alice"})
+def test_audit_record_says_who_when_and_what_changed() -> None:
+    found = full_run_record(run_record(), {1000: "alice"})
     assert (found["user"], found["uid"], found["loginuid"], found["login"]) == ("alice", 0, 1000, "alice")
     assert (found["started_at"], found["ended_at"]) == ("2026-11-21T08:19:32Z", "2026-11-21T08:19:41Z")
     assert found["counts"] == {"file": 1, "module": 1, "package": 2, "service": 1}
@@ -90,18 +90,18 @@ def test_who_when_and_from_what_to_what() -> None:
     assert found["triggers"][0]["note"] == "with the former configuration"
 
 
-def test_a_run_that_was_cut_short_has_no_end() -> None:
-    found = full_run_record(told(ended=False), {})
+def test_interrupted_run_has_no_end_in_the_record() -> None:
+    found = full_run_record(run_record(ended=False), {})
     assert (found["result"], found["ended_at"]) == ("incomplete", None)
     assert [row["result"] for row in found["changes"]][-2:] == ["failed", "unknown"]
     assert found["triggers"][0]["completed_at"] is None
 
 
-def test_no_secret_gets_out() -> None:
-    assert SECRET not in json.dumps(to_json_types(full_run_record(told(), {})))
+def test_audit_record_contains_no_secret() -> None:
+    assert SECRET not in json.dumps(to_json_types(full_run_record(run_record(), {})))
 
 
-def answered(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> dict[str, Any]:
+def log_answer(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> dict[str, Any]:
     runs.show_log(run, OutputOptions(json=True), str(root))
     found: dict[str, Any] = json.loads(capsys.readouterr().out)["result"]
     return found
@@ -109,7 +109,7 @@ def answered(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> d
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An image in which two runs are recorded; the backups of both are gone, the second was cut short."""
+    """Return an image in which two runs are recorded; the backups of both are gone, the second was cut short."""
     (tmp_path / "etc").mkdir()
     store = Store(tmp_path)
     for number in (1, 2):
@@ -125,13 +125,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_log_reads_the_journals_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_reads_the_journal_without_backups_and_writes_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
-    found = answered(capsys, root)
+    found = log_answer(capsys, root)
     assert found["schema"] == SCHEMA
     assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "incomplete")]
     for name in ("1", found["runs"][0]["run"]):
-        assert answered(capsys, root, name)["run"]["changes"][0]["after"]["sha256"] == digest(b"new")
+        assert log_answer(capsys, root, name)["run"]["changes"][0]["after"]["sha256"] == digest(b"new")
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before, "nothing is written"
 
 
@@ -148,27 +150,25 @@ def test_rollback_list_has_flat_rows_with_these_keys(root: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["result"]["runs"][1]["result"] == "incomplete"
 
 
-def test_a_run_that_goes_on_is_told_as_such_without_waiting_for_it(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_shows_a_running_run_without_waiting(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store(root).lock():
-        assert [run["result"] for run in answered(capsys, root)["runs"]] == ["done", "running"]
+        assert [run["result"] for run in log_answer(capsys, root)["runs"]] == ["done", "running"]
 
 
-def test_a_run_that_there_is_not_is_said_with_those_that_there_are(root: Path) -> None:
+def test_unknown_run_is_refused_with_the_existing_ones(root: Path) -> None:
     with pytest.raises(UsageError) as stopped:
         runs.show_log("7", OutputOptions(json=True), str(root))
     assert "1, 2" in stopped.value.why
 
 
-def test_a_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "etc").mkdir()
-    assert answered(capsys, tmp_path)["runs"] == []
+    assert log_answer(capsys, tmp_path)["runs"] == []
     runs.show_log("", OutputOptions(), str(tmp_path))
     assert "no run of gpunode" in capsys.readouterr().out
 
 
-def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.show_log("", OutputOptions(), str(root))
     table = capsys.readouterr().out
     assert re.search(r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done +1 command, 1 file", table)
@@ -188,7 +188,7 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
     assert page.count(CUDA) == 1, "an archive is named once for the packages that come from it"
 
 
-def test_an_answer_is_no_failure(root: Path) -> None:
+def test_log_exits_with_success(root: Path) -> None:
     try:
         runs.show_log("1", OutputOptions(), str(root))
     except CommandExit as answer:

@@ -1,4 +1,4 @@
-"""How a command ends when those who should hear of it cannot."""
+"""End of a command whose readers cannot be reached."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PROJECT = str(Path(gpunode.__file__).parent.parent)
 
 
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """``line``, in which ``gpunode`` is this one."""
+    """Run ``line``, in which ``gpunode`` is this one."""
     env = {**os.environ, "PYTHONPATH": PROJECT, "PYTHON": sys.executable}
     script = f'gpunode() {{ "$PYTHON" -m gpunode "$@"; }}\n{line}'
     return subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=cwd, env=env, check=False)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_closed_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
+def test_closed_streams_do_not_change_the_exit_code(closed: str, tmp_path: Path) -> None:
     assert shell(f"gpunode recipe list {closed}", tmp_path).returncode == 0
     failed = shell(f"gpunode plan nonsense {closed}", tmp_path)
     assert failed.returncode == 2, failed.stderr
@@ -46,14 +46,14 @@ def test_closed_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
         (["plan", "--frobnicate"], "`gpunode plan --help` says what it takes"),
     ],
 )
-def test_a_word_of_other_tools_is_answered_with_gpunodes_command(
+def test_command_of_another_tool_is_answered_with_ours(
     typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli(typed) == UsageError.exit_code
     assert f"next: {hint}\n" in capsys.readouterr().err
 
 
-def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+def test_opened_file_does_not_take_a_closed_standard_descriptor(tmp_path: Path) -> None:
     """Else the next error message would be written into it."""
     code = (
         "from gpunode.cli import boundary; import os\n"
@@ -65,7 +65,7 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_an_answer_that_cannot_be_written_is_said_and_keeps_the_outcomes_exit_code(tmp_path: Path) -> None:
+def test_lost_output_is_reported_and_keeps_the_exit_code(tmp_path: Path) -> None:
     lost = shell("gpunode recipe list --json > /dev/full", tmp_path)
     assert (lost.returncode, lost.stderr) == (2, "gpunode: the output cannot be written: No space left on device\n")
     (tmp_path / "bad.toml").write_text("schema = 2\n")

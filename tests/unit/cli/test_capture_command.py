@@ -31,7 +31,7 @@ def _node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["node.tar.gz", "node"])
-def test_all_that_doctor_sees_is_saved_and_its_size_told(
+def test_capture_saves_all_evidence_and_reports_its_size(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capture(str(tmp_path / name), OutputOptions(json=True), anonymize=False, force=False)
@@ -41,15 +41,13 @@ def test_all_that_doctor_sees_is_saved_and_its_size_told(
     assert result["bytes"] == sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file())
 
 
-def test_on_request_it_names_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_anonymized_capture_names_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture(str(tmp_path / "node.tgz"), OutputOptions(), anonymize=True, force=False)
     assert load_capture(tmp_path / "node.tgz")["node-name"].data == b"host-1\n"
     assert "host and user names are replaced" in " ".join(capsys.readouterr().out.split())
 
 
-def test_it_is_said_what_it_will_contain_and_why_something_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_capture_says_what_it_contains_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capture(str(tmp_path / "node.tgz"), OutputOptions(), anonymize=False, force=False)
     said = " ".join(capsys.readouterr().out.split())
     assert said.index("will contain") < said.index("next: ")
@@ -59,7 +57,7 @@ def test_it_is_said_what_it_will_contain_and_why_something_is_missing(
     assert "could not read modules: permission denied" in said
 
 
-def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_existing_capture_is_not_overwritten_without_force(tmp_path: Path) -> None:
     path = tmp_path / "node.tgz"
     path.write_bytes(b"mine")
     with pytest.raises(UsageError, match="exists"):
@@ -69,6 +67,6 @@ def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None
     assert load_capture(path)
 
 
-def test_incomplete_is_what_nobody_answered_not_what_was_answered_with_no() -> None:
+def test_missing_probes_are_those_without_an_answer() -> None:
     assert list(find_missing_probes(EVIDENCE)) == ["modules", "smi", "units", "kernel-journal"]
     assert find_missing_probes({}) == {}

@@ -1,4 +1,4 @@
-"""What the plan for a cluster says on the screen."""
+"""Screen of the plan for a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAY, EVICTED = "running pods stay as they are", "are evicted"
         (PlanItem("Helm release", "gpu", "op", "delete", "", 0, RELEASE), ""),
     ],
 )
-def test_running_pods_are_promised_to_stay_only_where_they_do(item: PlanItem, said: str) -> None:
+def test_screen_says_whether_running_pods_stay(item: PlanItem, said: str) -> None:
     text = "\n".join(
         one.text for one in removal_lines(ClusterPlan(Identity("", "", "", "", ""), (item,)), verbose=False)
     )
@@ -34,14 +34,14 @@ def test_running_pods_are_promised_to_stay_only_where_they_do(item: PlanItem, sa
 @pytest.mark.parametrize(
     ("states", "is_first"), [(("create", "edit"), True), (("unchanged", "edit"), False), ((), False)]
 )
-def test_page_of_concepts_is_named_the_first_time(states: tuple[State, ...], is_first: bool) -> None:
+def test_concepts_page_is_named_the_first_time(states: tuple[State, ...], is_first: bool) -> None:
     items = tuple(PlanItem("Node", "", "n", state, "", 0, NODE) for state in states)
     plan = ClusterPlan(Identity("", "", "", "", ""), items)
     text = "\n".join(one.text for one in plan_lines(plan, Rendered(), "", verbose=False))
     assert ("docs/explanation/from-pod-to-gpu.md" in text) == is_first
 
 
-def test_what_a_pod_of_ones_own_needs_is_said_before_and_can_be_copied_at_the_end() -> None:
+def test_pod_requirements_are_shown_in_the_plan_and_at_the_end() -> None:
     own = OwnPod({"runtimeClassName": "nvidia"}, "gets a GPU only with runtimeClassName: nvidia")
     plan = ClusterPlan(Identity("", "", "", "", ""), ())
     before = [one.text for one in plan_lines(plan, Rendered(own_pods=(own,)), "", verbose=False)]
@@ -52,7 +52,7 @@ def test_what_a_pod_of_ones_own_needs_is_said_before_and_can_be_copied_at_the_en
     assert list(own_pod_lines(())) == []
 
 
-def test_pods_for_several_resources_are_said_one_after_the_other() -> None:
+def test_pods_for_several_resources_are_shown_in_turn() -> None:
     every = OwnPod({"runtimeClassName": "nvidia"}, "that asks for a"), OwnPod({"containers": []}, "that asks for b")
     plan = ClusterPlan(Identity("", "", "", "", ""), ())
     before = [one.text for one in plan_lines(plan, Rendered(own_pods=every), "", verbose=False)]

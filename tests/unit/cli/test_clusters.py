@@ -35,7 +35,7 @@ OPTIONS = "--context far --kubeconfig '/x y/config'"
         ),
     ],
 )
-def test_a_command_in_a_hint_is_for_the_cluster_that_was_named(hint: str, meant: str) -> None:
+def test_hint_command_names_the_same_cluster(hint: str, meant: str) -> None:
     assert FAR.adapt_hint(hint) == meant
     assert ClusterRef().adapt_hint(hint) == hint
     with pytest.raises(Refused) as refused, FAR.hints_for_this_cluster():
@@ -54,7 +54,7 @@ PLAN = ["k8s", "plan", "gpu.toml", "--node", "a=b c.json", "--context", "far", "
         (HelmMissing, ["k8s", "remove"], ""),
     ],
 )
-def test_without_a_program_the_files_of_what_was_asked_for_are_offered(
+def test_missing_program_hint_offers_to_render_the_request(
     monkeypatch: pytest.MonkeyPatch, error: type[ProgramMissing], argv: list[str], offers: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpunode", *argv])
@@ -64,13 +64,13 @@ def test_without_a_program_the_files_of_what_was_asked_for_are_offered(
 
 
 @pytest.mark.parametrize("hint", ["gpunode k8s render --format helm --output x", "see it:\ngpunode k8s render"])
-def test_a_hint_s_render_is_of_the_recipe_and_nodes_that_were_named(monkeypatch: pytest.MonkeyPatch, hint: str) -> None:
+def test_render_hint_repeats_the_requested_recipe_and_nodes(monkeypatch: pytest.MonkeyPatch, hint: str) -> None:
     monkeypatch.setattr(sys, "argv", ["gpunode", *PLAN])
     assert "gpunode k8s render gpu.toml --node 'a=b c.json'" in FAR.adapt_hint(hint)
 
 
 @pytest.mark.parametrize("given", [("--kubeconfig=a/b",), ("--kubeconfig", "a/b")])
-def test_the_journal_names_the_kubeconfig_from_the_root_on(
+def test_journal_keeps_an_absolute_kubeconfig_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -80,7 +80,7 @@ def test_the_journal_names_the_kubeconfig_from_the_root_on(
 
 
 @pytest.mark.parametrize("number", [0, 1, 500, 501, 5000])
-def test_thousands_of_objects_are_asked_for_in_parts(number: int) -> None:
+def test_large_object_lists_are_requested_in_batches(number: int) -> None:
     """kubectl asks for each object by itself, and gpunode ends a call that takes a minute."""
     objects = [{"metadata": {"name": str(one)}} for one in range(number)]
     parts = list(_batches(objects))
@@ -88,7 +88,7 @@ def test_thousands_of_objects_are_asked_for_in_parts(number: int) -> None:
     assert all(0 < len(few) <= 500 for few in parts)
 
 
-def test_rollback_takes_a_context_for_runs_in_clusters_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollback_takes_a_context_only_for_cluster_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["rollback", "3", "--context", "far"]) == 2
     assert "are for runs that changed a cluster" in capsys.readouterr().err
 
@@ -101,7 +101,7 @@ def test_rollback_takes_a_context_for_runs_in_clusters_alone(capsys: pytest.Capt
         (ClusterRef("", "/typed"), ClusterRef("", "/typed")),
     ],
 )
-def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
+def test_rollback_uses_the_cluster_of_the_run_unless_overridden(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: ClusterRef, meant: ClusterRef
 ) -> None:
     store = Store(tmp_path)

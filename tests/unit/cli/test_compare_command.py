@@ -28,9 +28,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_difference_that_may_explain_a_fault_ends_with_4(
-    captures: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_likely_difference_exits_with_4(captures: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandExit) as caught:
         compare(*captures, OutputOptions(json=True))
     assert caught.value.exit_code == 4
@@ -41,7 +39,7 @@ def test_a_difference_that_may_explain_a_fault_ends_with_4(
     assert (first["good"], first["bad"], first["weight"]) == ("6.1.0-18-amd64", "6.1.0-21-amd64", "likely")
 
 
-def test_the_screen_says_what_was_what_is_and_why_it_matters(
+def test_compare_screen_shows_both_values_and_why_they_matter(
     captures: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CommandExit):
@@ -52,7 +50,7 @@ def test_the_screen_says_what_was_what_is_and_why_it_matters(
     assert shown.splitlines()[-1].startswith("1 likely explanation")
 
 
-def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
+def test_traits_not_compared_are_listed_with_side_and_reason(
     captures: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = "/etc/docker/daemon.json"
@@ -66,14 +64,14 @@ def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
     assert "not there" not in shown
 
 
-def test_two_alike_end_with_0(captures: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_nodes_exit_with_0(captures: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     compare(captures[0], captures[0], OutputOptions(json=True))
     assert answer(capsys)["status"] == "ok"
     compare(captures[0], captures[0], OutputOptions())
     assert "no difference" in capsys.readouterr().out
 
 
-def test_two_of_which_nothing_was_compared_end_with_13(
+def test_nodes_without_a_common_trait_exit_with_13(
     captures: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "dmesg.txt"
@@ -91,7 +89,7 @@ def test_two_of_which_nothing_was_compared_end_with_13(
     assert "no difference" not in shown
 
 
-def test_without_a_second_name_this_machine_is_compared(
+def test_missing_second_name_means_this_machine(
     captures: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def examine(_: HostView) -> object:
@@ -102,13 +100,13 @@ def test_without_a_second_name_this_machine_is_compared(
     assert answer(capsys)["exit_code"] == 0
 
 
-def test_only_one_comes_from_standard_input_and_none_is_a_folder_of_reports(tmp_path: Path) -> None:
+def test_two_standard_inputs_or_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="standard input"):
         compare("-", "-", OutputOptions())
     with pytest.raises(UsageError, match="folder of reports"):
         compare(str(tmp_path), None, OutputOptions())
 
 
-def test_an_empty_name_is_not_this_machine() -> None:
+def test_empty_name_is_refused() -> None:
     with pytest.raises(UsageError, match="an empty name"):
         compare("", "", OutputOptions())

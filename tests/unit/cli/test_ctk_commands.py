@@ -33,11 +33,11 @@ def image(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def written(image: Path) -> list[Path]:
+def written_files(image: Path) -> list[Path]:
     return [path for path in image.rglob("*") if path.is_file() and path.name != "nvidia-container-runtime"]
 
 
-def test_every_option_of_nvidia_ctk_is_taken(
+def test_every_option_of_nvidia_ctk_is_accepted(
     heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]],
 ) -> None:
     options = (
@@ -86,7 +86,7 @@ def test_every_option_of_nvidia_ctk_is_taken(
         (["--mode", "drop-in", "--enable-cri"], RuntimeOptions(mode="drop-in", enable_cri=True)),
     ],
 )
-def test_aliases_and_booleans_with_a_value_mean_the_same(
+def test_option_aliases_and_boolean_values_are_equivalent(
     option: list[str], typed: RuntimeOptions, heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]]
 ) -> None:
     assert run_cli([*CONFIGURE, *option]) == 0
@@ -103,14 +103,14 @@ def test_aliases_and_booleans_with_a_value_mean_the_same(
         ((*CONFIGURE, "--quiet", "--json"), OutputOptions(json=True, quiet=True)),
     ],
 )
-def test_the_global_options_count_before_and_behind_the_command(
+def test_global_options_are_accepted_before_and_after_the_command(
     words: Sequence[str], how: OutputOptions, heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]]
 ) -> None:
     assert run_cli(list(words)) == 0
     assert heard[0][1] == how
 
 
-def test_the_global_options_may_stand_in_the_environment(
+def test_global_options_may_come_from_the_environment(
     heard: list[tuple[RuntimeOptions, OutputOptions, str, EditPermissions]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVIDIA_CTK_QUIET", "true")
@@ -127,7 +127,7 @@ def test_the_global_options_may_stand_in_the_environment(
         (["--nosuch"], "`gpunode ctk runtime configure --help`"),
     ],
 )
-def test_what_is_typed_wrong_is_told_with_the_right_word(
+def test_mistyped_option_is_answered_with_the_right_one(
     words: list[str], next_: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_cli([*CONFIGURE, *words]) == 2
@@ -138,25 +138,25 @@ def test_what_is_typed_wrong_is_told_with_the_right_word(
     ("typed", "begins"),
     [(["ctk"], "Usage: gpunode ctk"), (["ctk", "runtime"], "Usage: gpunode ctk runtime")],
 )
-def test_no_command_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_subcommand_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(typed) == 2
     assert capsys.readouterr().err.startswith(begins)
 
 
-def test_a_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*CONFIGURE, "--root", str(image), "--dry-run"]) == 0
     told = capsys.readouterr()
     assert list(json.loads(told.out)["runtimes"]) == ["nvidia"]
     assert "+++ /etc/docker/daemon.json" in told.err
-    assert written(image) == []
+    assert written_files(image) == []
 
 
-def test_a_quiet_dry_run_prints_the_file_alone(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_dry_run_prints_only_the_file(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["ctk", "-q", *CONFIGURE[1:], "--root", str(image), "--dry-run"]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_a_check_tells_what_is_pending_and_writes_nothing(
+def test_check_reports_pending_changes_and_writes_nothing(
     image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check = ["ctk", "runtime", "check", "--root", str(image), "--set-as-default"]
@@ -164,14 +164,14 @@ def test_a_check_tells_what_is_pending_and_writes_nothing(
     assert run_cli(check) == 4
     command = f"next: sudo gpunode ctk runtime configure --root {image} --set-as-default\n"
     assert command in capsys.readouterr().out
-    assert written(image) == []
+    assert written_files(image) == []
     done = '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
     (image / "etc/docker/daemon.json").write_text(done)
     assert run_cli(check) == 0
     assert "nothing runs in an image" in capsys.readouterr().out
 
 
-def test_a_program_is_told_the_same(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_pending_changes_as_json(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["ctk", "runtime", "check", "--json", "--root", str(image)]) == 4
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["status"], answer["exit_code"]) == ("ctk runtime check", "changes-pending", 4)
@@ -179,7 +179,7 @@ def test_a_program_is_told_the_same(image: Path, capsys: pytest.CaptureFixture[s
     assert answer["result"]["runtime"] == "docker"
 
 
-def test_an_error_names_its_command_to_a_program(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_error_names_its_command(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*CONFIGURE, "--json", "--root", str(image), "--runtime=rkt"]) == 2
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["errors"][0]["error"]) == ("ctk runtime configure", "usage")
@@ -189,10 +189,10 @@ def test_hook_mode_is_refused(image: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["--config-mode=hook", "--oci-hook-path=/h.json", "--nvidia-runtime-hook-path=/opt/hook"]
     assert run_cli([*CONFIGURE, "--root", str(image), *words]) == 2
     assert "OCI hooks" in capsys.readouterr().err
-    assert written(image) == []
+    assert written_files(image) == []
 
 
-def test_what_writes_needs_root_and_says_what_does_not(
+def test_configure_needs_root_and_mentions_dry_run(
     image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -200,7 +200,7 @@ def test_what_writes_needs_root_and_says_what_does_not(
     assert "--dry-run shows what it would do" in capsys.readouterr().err
 
 
-def test_a_check_takes_the_program_as_setup_spells_it(image: Path) -> None:
+def test_check_accepts_the_path_that_setup_writes(image: Path) -> None:
     entry = {"args": [], "path": "/usr/bin/nvidia-container-runtime"}
     file = image / "etc/docker/daemon.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def test_a_check_takes_the_program_as_setup_spells_it(image: Path) -> None:
 
 @pytest.mark.usefixtures("allow_subprocess")
 @pytest.mark.parametrize("runtime", ["docker", "containerd", "crio"])
-def test_no_container_would_start_by_a_default_runtime_whose_program_is_missing(
+def test_default_runtime_without_its_binary_is_refused(
     runtime: str, image: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (image / "usr/bin/nvidia-container-runtime").unlink()
@@ -228,7 +228,7 @@ def test_no_container_would_start_by_a_default_runtime_whose_program_is_missing(
     assert f"next: {install}\n" in capsys.readouterr().out.replace("\n      ", " ")
 
 
-def test_a_handler_whose_program_is_missing_is_no_success(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_handler_without_its_binary_fails_the_check(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (image / "usr/bin/nvidia-container-runtime").unlink()
     (image / "etc/docker/daemon.json").write_text(
         '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'

@@ -35,79 +35,77 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def where(root: Path, *, file: str = "", output: str = "", in_place: bool = False) -> ToolkitConfigOptions:
+def config_options(root: Path, *, file: str = "", output: str = "", in_place: bool = False) -> ToolkitConfigOptions:
     return ToolkitConfigOptions(file, output, str(root), in_place=in_place)
 
 
-def at(root: Path, path: str = FILE) -> Path:
+def path_below(root: Path, path: str = FILE) -> Path:
     return Path(f"{root}{path}")
 
 
-def test_without_a_place_to_write_it_is_printed_and_nothing_else(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edit_config(NO_CGROUPS, where(root), OutputOptions())
+def test_ctk_config_without_an_output_prints_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_config(NO_CGROUPS, config_options(root), OutputOptions())
     assert capsys.readouterr().out == f"{TEXT}\n[nvidia-container-cli]\n  no-cgroups = true\n"
-    assert at(root).read_text() == TEXT
+    assert path_below(root).read_text() == TEXT
     assert sorted(path.name for path in root.iterdir()) == ["etc"]
 
 
 @as_root
-def test_in_place_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit_config(NO_CGROUPS, where(root, in_place=True), OutputOptions())
+def test_in_place_edit_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_config(NO_CGROUPS, config_options(root, in_place=True), OutputOptions())
     out = capsys.readouterr().out
     assert "+  no-cgroups = true" in out
     (run,) = Store(root).ids()
     assert f"sudo gpunode rollback {run}" in out
-    assert at(root).read_text().startswith(TEXT)
-    assert at(root).stat().st_mode & 0o777 == 0o640
+    assert path_below(root).read_text().startswith(TEXT)
+    assert path_below(root).stat().st_mode & 0o777 == 0o640
     (intent,) = [entry for entry in Store(root).entries(run) if isinstance(entry, Intent)]
     assert intent.stage == CONFIGURATION
 
 
 @as_root
-def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit_config(["disable-require=false"], where(root, in_place=True), OutputOptions())
+def test_unchanged_setting_is_not_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_config(["disable-require=false"], config_options(root, in_place=True), OutputOptions())
     assert "nothing to do" in capsys.readouterr().out
     assert Store(root).ids() == ()
-    assert at(root).read_text() == TEXT
+    assert path_below(root).read_text() == TEXT
 
 
 @as_root
-def test_another_file_is_roots_and_as_readable_as_the_one_that_was_read(root: Path) -> None:
-    os.chown(at(root), 12345, 12345)
-    at(root).chmod(0o660)
-    edit_config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), OutputOptions())
-    assert at(root).read_text() == TEXT
-    assert at(root, "/srv/new/config.toml").read_text().startswith(TEXT)
-    status = at(root, "/srv/new/config.toml").stat()
+def test_output_file_belongs_to_root_with_the_mode_of_its_source(root: Path) -> None:
+    os.chown(path_below(root), 12345, 12345)
+    path_below(root).chmod(0o660)
+    edit_config(NO_CGROUPS, config_options(root, output="/srv/new/config.toml"), OutputOptions())
+    assert path_below(root).read_text() == TEXT
+    assert path_below(root, "/srv/new/config.toml").read_text().startswith(TEXT)
+    status = path_below(root, "/srv/new/config.toml").stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (0, 12345, 0o640)
 
 
 @as_root
-def test_a_missing_file_is_made_with_this_machine_s_defaults(root: Path) -> None:
-    at(root).unlink()
-    at(root, "/etc/os-release").write_text('ID_LIKE="suse opensuse"\n')
-    at(root, "/sbin").mkdir()
-    at(root, "/sbin/ldconfig.real").touch()
-    edit_config((), where(root, in_place=True), OutputOptions())
-    made = at(root).read_text()
+def test_missing_config_is_created_with_the_defaults_of_the_machine(root: Path) -> None:
+    path_below(root).unlink()
+    path_below(root, "/etc/os-release").write_text('ID_LIKE="suse opensuse"\n')
+    path_below(root, "/sbin").mkdir()
+    path_below(root, "/sbin/ldconfig.real").touch()
+    edit_config((), config_options(root, in_place=True), OutputOptions())
+    made = path_below(root).read_text()
     assert 'ldconfig = "@/sbin/ldconfig.real"' in made
     assert '\nuser = "root:video"' in made
 
 
-def test_a_program_hears_the_text_or_the_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit_config(["disable-require"], where(root), OutputOptions(json=True))
+def test_json_answer_holds_the_text(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_config(["disable-require"], config_options(root), OutputOptions(json=True))
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["changed"]) == ("ctk config", False)
     assert answer["result"]["text"] == TEXT.replace("false", "true")
-    write_default_config(where(root), OutputOptions(json=True))
+    write_default_config(config_options(root), OutputOptions(json=True))
     assert json.loads(capsys.readouterr().out)["command"] == "ctk config default"
 
 
 @as_root
-def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit_config(["disable-require"], where(root, in_place=True), OutputOptions(json=True))
+def test_json_answer_holds_the_written_file_and_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit_config(["disable-require"], config_options(root, in_place=True), OutputOptions(json=True))
     answer = json.loads(capsys.readouterr().out)
     assert answer["changed"]
     assert (answer["result"]["file"], answer["result"]["run"]) == (FILE, Store(root).ids()[0])
@@ -115,33 +113,33 @@ def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixt
 
 
 @as_root
-def test_the_defaults_are_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_default_config(where(root), OutputOptions())
+def test_default_config_is_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_default_config(config_options(root), OutputOptions())
     assert capsys.readouterr().out == toolkit.default(toolkit.Machine())
-    write_default_config(where(root, output=FILE), OutputOptions())
-    assert at(root).read_text() == toolkit.default(toolkit.Machine())
+    write_default_config(config_options(root, output=FILE), OutputOptions())
+    assert path_below(root).read_text() == toolkit.default(toolkit.Machine())
 
 
-def test_in_place_and_elsewhere_contradict_each_other(root: Path) -> None:
+def test_in_place_contradicts_an_output_file(root: Path) -> None:
     with pytest.raises(UsageError, match="contradict") as refused:
-        edit_config((), where(root, in_place=True, output="/x"), OutputOptions())
+        edit_config((), config_options(root, in_place=True, output="/x"), OutputOptions())
     assert refused.value.hint
 
 
-def test_a_path_in_an_image_is_whole(root: Path) -> None:
+def test_relative_path_in_an_image_is_refused(root: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.toml is not an absolute path"):
-        edit_config((), where(root, file="config.toml"), OutputOptions())
+        edit_config((), config_options(root, file="config.toml"), OutputOptions())
 
 
-def test_what_is_no_file_is_refused(root: Path) -> None:
+def test_path_that_is_no_file_is_refused(root: Path) -> None:
     with pytest.raises(Refused, match="/etc cannot be read as a file"):
-        edit_config((), where(root, file="/etc"), OutputOptions())
+        edit_config((), config_options(root, file="/etc"), OutputOptions())
 
 
-def test_to_write_takes_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_needs_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="needs root"):
-        edit_config((), where(root, in_place=True), OutputOptions())
+        edit_config((), config_options(root, in_place=True), OutputOptions())
 
 
 @pytest.mark.parametrize(
@@ -153,12 +151,12 @@ def test_to_write_takes_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"XDG_CONFIG_HOME": "/x", "NVIDIA_CTK_CONFIG_FILE_PATH": "/y.toml"}, "/y.toml"),
     ],
 )
-def test_the_usual_file_is_the_one_that_the_toolkit_reads(environment: dict[str, str], path: str) -> None:
+def test_default_config_path_is_the_one_the_toolkit_reads(environment: dict[str, str], path: str) -> None:
     assert default_config_path(environment, image=False) == path
     assert default_config_path(environment, image=True) == FILE
 
 
-def test_nvidia_ctk_s_own_words_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_aliases_of_nvidia_ctk_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(toolkit_config, "edit_config", lambda words, where, how: told.append((words, where)))
     monkeypatch.setattr(toolkit_config, "write_default_config", lambda where, how: told.append(where.output))

@@ -1,4 +1,4 @@
-"""Which containerd ``gpunode ctk`` edits where no file is named: the one that the kubelet of the node uses."""
+"""Choice of the containerd that ``gpunode ctk`` edits where no file is named: the one that the node's kubelet uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def put(root: Path, path: str, content: bytes) -> None:
 
 
 def enable(root: Path, unit: str) -> None:
-    """The unit is there, and starts at the next boot."""
+    """Enable the unit, so that it starts at the next boot."""
     put(root, f"/etc/systemd/system/{unit}", b"[Service]\nExecStart=/bin/true\n")
     put(root, f"/etc/systemd/system/multi-user.target.wants/{unit}", b"")
 
@@ -35,7 +35,7 @@ def k3s(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> tuple[int, dict[str, Any]]:
+def plan_configure(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> tuple[int, dict[str, Any]]:
     code = run_cli([*DRY, "--root", str(root), *more])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, answer
@@ -45,87 +45,87 @@ def paths(answer: dict[str, Any]) -> list[str]:
     return [change["subject"] for change in answer["changes"]]
 
 
-def test_it_is_the_one_of_k3s(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = told(capsys, k3s)
+def test_drop_in_of_k3s_is_planned(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = plan_configure(capsys, k3s)
     assert code == 0
     assert paths(answer) == [f"{K3S}/config-v3.toml.d/99-nvidia.toml"]
     assert "k3s" in answer["result"]["reason"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_file_that_is_named_is_the_one(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, answer = told(capsys, k3s, "--config", "/etc/containerd/config.toml", "--mode", "in-place")
+def test_file_named_by_option_is_planned(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, answer = plan_configure(capsys, k3s, "--config", "/etc/containerd/config.toml", "--mode", "in-place")
     assert paths(answer) == ["/etc/containerd/config.toml"]
 
 
-def test_the_dump_of_another_containerd_is_not_asked(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = told(capsys, k3s, "--config-source", "command")
+def test_config_dump_is_ignored_on_k3s(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = plan_configure(capsys, k3s, "--config-source", "command")
     assert code == 0
     assert any("--config-source=command is ignored" in note for note in answer["notes"])
 
 
-def test_an_edit_that_k3s_would_undo_is_refused(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, answer = told(capsys, k3s, "--mode", "in-place")
+def test_edit_that_k3s_would_overwrite_is_refused(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = plan_configure(capsys, k3s, "--mode", "in-place")
     assert code == 3
     assert "at every start" in answer["errors"][0]["why"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_two_kubelets_are_told_and_the_usual_file_is_taken(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_kubelets_are_noted_and_the_default_file_is_used(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enable(k3s, "kubelet.service")
-    _, answer = told(capsys, k3s)
+    _, answer = plan_configure(capsys, k3s)
     assert all(path.startswith("/etc/containerd/") for path in paths(answer))
     assert any("k3s.service" in note for note in answer["notes"])
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_node_without_a_kubelet_has_the_usual_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_without_a_kubelet_uses_the_default_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
     put(tmp_path, "/usr/bin/nvidia-container-runtime", b"")
-    _, answer = told(capsys, tmp_path)
+    _, answer = plan_configure(capsys, tmp_path)
     assert paths(answer) == ["/etc/containerd/config.toml"]
     assert not answer["notes"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_the_file_that_containerds_unit_names_is_the_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_named_by_the_containerd_unit_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
     put(tmp_path, "/srv/containerd.toml", b"version = 2\n")
     put(tmp_path, "/lib/systemd/system/containerd.service", b"[Service]\nExecStart=/usr/bin/containerd\n")
     unit = "/etc/systemd/system/containerd.service.d/own.conf"
     put(tmp_path, unit, b"[Service]\nExecStart=\nExecStart=/usr/bin/containerd -c /srv/containerd.toml\n")
-    _, answer = told(capsys, tmp_path, "--mode", "in-place")
+    _, answer = plan_configure(capsys, tmp_path, "--mode", "in-place")
     assert paths(answer) == ["/srv/containerd.toml"]
     assert unit in answer["result"]["reason"]
-    _, answer = told(capsys, tmp_path, "--mode", "in-place", "--config", "/etc/containerd/config.toml")
+    _, answer = plan_configure(capsys, tmp_path, "--mode", "in-place", "--config", "/etc/containerd/config.toml")
     assert paths(answer) == ["/etc/containerd/config.toml"]
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_cri_plugin_that_stays_switched_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_disabled_cri_plugin_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n')
-    _, answer = told(capsys, tmp_path)
+    _, answer = plan_configure(capsys, tmp_path)
     assert any("disables the CRI plugin" in note for note in answer["notes"])
-    _, answer = told(capsys, tmp_path, "--enable-cri")
+    _, answer = plan_configure(capsys, tmp_path, "--enable-cri")
     assert not any("disables the CRI plugin" in note for note in answer["notes"])
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_what_kubeadms_kubelet_needs_of_its_containerd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kubeadm_kubelet_gets_cri_plugin_and_cgroup_driver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b'version = 2\ndisabled_plugins = ["cri"]\n')
     put(tmp_path, "/etc/systemd/system/kubelet.service", b"[Service]\nExecStart=/usr/bin/kubelet $KUBELET_ARGS\n")
     put(tmp_path, "/etc/systemd/system/multi-user.target.wants/kubelet.service", b"")
     arguments = b"[Service]\nEnvironment=KUBELET_ARGS=--config=/var/lib/kubelet/config.yaml\n"
     put(tmp_path, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf", arguments)
     put(tmp_path, "/var/lib/kubelet/config.yaml", b"cgroupDriver: systemd\n")
-    _, answer = told(capsys, tmp_path, "--mode", "in-place")
+    _, answer = plan_configure(capsys, tmp_path, "--mode", "in-place")
     diff = "\n".join(answer["diff"][0]["after"].splitlines())
     assert "disabled_plugins = []" in diff
     assert diff.count("SystemdCgroup = true") == 2, "runc and nvidia alike"
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_runtime_on_no_record_goes_where_its_program_is_named(
+def test_unrecorded_handler_is_removed_if_its_binary_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(tmp_path, "/etc/docker/daemon.json", b'{"runtimes": {"gpu": {"path": "/opt/nvidia/run"}}}\n')
@@ -137,7 +137,7 @@ def test_a_runtime_on_no_record_goes_where_its_program_is_named(
     assert json.loads(json.loads(capsys.readouterr().out)["diff"][0]["after"]) == {}
 
 
-def test_the_version_is_that_of_the_roots_own_package_database(
+def test_containerd_version_is_read_from_the_package_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """containerd 2 reads no runtime under the name that a file of schema 1 has for the plugin."""

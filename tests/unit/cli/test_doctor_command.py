@@ -34,7 +34,7 @@ def rack(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(*named: str, json_: bool = True, verbose: bool = False, **more: str) -> int:
+def exit_code_of_doctor(*named: str, json_: bool = True, verbose: bool = False, **more: str) -> int:
     try:
         doctor(named, OutputOptions(json=json_, verbose=verbose), **more)
     except CommandExit as answer:
@@ -47,10 +47,8 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_fleet_is_a_row_for_each_report_and_its_causes_counted(
-    rack: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert asked(str(rack)) == 8
+def test_fleet_has_a_row_for_each_report_and_counts_causes(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_doctor(str(rack)) == 8
     found = answer(capsys)
     assert (found["status"], found["exit_code"], found["findings"]) == ("problem-found", 8, [])
     assert [(row["report"], row["status"], row["cause"]) for row in found["result"]["reports"]] == [
@@ -62,10 +60,8 @@ def test_a_fleet_is_a_row_for_each_report_and_its_causes_counted(
     assert (cause["cause"], cause["reports"]) == ("nouveau-bound", ["n1.json", "n2.json"])
 
 
-def test_a_fleet_on_the_screen_names_each_node_its_cause_and_what_to_look_at_next(
-    rack: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert asked(str(rack), json_=False) == 8
+def test_fleet_screen_names_nodes_causes_and_the_next_command(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_doctor(str(rack), json_=False) == 8
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "3 nodes: 2 broken, 1 unread"
     assert lines[2].split()[:3] == ["2", "×", "nouveau-bound:"]
@@ -76,34 +72,34 @@ def test_a_fleet_on_the_screen_names_each_node_its_cause_and_what_to_look_at_nex
     assert lines[-1] == f"next: gpunode doctor {rack}/n1.json"
 
 
-def test_with_verbose_each_report_has_its_line(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(str(rack), verbose=True, json_=False) == 8
+def test_verbose_fleet_has_a_line_for_each_report(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_doctor(str(rack), verbose=True, json_=False) == 8
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["✗", "n1.json", "nouveau-bound"]
     assert lines[2].split()[:4] == ["!", "n3.tar.gz", "not", "read:"]
 
 
-def test_reports_that_cannot_be_told_end_with_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undiagnosable_reports_exit_with_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("nothing of interest")
-    assert asked(str(tmp_path / "a.txt"), str(tmp_path / "missing.txt")) == 13
+    assert exit_code_of_doctor(str(tmp_path / "a.txt"), str(tmp_path / "missing.txt")) == 13
     assert [row["status"] for row in answer(capsys)["result"]["reports"]] == ["unknown", "unreadable"]
 
 
 @pytest.mark.parametrize("alone", ["-", "nouveau-bound"])
-def test_a_cause_and_standard_input_stand_alone(alone: str, rack: Path) -> None:
+def test_cause_or_standard_input_must_be_given_alone(alone: str, rack: Path) -> None:
     with pytest.raises(UsageError, match="must be given alone"):
-        asked(str(rack / "n1.json"), alone)
+        exit_code_of_doctor(str(rack / "n1.json"), alone)
 
 
-def test_a_name_that_is_neither_is_told_with_those_like_it() -> None:
+def test_unknown_name_is_answered_with_similar_ones() -> None:
     with pytest.raises(UsageError) as caught:
-        asked("nouveau-bond")
+        exit_code_of_doctor("nouveau-bond")
     assert "nouveau-bound" in caught.value.why
 
 
 @pytest.fixture
 def sick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine is one with nouveau."""
+    """Make doctor see a machine with nouveau."""
 
     def examine(_: HostView) -> Evidence:
         return pasted.collect_pieces([(one["source"], one["text"]) for one in NOUVEAU])
@@ -128,37 +124,35 @@ def test_metrics_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.Ca
         (("report.json",), "x.prom", "this machine alone"),
     ],
 )
-def test_metrics_that_nobody_would_read_are_refused(
-    named: tuple[str, ...], file: str, said: str, tmp_path: Path
-) -> None:
+def test_unreadable_metrics_file_name_is_refused(named: tuple[str, ...], file: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         doctor(named, OutputOptions(), prometheus=str(tmp_path / file))
 
 
-def test_an_xid_by_its_number_is_told_with_the_cause_as_which_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked("xid-79") == 0
+def test_xid_number_is_explained_with_its_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of_doctor("xid-79") == 0
     found = answer(capsys)["result"]
     assert (found["xid"]["code"], found["cause"]["cause"]) == (79, "gpu-fallen-off-bus")
 
 
-def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_says(
+def test_xid_without_a_cause_is_explained_by_the_catalog(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert asked("Xid 32", json_=False) == 0
+    assert exit_code_of_doctor("Xid 32", json_=False) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Xid 32" in told
     assert "start the program again" in told
     assert "no cause by itself" in told
 
 
-def test_an_xid_that_nobody_knows_is_no_cause() -> None:
+def test_unknown_xid_is_refused() -> None:
     with pytest.raises(UsageError, match="Xid 999 is not in NVIDIA's catalog"):
         doctor(["xid-999"], OutputOptions(json=True))
 
 
 @pytest.fixture
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One rule fails by a bug of its own; the folder is where tracebacks are kept."""
+    """Make one rule fail by a bug of its own, and return the folder of tracebacks."""
 
     def check(_: Snapshot) -> Iterable[Proof]:
         raise KeyError("nobody thought of that")
@@ -172,13 +166,13 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
+def test_failing_rule_saves_one_traceback_and_the_others_run(
     failing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "n1.json"
     report.write_text(json.dumps(NOUVEAU))
     for _ in range(2):  # as a timer would have it looked at
-        asked(str(report))
+        exit_code_of_doctor(str(report))
         found = answer(capsys)
         (kept,) = failing.iterdir()
         assert found["result"]["bugs"] == str(kept)
@@ -189,13 +183,13 @@ def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
     assert "nobody thought of that" in text
     assert __file__ in text
 
-    asked(str(report), json_=False)
+    exit_code_of_doctor(str(report), json_=False)
     said = capsys.readouterr().out
     assert "the traceback is in" in said
     assert "Traceback" not in said
 
 
-def test_with_verbose_the_traceback_is_shown_and_a_fleet_keeps_it_too(
+def test_traceback_is_shown_with_verbose_and_saved_for_a_fleet(
     failing: Path, rack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with suppress(CommandExit):
@@ -203,35 +197,33 @@ def test_with_verbose_the_traceback_is_shown_and_a_fleet_keeps_it_too(
     assert "Traceback (most recent call last)" in capsys.readouterr().out
     for kept in failing.iterdir():
         kept.unlink()
-    asked(str(rack))
+    exit_code_of_doctor(str(rack))
     assert len(list(failing.iterdir())) == 1
 
 
-def test_where_no_traceback_can_be_kept_it_is_shown(
+def test_traceback_is_shown_where_it_cannot_be_saved(
     failing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing.write_text("a file stands where the folder should be")
     report = tmp_path / "n1.json"
     report.write_text(json.dumps(NOUVEAU))
-    asked(str(report), json_=False)
+    exit_code_of_doctor(str(report), json_=False)
     assert "nobody thought of that" in capsys.readouterr().out
 
 
-def test_an_empty_name_is_not_the_working_folder() -> None:
+def test_empty_name_is_not_the_working_folder() -> None:
     with pytest.raises(UsageError, match="an empty name"):
         doctor(("",), OutputOptions())
 
 
 @pytest.mark.parametrize("named", [{"html": ""}, {"prometheus": ""}, {"prometheus": "-"}])
-def test_a_file_without_a_name_is_asked_for_and_no_pipe_is_named_after_it(named: dict[str, str]) -> None:
+def test_option_without_a_file_name_suggests_no_odd_name(named: dict[str, str]) -> None:
     with pytest.raises(UsageError) as caught:
         doctor((), OutputOptions(), **named)
     assert "-.prom" not in caught.value.hint
 
 
-def test_a_report_that_needs_more_memory_than_there_is_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_that_exhausts_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: object) -> None:
         raise MemoryError
 
@@ -253,14 +245,14 @@ nvidia-open-580 = "580.95.05-1"
 """
 
 
-def test_a_lock_brings_the_recipe_that_it_was_written_with(
+def test_lock_implies_the_recipe_it_was_written_with(
     rack: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = tmp_path_factory.mktemp("locks") / "fleet.lock"
     lock.write_text(LOCK)
-    assert asked(str(rack), lock=str(lock)) == 8
+    assert exit_code_of_doctor(str(rack), lock=str(lock)) == 8
     assert answer(capsys)["result"]["recipe"] == "recipe containerd, lock fleet.lock"
-    asked(str(rack), lock=str(lock), recipe="docker")
+    exit_code_of_doctor(str(rack), lock=str(lock), recipe="docker")
     assert answer(capsys)["result"]["recipe"] == "recipe docker, lock fleet.lock"
     lock.write_text(LOCK.replace("containerd", "inference"))
     with pytest.raises(UsageError, match="'inference', which does not come with gpunode") as refused:

@@ -38,7 +38,7 @@ def run(report: str, page: Path | str, how: OutputOptions | None = None) -> int:
     return answered.value.exit_code
 
 
-def test_the_page_is_written_and_the_exit_code_stays(
+def test_page_is_written_and_the_exit_code_stays(
     report: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
@@ -50,7 +50,7 @@ def test_the_page_is_written_and_the_exit_code_stays(
     assert str(page) in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_what_stood_there_is_overwritten_and_keeps_its_rights(report: str, tmp_path: Path) -> None:
+def test_existing_page_is_overwritten_and_keeps_its_mode(report: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("an older page")
     page.chmod(0o600)
@@ -60,7 +60,7 @@ def test_what_stood_there_is_overwritten_and_keeps_its_rights(report: str, tmp_p
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_a_new_page_has_the_rights_that_the_umask_gives(report: str, tmp_path: Path, mask: int, mode: int) -> None:
+def test_new_page_follows_the_umask(report: str, tmp_path: Path, mask: int, mode: int) -> None:
     page = tmp_path / "page.html"
     before = os.umask(mask)
     try:
@@ -70,32 +70,30 @@ def test_a_new_page_has_the_rights_that_the_umask_gives(report: str, tmp_path: P
     assert stat.S_IMODE(page.stat().st_mode) == mode
 
 
-def test_a_dash_is_standard_output_and_nothing_else_stands_there(
-    report: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dash_writes_only_the_page_to_standard_output(report: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(report, "-") == 8
     out = capsys.readouterr().out
     assert out.startswith("<!DOCTYPE html>")
     assert out.endswith("</html>\n")
 
 
-def test_two_answers_on_standard_output_are_refused(report: str) -> None:
+def test_two_outputs_on_standard_output_are_refused(report: str) -> None:
     with pytest.raises(UsageError, match="both write to standard output"):
         doctor((report,), OutputOptions(json=True), html="-")
 
 
-def test_a_place_where_no_page_can_be_is_named_before_anything_is_looked_at(tmp_path: Path) -> None:
+def test_unwritable_page_is_refused_before_the_examination(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere" / "page.html"):
         with pytest.raises(UsageError, match="the page cannot be written"):
             doctor_page.check_page_file(str(place), OutputOptions())
 
 
-def test_a_cause_has_no_page() -> None:
+def test_page_of_a_cause_is_refused() -> None:
     with pytest.raises(UsageError, match="--html is a page about a node"):
         doctor(("nouveau-bound",), OutputOptions(), html="page.html")
 
 
-def test_a_link_that_stood_there_is_replaced_and_what_it_led_to_is_as_it_was(report: str, tmp_path: Path) -> None:
+def test_symlink_at_the_page_is_replaced_and_its_target_kept(report: str, tmp_path: Path) -> None:
     others, page = tmp_path / "others", tmp_path / "page.html"
     others.write_text("theirs")
     for target in (others, tmp_path / "new"):
@@ -108,14 +106,14 @@ def test_a_link_that_stood_there_is_replaced_and_what_it_led_to_is_as_it_was(rep
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_no_file_is_not_replaced_by_a_page(tmp_path: Path) -> None:
+def test_special_file_is_not_replaced_by_a_page(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for place in (str(pipe), "/dev/null", "/dev/stdout"):
         with pytest.raises(UsageError, match="the page cannot be written"):
             doctor_page.check_page_file(place, OutputOptions())
 
 
-def test_the_working_folder_may_be_gone(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_working_folder_is_a_usage_error(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()

@@ -43,24 +43,24 @@ def read(envelope: Envelope) -> dict[str, Any]:
     return found
 
 
-def test_the_keys_are_those_that_programs_rely_on() -> None:
+def test_envelope_has_exactly_the_documented_keys() -> None:
     assert set(read(Envelope("plan"))) == KEYS
     assert set(read(Envelope("plan").with_failure(Busy("locked")))) == KEYS
 
 
-def test_a_success_without_changes() -> None:
+def test_success_without_changes() -> None:
     found = read(Envelope("plan"))
     assert (found["schema"], found["status"], found["exit_code"], found["changed"]) == (1, "ok", 0, False)
 
 
-def test_a_failure_says_what_why_and_what_next() -> None:
+def test_failure_says_what_why_and_what_next() -> None:
     found = read(Envelope("setup").with_failure(Busy("dpkg is locked", why="by 4711", hint="wait")))
     assert (found["command"], found["status"], found["exit_code"], found["changed"]) == ("setup", "busy", 12, False)
     said = {"error": "busy", "what": "dpkg is locked", "why": "by 4711", "hint": "wait"}
     assert found["errors"] == [{**said, "commands": [], "manual": True}]
 
 
-def test_a_hint_tells_programs_which_commands_come_next_and_whether_a_person_must_act() -> None:
+def test_hint_lists_commands_and_whether_a_person_must_act() -> None:
     hint = "apt-mark unhold libcuda1\nthen run the same command again"
     (error,) = read(Envelope("setup").with_failure(Refused("held", hint=hint)))["errors"]
     assert (error["commands"], error["manual"]) == (["apt-mark unhold libcuda1"], False)
@@ -68,7 +68,7 @@ def test_a_hint_tells_programs_which_commands_come_next_and_whether_a_person_mus
     assert (error["commands"], error["manual"]) == ([], True)
 
 
-def test_a_diff_is_as_ansible_shows_one() -> None:
+def test_diff_has_the_format_of_ansible() -> None:
     change = FileChange("/etc/x", None, FileState(b"a = 1\n"))
     (row,) = read(Envelope("plan", changes=[change]))["diff"]
     assert row == {"before_header": "/etc/x", "after_header": "/etc/x", "before": "", "after": "a = 1\n"}
@@ -76,7 +76,7 @@ def test_a_diff_is_as_ansible_shows_one() -> None:
     assert set(row) == {"prepared"}
 
 
-def test_a_package_change_tells_both_versions() -> None:
+def test_package_change_has_both_versions() -> None:
     change = PackageChange(PackageId("libcuda1"), PackageState("470-1"), PackageState("580-1"))
     (row,) = read(Envelope("plan", changes=[change]))["changes"]
     assert row == {
@@ -89,7 +89,7 @@ def test_a_package_change_tells_both_versions() -> None:
     }
 
 
-def test_a_version_that_is_not_known_yet_is_null_and_says_when_it_is_known() -> None:
+def test_unknown_version_is_null_and_says_when_it_is_known() -> None:
     change = PackageChange(PackageId("dkms"), None, KnownAfter(why="headers"))
     (row,) = read(Envelope("plan", changes=[change], steps={change: "headers"}))["changes"]
     assert (row["action"], row["step"], row["after"]) == ("install", "headers", None)
@@ -118,12 +118,12 @@ ACTIONS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_change_says_what_is_done(action: str) -> None:
+def test_change_has_its_action(action: str) -> None:
     assert read(Envelope("plan", changes=[ACTIONS[action]]))["changes"][0]["action"] == action
 
 
 @given(changes)
-def test_every_change_has_an_action_that_the_reference_page_lists(change: Change) -> None:
+def test_every_change_action_is_listed_in_the_docs(change: Change) -> None:
     page = (Path(__file__).parents[3] / "docs/reference/json-output.md").read_text()
     (row,) = read(Envelope("plan", changes=[change]))["changes"]
     table = next(
@@ -134,19 +134,19 @@ def test_every_change_has_an_action_that_the_reference_page_lists(change: Change
 
 
 @given(changes)
-def test_whatever_a_change_holds_it_is_one_line_of_json_that_every_stream_takes(change: Change) -> None:
+def test_envelope_is_one_line_of_ascii_json(change: Change) -> None:
     text = Envelope("plan", changes=[change], notes=["é"]).as_json()
     assert "\n" not in text
     assert text.isascii()
     json.loads(text)
 
 
-def test_a_name_that_is_not_utf_8_is_json_for_strict_readers() -> None:
+def test_name_that_is_not_utf_8_is_valid_json() -> None:
     line = Envelope("x", result={"f\udcff": ["ü", "f\udcff.json"]}).as_json()
     assert json.loads(line)["result"] == {"f\\udcff": ["ü", "f\\udcff.json"]}
 
 
-def test_no_secret_is_in_it_wherever_it_came_from() -> None:
+def test_envelope_contains_no_secret() -> None:
     secret = "hunter2hunter2"
     address = f"https://me:{secret}@mirror.example/x"
     change = FileChange("/etc/apt/a.list", None, FileState(f"deb {address} /\n".encode()))
@@ -163,7 +163,7 @@ def _stop(kind: type[GpunodeError]) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_stop_ends_with_its_exit_code(
+def test_every_error_ends_with_its_exit_code(
     kind: type[GpunodeError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verify, "status", _stop(kind))
@@ -180,7 +180,7 @@ def test_every_stop_ends_with_its_exit_code(
     assert kind.exit_code in dict(exit_codes())
 
 
-def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
+def test_bug_saves_its_traceback_and_is_an_envelope(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(*_: object, **__: object) -> None:
@@ -204,19 +204,19 @@ def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
     assert "Traceback" in kept[0]
 
 
-def test_what_typer_does_not_take_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_from_typer_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert boundary.run_cli(["status", "--nonsense"]) == UsageError.exit_code
     assert "gpunode status --help" in capsys.readouterr().err
     assert boundary.run_cli(["recipe", "check", "no-such.toml", "--json"]) == UsageError.exit_code
     assert json.loads(capsys.readouterr().out)["command"] == "recipe check"
 
 
-def test_help_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_exits_with_success(capsys: pytest.CaptureFixture[str]) -> None:
     assert boundary.run_cli(["plan", "--help"]) == 0
     assert "--check" in capsys.readouterr().out
 
 
-def test_a_reader_who_went_away_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_pipe_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
@@ -225,6 +225,6 @@ def test_a_reader_who_went_away_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> No
     assert boundary.run_cli(["status"]) == 141
 
 
-def test_names_that_are_no_text_are_text_in_json() -> None:
+def test_undecodable_file_name_is_escaped_in_json() -> None:
     line = Envelope("doctor", result={"report": "f\udcff.json"}).as_json()
     assert json.loads(line)["result"]["report"] == "f\\udcff.json"

@@ -29,34 +29,34 @@ VALUED = frozenset({"--config", "--runtime"})
         (["-d", "--unknown=true"], ["-d", "--unknown=true"]),
     ],
 )
-def test_the_last_value_of_a_boolean_counts_under_whatever_name(typed: list[str], meant: list[str]) -> None:
+def test_last_value_of_a_boolean_wins_under_any_alias(typed: list[str], meant: list[str]) -> None:
     assert translate_words(typed, FLAGS, VALUED) == meant
 
 
 @pytest.mark.parametrize("value", ["1", "t", "T", "true", "TRUE", "True"])
-def test_what_go_takes_for_true(value: str) -> None:
+def test_go_true_values_are_parsed(value: str) -> None:
     assert parse_bool("--dry-run", value)
 
 
 @pytest.mark.parametrize("value", ["0", "f", "F", "false", "FALSE", "False"])
-def test_what_go_takes_for_false(value: str) -> None:
+def test_go_false_values_are_parsed(value: str) -> None:
     assert not parse_bool("--dry-run", value)
 
 
 @pytest.mark.parametrize("value", ["", "yes", "no", "tRUE", "2"])
-def test_what_go_takes_for_neither_is_refused(value: str) -> None:
+def test_invalid_boolean_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="neither true nor false"):
         translate_words([f"--dry-run={value}"], FLAGS, VALUED)
 
 
 @pytest.mark.parametrize("word", ["-dry-run", "-runtime=docker", "-cdi.enabled"])
-def test_a_single_dash_is_told_from_a_heap_of_short_options(word: str) -> None:
+def test_single_dash_long_option_is_refused_with_the_double_dash(word: str) -> None:
     with pytest.raises(UsageError) as stopped:
         translate_words([word], FLAGS, VALUED)
     assert stopped.value.hint == f"write -{word}"
 
 
-def test_a_group_leaves_the_words_of_its_command_alone() -> None:
+def test_group_options_leave_the_words_of_the_command_alone() -> None:
     class Quiet:
         param_type_name, is_flag, opts = "option", True, ("-q", "--quiet")
 

@@ -43,7 +43,7 @@ def test_ids_and_names_can_be_mixed_and_equal_models_are_shown_once(capsys: pyte
         ("rtx", "GPUs have such a name"),
     ],
 )
-def test_what_is_no_single_gpu_is_refused_with_a_way_on(named: str, reason: str) -> None:
+def test_name_of_no_single_gpu_is_refused_with_a_next_command(named: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason) as caught:
         gpus(OutputOptions(json=False, verbose=False), "", named)
     assert caught.value.hint

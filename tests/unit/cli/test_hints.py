@@ -38,7 +38,7 @@ _TYPED = re.compile(r"\bgpunode ((?:-{0,2}[a-zA-Z0-9][^\s`,;:()]*)(?: [^\s`,;:()
 
 
 def parses(words: list[str]) -> bool:
-    """Whether the program takes ``words``; nothing is run."""
+    """True if the program accepts ``words``; nothing is run."""
     command, context, left = PROGRAM, None, list(words)
     try:
         while True:
@@ -55,7 +55,7 @@ def parses(words: list[str]) -> bool:
         raise
 
 
-def test_the_judge_can_tell() -> None:
+def test_parser_accepts_real_commands_and_rejects_others() -> None:
     assert parses(["plan", "--driver", "none"])
     assert parses(["ctk", "runtime", "check", "--runtime=docker"])
     assert not parses(["plan", "--restart"])
@@ -63,14 +63,14 @@ def test_the_judge_can_tell() -> None:
 
 
 def literal(node: ast.expr) -> str:
-    """A text as it stands in the code; a value that is put in stands as VALUE."""
+    """Return a text as it stands in the code; a value that is put in stands as VALUE."""
     if isinstance(node, ast.JoinedStr):
         return "".join(literal(part) for part in node.values)
     return str(node.value) if isinstance(node, ast.Constant) else VALUE
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The literal texts of a module but its docstrings; a value that is put in stands as VALUE."""
+    """Yield the literal texts of a module but its docstrings; a value that is put in stands as VALUE."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     prose = {
         id(node.body[0].value)
@@ -85,7 +85,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def named(text: str) -> Iterator[list[str]]:
+def named_commands(text: str) -> Iterator[list[str]]:
     """The commands in a text: what follows ``gpunode`` where it is typed, or begins with the name of a command."""
     for found in _TYPED.finditer(text):
         is_typed = text[: found.start()].endswith(("`", "sudo "))
@@ -95,7 +95,7 @@ def named(text: str) -> Iterator[list[str]]:
 
 
 def read_of(words: list[str]) -> list[str]:
-    """The command at the beginning of ``words``, of which nobody can tell where the prose begins again."""
+    """Return the command at the beginning of ``words``, of which nobody can tell where the prose begins again."""
     for number in range(len(words), 0, -1):
         # The last option's value may stand in another text.
         if parses(words[:number]) or (words[number - 1].startswith("--") and parses([*words[:number], VALUE])):
@@ -107,9 +107,9 @@ every_module = pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=l
 
 
 @every_module
-def test_every_command_that_a_text_names_is_taken_and_holds_no_unquoted_value(path: Path) -> None:
+def test_every_command_in_a_message_parses_without_raw_values(path: Path) -> None:
     for line, text in texts(ast.parse(path.read_text("utf-8"))):
-        for words in named(text):
+        for words in named_commands(text):
             read, place = read_of(words), f"{path}:{line}: gpunode {' '.join(words)}"
             assert read, place
             assert not [word for word in words[len(read) :] if word.startswith("--")], place
@@ -117,7 +117,7 @@ def test_every_command_that_a_text_names_is_taken_and_holds_no_unquoted_value(pa
 
 
 @every_module
-def test_every_command_that_is_built_is_taken(path: Path) -> None:
+def test_every_built_command_parses(path: Path) -> None:
     for call in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in BUILDERS:
             words = [literal(word) for word in call.args if not isinstance(word, ast.Starred)]
@@ -145,10 +145,10 @@ OPTIONS = st.lists(
 
 
 @given(OPTIONS, st.sampled_from([(), ("containerd",), ("my node.toml",)]))
-def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
+def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
     words = [*recipe, *(word for option in options for word in option)]
     proposed = setup_command(("plan", *words))
-    assert accepted(proposed)
+    assert is_accepted(proposed)
     typed = shlex.split(proposed)
     assert "--root" in typed or not {"--gpu", "--node"}.intersection(typed)
     done = (
@@ -157,14 +157,14 @@ def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]]
         "--lock-timeout",
         "9",
     )
-    assert accepted(verify_command(done))
-    assert accepted(cluster_apply_command(done))
-    assert accepted(rollback_command(done, "000001-x"))
-    assert accepted(agreed_command(done))
+    assert is_accepted(verify_command(done))
+    assert is_accepted(cluster_apply_command(done))
+    assert is_accepted(rollback_command(done, "000001-x"))
+    assert is_accepted(agreed_command(done))
 
 
-def accepted(command: Command) -> bool:
-    """Whether the program takes it as a shell would hand it over."""
+def is_accepted(command: Command) -> bool:
+    """True if the program accepts the line as a shell would pass it on."""
     typed = shlex.split(command)
     return parses(typed[typed.index("gpunode") + 1 :])
 
@@ -172,7 +172,7 @@ def accepted(command: Command) -> bool:
 @pytest.mark.parametrize(
     "typed", [["containerd"], ["--runtime=docker", "--gpu", "10de:1eb8"], ["--driver", "580", "-v"]]
 )
-def test_what_a_plan_proposes_plans_on_that_node(
+def test_command_proposed_by_plan_works_on_the_same_node(
     typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = ["--node", str(default_sample())]
@@ -190,7 +190,7 @@ _MADE = "sudo made"
 _MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair", "typed"}
 
 
-def test_the_share_of_hints_with_a_command_does_not_fall() -> None:
+def test_share_of_hints_with_a_command_does_not_fall() -> None:
     hints = [hint for path in sorted(ROOT.rglob("*.py")) for hint in hints_in(ast.parse(path.read_text("utf-8")))]
     assert len(hints) > 300
     runnable = [hint for hint in hints if commands_in(hint)]
@@ -198,7 +198,7 @@ def test_the_share_of_hints_with_a_command_does_not_fall() -> None:
 
 
 def hints_in(tree: ast.Module) -> Iterator[str]:
-    """The texts given as ``hint`` to an error, a refusal or a check; a command that is built stands as one."""
+    """Yield the texts given as ``hint`` to an error, a refusal or a check; a command that is built stands as one."""
     places = {"Refusal": 2, "Check": 4}
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
@@ -211,7 +211,7 @@ def hints_in(tree: ast.Module) -> Iterator[str]:
 
 
 def with_commands(node: ast.expr) -> str:
-    """As ``literal``, for calls that make commands, too."""
+    """Return the text as ``literal`` does, for calls that make commands, too."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(with_commands, node.values))
     if isinstance(node, ast.FormattedValue):
@@ -234,11 +234,11 @@ def with_commands(node: ast.expr) -> str:
         "reboot the node",
     ],
 )
-def test_what_no_shell_should_run_is_no_command(line: str) -> None:
+def test_text_unsafe_for_a_shell_is_no_command(line: str) -> None:
     assert commands_in(line) == ()
 
 
-def test_every_line_of_a_hint_that_counts_as_a_command_is_one() -> None:
+def test_every_command_line_of_a_hint_parses() -> None:
     """A program runs these lines: prose behind a command would be its arguments."""
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):

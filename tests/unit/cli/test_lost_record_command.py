@@ -1,4 +1,4 @@
-"""What commands say where gpunode's files are on the node and its record is not."""
+"""Messages of commands where gpunode's files are on the node and its record is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = "gpunode's record of this node was lost"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An image with the pin, and a driver package under it."""
+    """Return an image with the pin, and a driver package under it."""
     release = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
     for path, text in ((PIN_FILE, PIN.decode()), (STATUS, PACKAGES.status), ("/etc/os-release", release)):
         file = tmp_path / path.lstrip("/")
@@ -40,9 +40,7 @@ def root(tmp_path: Path) -> Path:
         ("rollback", "--list"),
     ],
 )
-def test_command_that_looks_says_that_the_record_was_lost(
-    words: tuple[str, ...], root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_report_a_lost_record(words: tuple[str, ...], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*words, "--root", str(root)]) == 0
     assert LOST in " ".join(capsys.readouterr().out.split())
     assert run_cli([*words, "--root", str(root), "--json"]) == 0
@@ -50,7 +48,7 @@ def test_command_that_looks_says_that_the_record_was_lost(
     assert any(note.startswith(LOST) for note in answer["notes"])
 
 
-def test_undo_says_it_and_takes_nothing_away(tmp_path: Path) -> None:
+def test_undo_reports_a_lost_record_and_removes_nothing(tmp_path: Path) -> None:
     node = MemoryNode(tmp_path, PACKAGES, {PIN_FILE: FileState(PIN)})
 
     removed, back = command(node, "remove"), command(node, "rollback", "--packages")

@@ -19,18 +19,18 @@ SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for
 
 
 def samples(examined: Examination) -> list[tuple[str, dict[str, str], float]]:
-    """What Prometheus' own client reads of it; every family has a help and a type."""
+    """Return the samples that Prometheus' own client reads; every family has a help and a type."""
     families = list(text_string_to_metric_families(render_metrics(examined, 1795292596.1314, 3.8)))
     assert all(family.documentation and family.type == "gauge" for family in families)
     return [(one.name, one.labels, one.value) for family in families for one in family.samples]
 
 
-def told(examined: Examination) -> dict[str, float]:
+def metric_values(examined: Examination) -> dict[str, float]:
     return {name: value for name, labels, value in samples(examined) if not labels}
 
 
-def test_prometheus_reads_what_was_found() -> None:
-    assert told(SICK) == {
+def test_metrics_show_findings_and_version() -> None:
+    assert metric_values(SICK) == {
         "gpunode_doctor_healthy": 0,
         "gpunode_doctor_open_questions": len(SICK.diagnosis.open_questions),
         "gpunode_doctor_run_timestamp_seconds": 1795292596.131,
@@ -41,19 +41,19 @@ def test_prometheus_reads_what_was_found() -> None:
     assert ("gpunode_doctor_info", {"version": __version__}, 1.0) in samples(SICK)
 
 
-def test_a_healthy_node_has_no_finding_and_an_untold_one_is_not_called_healthy() -> None:
+def test_healthy_metric_is_1_only_for_a_healthy_node() -> None:
     nothing = Diagnosis((), ())
     healthy = replace(SICK, diagnosis=nothing, works=True)
-    assert told(healthy)["gpunode_doctor_healthy"] == 1
+    assert metric_values(healthy)["gpunode_doctor_healthy"] == 1
     assert not [name for name, _, _ in samples(healthy) if name == "gpunode_doctor_finding"]
     for examined in (
         replace(SICK, diagnosis=nothing, works=False),
         replace(SICK, diagnosis=Diagnosis((), (OpenQuestion("q", ()),)), works=True),
     ):
-        assert told(examined)["gpunode_doctor_healthy"] == 0
+        assert metric_values(examined)["gpunode_doctor_healthy"] == 0
 
 
-def test_a_consequence_is_no_root() -> None:
+def test_consequence_is_not_labelled_as_root() -> None:
     (first, *_) = SICK.diagnosis.findings
     below = replace(first, cause="x", explained_by=first.cause)
     found = samples(replace(SICK, diagnosis=Diagnosis((first, below), ())))
@@ -61,7 +61,7 @@ def test_a_consequence_is_no_root() -> None:
 
 
 @given(st.text(max_size=40))
-def test_whatever_stands_in_a_label_is_read_as_it_was_meant(cause: str) -> None:
+def test_label_values_are_escaped(cause: str) -> None:
     # One line is one sample; what Python takes for a line's end beside \n does not end one.
     finding: Finding = replace(SICK.diagnosis.findings[0], cause=cause)
     text = render_metrics(replace(SICK, diagnosis=Diagnosis((finding,), ())), 0.0, 0.0)
@@ -70,10 +70,10 @@ def test_whatever_stands_in_a_label_is_read_as_it_was_meant(cause: str) -> None:
     assert family.samples[0].labels["cause"] == cause
 
 
-def test_the_text_ends_with_a_line_and_names_each_family_once() -> None:
+def test_metrics_end_with_a_newline_and_declare_each_family_once() -> None:
     text = render_metrics(SICK, 0.0, 0.0)
     assert text.endswith("\n")
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
-    assert not math.isnan(told(SICK)["gpunode_doctor_open_questions"])
-    assert pytest.approx(0.0) == told(SICK)["gpunode_doctor_healthy"]
+    assert not math.isnan(metric_values(SICK)["gpunode_doctor_open_questions"])
+    assert pytest.approx(0.0) == metric_values(SICK)["gpunode_doctor_healthy"]

@@ -21,7 +21,7 @@ SICK = diagnose_evidence(pasted.collect_pieces([(one["source"], one["text"]) for
 HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), works=True)
 
 
-def checked(examined: Examination | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def run_check(examined: Examination | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     def examine() -> Examination:
         if isinstance(examined, Exception):
             raise examined
@@ -34,35 +34,35 @@ def checked(examined: Examination | Exception, capsys: pytest.CaptureFixture[str
     return 0, capsys.readouterr().out
 
 
-def test_a_fault_is_1_health_0_and_what_is_not_known_2(capsys: pytest.CaptureFixture[str]) -> None:
-    status, message = checked(SICK, capsys)
+def test_npd_status_is_0_healthy_1_problem_2_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    status, message = run_check(SICK, capsys)
     assert (status, message) == (1, "nouveau-bound: nouveau owns the GPU\n")
-    assert checked(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
-    status, message = checked(replace(HEALTHY, diagnosis=Diagnosis((), (OpenQuestion("why?", ()),))), capsys)
+    assert run_check(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
+    status, message = run_check(replace(HEALTHY, diagnosis=Diagnosis((), (OpenQuestion("why?", ()),))), capsys)
     assert (status, message) == (2, "undetermined: why?\n")
 
 
 @pytest.mark.parametrize("error", [Refused("it cannot be had", why="x", hint="y"), ValueError("a bug")])
-def test_what_goes_wrong_here_does_not_blame_the_node(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    status, message = checked(error, capsys)
+def test_internal_error_does_not_blame_the_node(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    status, message = run_check(error, capsys)
     assert status == 2
     assert message.startswith("not examined: ")
 
 
 @given(st.text())
-def test_a_message_is_one_line_that_the_detector_does_not_cut(text: str) -> None:
+def test_npd_message_is_one_line_within_the_length_limit(text: str) -> None:
     shown = monitoring.ascii_line(text)
     assert len(shown.encode()) <= monitoring.MAX_LENGTH
     assert shown.isascii()
     assert not shown or shown.isprintable()
 
 
-def test_it_stands_alone() -> None:
+def test_npd_option_must_be_given_alone() -> None:
     with pytest.raises(UsageError, match="--npd must be given alone"):
         monitoring.run_plugin(alone=False)
 
 
-def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
+def test_shipped_npd_configuration_matches_the_plugin() -> None:
     found = json.loads((FOLDER / "gpunode.json").read_text())
     (rule,) = found["rules"]
     assert (found["plugin"], rule["type"]) == ("custom", "permanent")
@@ -82,7 +82,7 @@ def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
         ("exit 127", 2, "gpunode did not run\n"),
     ],
 )
-def test_an_nsenter_that_fails_does_not_blame_the_node(program: str, status: int, said: str, tmp_path: Path) -> None:
+def test_failing_nsenter_does_not_blame_the_node(program: str, status: int, said: str, tmp_path: Path) -> None:
     (rule,) = json.loads((FOLDER / "gpunode.json").read_text())["rules"]
     nsenter = tmp_path / "nsenter"
     nsenter.write_text(f"#!/bin/sh\n{program}\n")

@@ -29,7 +29,7 @@ class Terminal:
         self.stream: TextIO = os.fdopen(there, "w", encoding="utf-8")
 
     def shown(self) -> str:
-        """All that was written so far."""
+        """Return all that was written so far."""
         self.stream.flush()
         os.set_blocking(self._here, False)
         parts = []
@@ -56,7 +56,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     found.close()
 
 
-def test_a_terminal_gets_colours(terminal: Terminal) -> None:
+def test_terminal_gets_colours(terminal: Terminal) -> None:
     Printer(terminal.stream).put([line(span("✓ ", "good"), "works")])
     assert COLOUR.search(terminal.shown())
 
@@ -69,40 +69,40 @@ def test_no_color_is_honoured(terminal: Terminal, monkeypatch: pytest.MonkeyPatc
     assert "works" in shown
 
 
-def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     Printer(terminal.stream).put([line(span("✓ ", "good"), "works")])
     assert terminal.shown() == "✓ works\r\n"
 
 
-def test_what_looks_like_markup_is_text(terminal: Terminal) -> None:
+def test_rich_markup_in_text_is_printed_literally(terminal: Terminal) -> None:
     text = "/etc/[bold]x[/bold]/[foo] :smile: [/] \\[red]"
     Printer(terminal.stream).put([line(text)])
     assert re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown()) == f"{text}\r\n"
 
 
-def test_lines_are_broken_where_the_terminal_ends(terminal: Terminal) -> None:
+def test_lines_are_wrapped_at_the_terminal_width(terminal: Terminal) -> None:
     Printer(terminal.stream).put([line("word " * 40)])
     rows = terminal.shown().splitlines()
     assert len(rows) > 1
     assert all(len(row) <= 60 for row in rows)
 
 
-def test_elsewhere_lines_are_plain_and_whole() -> None:
+def test_lines_are_plain_and_unwrapped_without_a_terminal() -> None:
     stream = io.StringIO()
     Printer(stream).put([line(span("✓ ", "good"), "word " * 60)])
     assert stream.getvalue().count("\n") == 1
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_width_that_is_wished_for_holds_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_variable_sets_the_width_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     stream = io.StringIO()
     Printer(stream).put([line("word " * 20)])
     assert max(map(len, stream.getvalue().splitlines())) <= 30
 
 
-def test_a_stream_of_another_encoding_gets_what_it_can_take() -> None:
+def test_characters_outside_the_stream_encoding_are_replaced() -> None:
     data = io.BytesIO()
     stream = io.TextIOWrapper(data, encoding="ascii")
     printer = Printer(stream)
@@ -124,7 +124,7 @@ def test_a_stream_of_another_encoding_gets_what_it_can_take() -> None:
         ("utf-8", {"LC_CTYPE": "en_US.UTF-8", "LANG": "C"}, False),
     ],
 )
-def test_where_ascii_is_needed(encoding: str, environment: dict[str, str], wanted: bool) -> None:
+def test_ascii_is_used_where_the_locale_needs_it(encoding: str, environment: dict[str, str], wanted: bool) -> None:
     assert needs_ascii(encoding, environment) is wanted
 
 
@@ -141,18 +141,18 @@ class Failing(io.StringIO):
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
-def test_a_reader_who_went_away_ends_a_command_that_only_shows(number: int) -> None:
+def test_broken_pipe_ends_a_read_only_command(number: int) -> None:
     with pytest.raises(BrokenPipeError):
         Printer(Failing(number)).put([line("x")])
 
 
-def test_a_full_disk_is_said() -> None:
+def test_full_disk_is_reported() -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         Printer(Failing(errno.ENOSPC)).put([line("x")])
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
-def test_nothing_that_befalls_the_screen_stops_a_node_that_is_being_changed(number: int) -> None:
+def test_output_errors_do_not_stop_a_change(number: int) -> None:
     stream = Failing(number)
     printer = Printer(stream)
     printer.keep_going = True
@@ -162,14 +162,14 @@ def test_nothing_that_befalls_the_screen_stops_a_node_that_is_being_changed(numb
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_closed_pipe_leaves_no_complaint() -> None:
+def test_closed_pipe_prints_no_error() -> None:
     command = f"{sys.executable} -m gpunode recipe show containerd | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in {"0", "141"}
 
 
-def test_the_moving_line_shows_what_goes_on_and_leaves_nothing(terminal: Terminal) -> None:
+def test_live_line_shows_progress_and_is_erased(terminal: Terminal) -> None:
     printer = Printer(terminal.stream)
     live = LiveLine(printer)
     live.begin("apt, 18 packages")
@@ -183,7 +183,7 @@ def test_the_moving_line_shows_what_goes_on_and_leaves_nothing(terminal: Termina
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is hidden, and is back
 
 
-def test_progress_without_a_terminal_says_only_waits_and_each_once() -> None:
+def test_progress_without_a_terminal_prints_each_wait_once() -> None:
     stream = io.StringIO()
     live = LiveLine(Printer(stream))
     live.begin("apt")
@@ -195,7 +195,7 @@ def test_progress_without_a_terminal_says_only_waits_and_each_once() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("percent", [-1.0, 0.0, 43.0, 100.0, 250.0])
-def test_the_moving_line_is_one_row(width: int, percent: float) -> None:
+def test_live_line_fits_in_one_row(width: int, percent: float) -> None:
     for phase in ("download", "install", "build", "wait", "run"):
         one = live_task_line("apt", Progress(phase, percent, "a-very-long-package-name " * 20), 12.0, "*", width)
         assert cell_width(one.text) <= width

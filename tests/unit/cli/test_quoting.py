@@ -7,18 +7,18 @@ from gpunode.cli.screen.doctor import shorten_around, telling_words
 from gpunode.cli.screen.text import cell_width, escape_controls
 
 
-def test_a_line_that_fits_stays_as_it_is() -> None:
+def test_short_line_is_not_shortened() -> None:
     assert shorten_around("  a   b ", frozenset(), 20) == "a b"
 
 
-def test_of_a_line_without_end_the_passage_that_proves_something_is_shown() -> None:
+def test_long_line_is_shortened_around_the_telling_words() -> None:
     line = f"level=info msg={'x' * 90} {'noise ' * 80}libnvidia-ml.so.1: cannot open {'noise ' * 80}"
     shown = shorten_around(line, telling_words("libnvidia-ml.so.1 is not in the container"), 160)
     assert "noise libnvidia-ml.so.1: cannot open noise" in shown
 
 
 @given(st.text(), st.text(), st.integers(20, 200))
-def test_no_word_is_lost_in_the_middle_and_no_line_is_wider_than_its_room(line: str, about: str, room: int) -> None:
+def test_shortened_line_keeps_whole_words_and_fits(line: str, about: str, room: int) -> None:
     plain = " ".join(escape_controls(line).split())
     shown = shorten_around(escape_controls(line), telling_words(about), room)
     assert cell_width(shown) <= room

@@ -43,7 +43,7 @@ MINE = Recipe(
 
 
 @pytest.mark.parametrize("lock", [None, LOCK])
-def test_the_boot_continues_with_what_was_asked_for(tmp_path: Path, lock: VersionLock | None) -> None:
+def test_resumed_setup_uses_the_saved_request(tmp_path: Path, lock: VersionLock | None) -> None:
     asked = replace(MINE, lock=lock)
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=hash_recipe(asked))
@@ -56,7 +56,7 @@ def test_the_boot_continues_with_what_was_asked_for(tmp_path: Path, lock: Versio
     assert hash_recipe(found) == hash_recipe(asked)
 
 
-def test_a_request_that_was_changed_is_not_carried_out(tmp_path: Path) -> None:
+def test_modified_request_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = store.begin("setup", version="0", recipe="mine", recipe_sha256=hash_recipe(MINE))
     run.keep_request(render_request(MINE).replace("580", "595").encode())
@@ -72,8 +72,8 @@ PROXIES = {
 }
 
 
-def kept(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
-    """The id of a run that kept ``content`` for after the reboot."""
+def run_with_request(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
+    """Return the id of a run that kept ``content`` for after the reboot."""
     run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
     run.keep_request(content)
     run.commit("waiting")
@@ -81,30 +81,30 @@ def kept(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
 
 
 @pytest.mark.parametrize("lock", [None, LOCK])
-def test_the_boot_gives_apt_the_proxies_that_it_had_before(
+def test_resumed_setup_restores_the_proxy_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: VersionLock | None
 ) -> None:
     asked, store = replace(MINE, lock=lock), Store(tmp_path)
     for name in [*PROXIES, *map(str.upper, PROXIES), *map(str.lower, PROXIES)]:
         monkeypatch.delenv(name, raising=False)
-    run = kept(store, encode_request(asked, PROXIES), asked)
+    run = run_with_request(store, encode_request(asked, PROXIES), asked)
     assert hash_recipe(resume_request(store, run)) == hash_recipe(asked)
     assert process.proxy_variables() == PROXIES
     (file,) = tmp_path.rglob("request.toml")
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_proxies_that_were_changed_are_not_used_and_not_shown(tmp_path: Path) -> None:
+def test_modified_proxies_are_refused_and_not_shown(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = kept(store, encode_request(MINE, PROXIES).replace(b"proxy.example:3128/", b"proxy.evil:3128/"))
+    run = run_with_request(store, encode_request(MINE, PROXIES).replace(b"proxy.example:3128/", b"proxy.evil:3128/"))
     with pytest.raises(JournalDamaged, match="environment") as told:
         load_request(store, run)
     assert "s3cr3t-word" not in f"{told.value.what} {told.value.why} {told.value.hint}"
 
 
-def test_a_request_that_others_could_read_is_not_continued(tmp_path: Path) -> None:
+def test_request_readable_by_others_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    run = kept(store, encode_request(MINE, PROXIES))
+    run = run_with_request(store, encode_request(MINE, PROXIES))
     (file,) = tmp_path.rglob("request.toml")
     file.chmod(0o644)
     with pytest.raises(UsageError, match="cannot be continued") as told:
@@ -112,14 +112,14 @@ def test_a_request_that_others_could_read_is_not_continued(tmp_path: Path) -> No
     assert "mode 0644" in told.value.why
 
 
-def test_a_proxy_that_is_not_utf_8_is_refused_before_anything_is_done() -> None:
+def test_proxy_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(UsageError, match="--reboot") as told:
         encode_request(MINE, {"http_proxy": os.fsdecode(b"http://s3cr3t\xff")})
     assert "http_proxy" in told.value.why
     assert "s3cr3t" not in told.value.why
 
 
-def test_a_run_that_kept_no_request_is_not_continued(tmp_path: Path) -> None:
+def test_run_without_a_request_cannot_be_resumed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = store.begin("setup", version="0")
     run.commit("done")
@@ -127,7 +127,7 @@ def test_a_run_that_kept_no_request_is_not_continued(tmp_path: Path) -> None:
         load_request(store, run.id)
 
 
-def test_the_boot_isolates_python_and_never_reboots_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_command_isolates_python_and_does_not_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpunode", "setup", "node.toml", "--reboot", "--json"])
     assert resume_command("000001-x", ["--only", "driver"]) == (
         *(sys.executable, "-I", "/usr/local/bin/gpunode"),
@@ -137,7 +137,7 @@ def test_the_boot_isolates_python_and_never_reboots_again(monkeypatch: pytest.Mo
     assert resume_command("1", [])[:4] == (sys.executable, "-I", "-m", "gpunode")
 
 
-def test_what_only_pythonpath_finds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_found_only_by_pythonpath_is_refused_at_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "program_risk", lambda **_: "")
     monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
     monkeypatch.setenv("PYTHONPATH", "/opt/x")
@@ -147,7 +147,7 @@ def test_what_only_pythonpath_finds_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @as_root
 @pytest.mark.parametrize("part", ["program", "folder"])
-def test_a_program_that_a_user_can_change_is_told_and_never_run_at_boot(
+def test_program_writable_by_a_user_is_never_run_at_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     folder = tmp_path / "bin"
@@ -163,7 +163,7 @@ def test_a_program_that_a_user_can_change_is_told_and_never_run_at_boot(
 
 
 @as_root
-def test_a_package_that_a_user_can_change_is_never_run_at_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_writable_by_a_user_is_never_run_at_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "lent"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -177,9 +177,7 @@ def test_a_package_that_a_user_can_change_is_never_run_at_boot(tmp_path: Path, m
 
 
 @as_root
-def test_a_recipe_that_a_user_can_change_is_told_with_those_that_it_extends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_writable_by_a_user_is_noted_with_its_bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
     base, mine = tmp_path / "base.toml", tmp_path / "mine.toml"
     base.write_text('schema = 1\nextends = "containerd"\n')

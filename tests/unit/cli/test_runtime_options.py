@@ -13,32 +13,32 @@ from gpunode.runtimes import DesiredConfig
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 
 
-def desired(typed: RuntimeOptions) -> DesiredConfig:
+def desired_config(typed: RuntimeOptions) -> DesiredConfig:
     return parse_options(typed, "/").desired
 
 
-def test_the_defaults_are_those_of_nvidia_ctk() -> None:
+def test_defaults_are_those_of_nvidia_ctk() -> None:
     asked = parse_options(RuntimeOptions(), "/")
     assert asked.row.id == "docker"
     assert asked.desired == DesiredConfig(handler="nvidia", binary="nvidia-container-runtime", exact=True)
     assert (asked.dumps, asked.notes) == ((), ())
 
 
-def test_a_named_drop_in_means_drop_in_and_an_empty_one_in_place() -> None:
-    named = desired(RuntimeOptions("containerd", drop_in=DROP_IN))
+def test_named_drop_in_selects_drop_in_mode_and_empty_in_place() -> None:
+    named = desired_config(RuntimeOptions("containerd", drop_in=DROP_IN))
     assert (named.mode, named.drop_in) == ("drop-in", DROP_IN)
-    assert desired(RuntimeOptions("containerd", drop_in="")).mode == "in-place"
-    assert desired(RuntimeOptions("containerd")).mode == "auto"
-    assert desired(RuntimeOptions("containerd", mode="drop-in")).mode == "drop-in"
+    assert desired_config(RuntimeOptions("containerd", drop_in="")).mode == "in-place"
+    assert desired_config(RuntimeOptions("containerd")).mode == "auto"
+    assert desired_config(RuntimeOptions("containerd", mode="drop-in")).mode == "drop-in"
 
 
-def test_an_empty_drop_in_beside_the_drop_in_mode_is_taken_and_told() -> None:
+def test_empty_drop_in_contradicting_the_mode_is_noted() -> None:
     asked = parse_options(RuntimeOptions("containerd", drop_in="", mode="drop-in"), "/")
     assert asked.desired.mode == "in-place"
     assert ["--drop-in-config is empty" in note for note in asked.notes] == [True]
 
 
-def test_docker_takes_an_empty_drop_in_which_is_its_default_there() -> None:
+def test_empty_drop_in_is_the_default_for_docker() -> None:
     assert parse_options(RuntimeOptions("docker", drop_in=""), "/").notes == ()
 
 
@@ -54,7 +54,7 @@ def test_docker_takes_an_empty_drop_in_which_is_its_default_there() -> None:
         (RuntimeOptions("containerd", name=""), "--nvidia-runtime-name is empty"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_way_out(typed: RuntimeOptions, says: str) -> None:
+def test_contradictory_options_are_refused_with_a_hint(typed: RuntimeOptions, says: str) -> None:
     with pytest.raises(UsageError) as stopped:
         parse_options(typed, "/")
     assert says in stopped.value.what
@@ -62,7 +62,7 @@ def test_what_cannot_be_meant_is_refused_with_a_way_out(typed: RuntimeOptions, s
     assert stopped.value.hint
 
 
-def test_the_command_source_asks_the_runtime_that_is_named() -> None:
+def test_command_source_dumps_the_named_runtime() -> None:
     assert parse_options(RuntimeOptions("containerd", source="command"), "/").dumps == (
         ("containerd", "config", "dump"),
     )
@@ -70,13 +70,13 @@ def test_the_command_source_asks_the_runtime_that_is_named() -> None:
     assert parse_options(named, "/").dumps == (("/opt/bin/containerd", "config", "dump"),)
 
 
-def test_docker_is_read_from_its_file_whatever_is_asked_and_says_so() -> None:
+def test_docker_always_reads_its_file_and_notes_it() -> None:
     asked = parse_options(RuntimeOptions("docker", source="command", executable="/usr/bin/dockerd"), "/")
     assert asked.dumps == ()
     assert len(asked.notes) == 2
 
 
-def test_an_unknown_config_mode_is_told_and_a_known_one_is_not() -> None:
+def test_unknown_config_mode_is_noted() -> None:
     assert "bogus" in parse_options(RuntimeOptions("containerd", config_mode="bogus"), "/").notes[0]
     for known in ("", "config", "config-file"):
         assert parse_options(RuntimeOptions("containerd", config_mode=known), "/").notes == ()
@@ -85,9 +85,7 @@ def test_an_unknown_config_mode_is_told_and_a_known_one_is_not() -> None:
             parse_options(RuntimeOptions("containerd", config_mode=hook), "/")
 
 
-def test_a_relative_path_is_one_of_the_working_folder_and_none_of_an_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_is_resolved_and_refused_in_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute_path("--config", "daemon.json", "/") == str(tmp_path / "daemon.json")
     assert absolute_path("--config", "", "/") == ""

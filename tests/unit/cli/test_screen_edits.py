@@ -1,4 +1,4 @@
-"""What a person is told of an edit of a runtime's configuration by itself."""
+"""Messages about an edit of a runtime's configuration by itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ WRITTEN = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/99-nvidia.
 PLAN = CtkPlan("containerd", MADE, Planned((FileChange(WRITTEN, None, FileState(b"version = 3\n")),), "as a drop-in"))
 
 
-def told(verb: CtkVerb) -> str:
+def edit_text(verb: CtkVerb) -> str:
     lines = edit_result_lines(verb, PLAN, EditResult("000001-20260101T000000Z"), ("ctk",), "")
     return "\n".join(line.text for line in lines)
 
 
-def test_the_file_that_was_written_is_named_and_not_the_one_that_the_product_makes() -> None:
-    assert f"containerd written: {WRITTEN}" in told("configure")
-    assert "what configure added is gone" in told("unconfigure")
-    assert MADE not in told("configure") + told("unconfigure")
+def test_written_file_is_named_and_not_the_generated_one() -> None:
+    assert f"containerd written: {WRITTEN}" in edit_text("configure")
+    assert "what configure added is gone" in edit_text("unconfigure")
+    assert MADE not in edit_text("configure") + edit_text("unconfigure")

@@ -17,7 +17,7 @@ every_page = pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.
 
 @pytest.mark.parametrize("width", pages.WIDTHS)
 @every_page
-def test_a_page_is_as_it_was_looked_at(page: Page, width: int) -> None:
+def test_page_matches_its_golden_file(page: Page, width: int) -> None:
     assert pages.drawn(page, width) == pages.file(page, width).read_text()
 
 
@@ -28,18 +28,18 @@ def test_no_row_is_wider_than_the_screen(page: Page, width: int) -> None:
 
 
 @every_page
-def test_where_only_ascii_can_be_shown_every_sign_has_a_plain_one(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sign_has_an_ascii_form(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     shown = pages.drawn(page, 80)
     assert shown.isascii()
     assert "\\u" not in shown
 
 
-def test_a_converged_setup_is_one_line() -> None:
+def test_converged_setup_is_one_line() -> None:
     assert pages.drawn(pages.converged, 200).count("\n") == 1
 
 
-def test_a_rehearsal_says_so_at_both_ends_and_passes_nothing_that_needs_the_node() -> None:
+def test_rehearsal_is_marked_and_does_not_pass_node_checks() -> None:
     lines = pages.drawn(pages.rehearse, 200).splitlines()
     assert "REHEARSAL" in lines[0]
     assert "nothing of this machine" in lines[1]
@@ -51,7 +51,7 @@ def test_a_rehearsal_says_so_at_both_ends_and_passes_nothing_that_needs_the_node
     )
 
 
-def test_verbose_shows_every_step_and_every_package() -> None:
+def test_verbose_plan_shows_every_step_and_package() -> None:
     brief, whole = (pages.drawn(pages.plan, 200, verbose=verbose) for verbose in (False, True))
     for name in ("nvidia-tesla-470-kernel-dkms", "nvidia-smi"):
         assert f"- {name}" in whole
@@ -60,7 +60,7 @@ def test_verbose_shows_every_step_and_every_package() -> None:
     assert "✓ GPU and machine" in whole
 
 
-def test_the_plan_of_the_shipped_sample_fits_on_a_screen_of_50_lines(
+def test_plan_of_the_shipped_sample_fits_on_50_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = ["plan", "containerd", "--node", str(default_sample())]
@@ -72,10 +72,10 @@ def test_the_plan_of_the_shipped_sample_fits_on_a_screen_of_50_lines(
     assert 'BinaryName = "/usr/bin/nvidia-container-runtime"' in shown
 
 
-def test_a_plan_ends_with_the_command_that_does_it() -> None:
+def test_plan_ends_with_the_setup_command() -> None:
     assert pages.drawn(pages.plan, 200).splitlines()[-1] == "next: sudo gpunode setup --runtime containerd"
 
 
-def test_what_setup_waits_for_is_named_once() -> None:
+def test_lock_holder_is_named_once() -> None:
     shown = pages.drawn(pages.setup, 200)
     assert shown.count("process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend") == 1

@@ -26,13 +26,13 @@ lines = st.builds(
 
 
 @given(anything)
-def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
+def test_escaped_text_is_printable(text: str) -> None:
     cleaned = escape_controls(text)
     assert cleaned.isprintable()
     cleaned.encode()
 
 
-def test_hostile_text_is_shown_not_obeyed() -> None:
+def test_control_characters_are_shown_as_escapes() -> None:
     assert escape_controls("\x1b[31mred\x1b[0m") == "\\x1b[31mred\\x1b[0m"
     assert escape_controls("safe\u202etxt.exe") == "safe\\u202etxt.exe"
     assert escape_controls("con\u3164tainerd\ufe0f") == "con\\u3164tainerd\\ufe0f"
@@ -40,14 +40,14 @@ def test_hostile_text_is_shown_not_obeyed() -> None:
     assert escape_controls("a\tb\r\n") == "a    b\\r\\n"
 
 
-def test_secrets_are_left_out() -> None:
+def test_secrets_are_redacted_in_lines() -> None:
     shown = line("fetched ", "https://me:hunter2hunter2@mirror.example/x", span("hf_abcdefabcdefabcdef", "dim")).text
     assert "hunter2" not in shown
     assert "abcdef" not in shown
 
 
 @given(lines, st.integers(4, 120))
-def test_a_wrapped_line_fits_and_loses_nothing_but_blanks(one: Line, width: int) -> None:
+def test_wrapped_line_fits_and_loses_only_blanks(one: Line, width: int) -> None:
     rows = list(wrap_line(one, width))
     # A sign of two columns does not fit where only one is left beside the indentation.
     assert all(cell_width(row.text) <= max(width, 2) for row in rows)
@@ -55,27 +55,27 @@ def test_a_wrapped_line_fits_and_loses_nothing_but_blanks(one: Line, width: int)
 
 
 @given(lines)
-def test_without_a_width_a_line_stays_whole(one: Line) -> None:
+def test_line_without_a_width_is_not_wrapped(one: Line) -> None:
     (row,) = wrap_line(one, 0)
     assert row.text == one.text
 
 
-def test_words_stay_whole_and_hang_under_the_first() -> None:
+def test_wrapped_words_stay_whole_with_a_hanging_indent() -> None:
     one = line("✓ driver  ", "a reason of several words", hang=10)
     assert [row.text for row in wrap_line(one, 24)] == ["✓ driver  a reason of", " " * 10 + "several words"]
 
 
-def test_a_diff_is_broken_anywhere_and_keeps_its_blanks() -> None:
+def test_diff_line_is_folded_anywhere_and_keeps_its_blanks() -> None:
     one = Line((Span("+  key   =  value", "add"),), 2, fold=True)
     assert [row.text for row in wrap_line(one, 8)] == ["+  key  ", "   =  va", "  lue"]
 
 
-def test_wide_signs_count_twice() -> None:
+def test_wide_characters_count_twice() -> None:
     assert cell_width("漢字") == 4
     assert [row.text for row in wrap_line(line("漢字漢字"), 5)] == ["漢字", "漢字"]
 
 
-def test_commands_in_prose_are_set_off() -> None:
+def test_commands_in_backticks_are_styled() -> None:
     assert mark_commands("run `gpunode plan` first") == (
         Span("run "),
         Span("`gpunode plan`", "command"),
@@ -84,15 +84,15 @@ def test_commands_in_prose_are_set_off() -> None:
 
 
 @given(anything)
-def test_ascii_is_ascii(text: str) -> None:
+def test_to_ascii_returns_ascii(text: str) -> None:
     assert to_ascii(escape_controls(text)).isascii()
 
 
-def test_own_signs_have_plain_ones() -> None:
+def test_own_signs_have_ascii_forms() -> None:
     assert to_ascii("✓ ● ○ ! ✗ – · 8 × A → B …") == "+ * o ! x - | 8 x A -> B ..."
 
 
-def test_a_command_that_is_copied_is_not_broken() -> None:
+def test_copyable_command_is_not_wrapped() -> None:
     long = Line((span("sudo " + "x" * 100, "command"),), solid=True)
     assert list(wrap_line(long, 40)) == [long]
     assert next(wrap_line(indent_lines([long], 3)[0], 40)).text.startswith("   sudo")

@@ -1,4 +1,4 @@
-"""What a program is told of a run that stopped in its middle, or that waits."""
+"""Answers to a program about a run that stopped in its middle, or that waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def change(path: str) -> FileChange:
     return FileChange(path, None, FileState(b"x", 0o644, 0, 0))
 
 
-def test_what_was_changed_before_the_failure_is_told(tmp_path: Path) -> None:
+def test_changes_made_before_a_failure_are_in_the_answer(tmp_path: Path) -> None:
     """Ansible takes ``changed`` for the truth, and runs its handlers by it."""
     store = Store(tmp_path)
     store.begin("setup", version="0").commit("done")
@@ -41,7 +41,7 @@ def test_what_was_changed_before_the_failure_is_told(tmp_path: Path) -> None:
     assert answer.changes == (change("/etc/made"),)
 
 
-def test_a_run_that_never_began_changed_nothing(tmp_path: Path) -> None:
+def test_run_that_never_began_has_no_changes(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.begin("setup", version="0").commit("done")
     answer = partial_run_envelope("setup", ChangeFailed("no room"), store, store.ids())
@@ -56,28 +56,26 @@ def waits(*kinds: WaitFor) -> SetupResult:
 
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
-def test_a_wait_never_ends_as_done(kind: WaitFor) -> None:
+def test_waiting_setup_never_exits_with_success(kind: WaitFor) -> None:
     ended = waiting_failure(waits(kind), SetupFlags(reboot=True))
     assert ended.exit_code == EXITS[kind]
     assert f"why {kind}" in ended.why
     assert ended.hint
 
 
-def test_what_has_to_come_first_decides_how_a_run_ends_and_no_reason_is_lost() -> None:
+def test_first_necessary_wait_decides_the_exit_code() -> None:
     ended = waiting_failure(waits("reboot", "drain"), SetupFlags())
     assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
 
 
 @pytest.mark.parametrize(("kinds", "suffices"), [((), False), (("reboot",), True), (("reboot", "drain"), False),
                                                  (("console",), False)])  # fmt: skip
-def test_a_node_reboots_by_itself_only_where_nothing_else_has_to_happen(
-    kinds: tuple[WaitFor, ...], suffices: bool
-) -> None:
+def test_automatic_reboot_needs_no_other_wait(kinds: tuple[WaitFor, ...], suffices: bool) -> None:
     assert reboot_suffices(waits(*kinds).waits) is suffices
 
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
-def test_the_plan_names_what_is_waited_for(kind: WaitFor) -> None:
+def test_plan_names_what_it_waits_for(kind: WaitFor) -> None:
     planned = [StagePlan("kernel", (StepPlan(STEPS[0], Blocked(kind, "the reason"), ()),))]
     lines = [*stage_lines(planned, verbose=False), *outlook_lines(planned, image=False, verbose=False)]
     text = "\n".join("".join(part.text for part in one.spans) for one in lines)
@@ -86,7 +84,7 @@ def test_the_plan_names_what_is_waited_for(kind: WaitFor) -> None:
 
 
 @pytest.mark.parametrize("exit_code", [3, 11, 13])
-def test_a_step_that_refuses_ends_the_run_with_its_exit_code(exit_code: int) -> None:
+def test_refused_step_ends_the_run_with_its_exit_code(exit_code: int) -> None:
     planned = [StagePlan("kernel", (StepPlan(STEPS[0], Refusal("what", "why", "hint", exit_code), ()),))]
     with pytest.raises(GpunodeError) as refused:
         raise_refusal(planned)
@@ -95,7 +93,7 @@ def test_a_step_that_refuses_ends_the_run_with_its_exit_code(exit_code: int) -> 
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 143)])
-def test_a_signal_ends_the_run_with_its_own_exit_code_after_the_write_in_progress(number: int, exit_code: int) -> None:
+def test_signal_ends_the_run_after_the_current_write(number: int, exit_code: int) -> None:
     """systemd and Ansible tell a person's interrupt from an end that was asked for."""
     heard = []
     former = signal(number, SIG_DFL)  # nohup starts programs with SIGHUP ignored, and gpunode leaves it so

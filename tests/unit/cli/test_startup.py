@@ -42,13 +42,13 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 """
 
 
-def loaded(*arguments: str) -> frozenset[str]:
-    """Every module that the command line loads for ``arguments``, those of a bare Python left out."""
+def loaded_modules(*arguments: str) -> frozenset[str]:
+    """Return every module that the command line loads for ``arguments``, those of a bare Python left out."""
     return loaded_by(LOADED.format(arguments=", ".join(map(repr, arguments))))
 
 
 def loaded_by(code: str) -> frozenset[str]:
-    """As ``loaded``, for a program that ends by printing the names of all modules."""
+    """Return the modules as ``loaded`` does, for a program that ends by printing the names of all modules."""
 
     def modules(code: str) -> set[str]:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -65,8 +65,8 @@ def foreign(found: frozenset[str]) -> set[str]:
     return {name.partition(".")[0] for name in found} - {"gpunode"} - sys.stdlib_module_names
 
 
-def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
-    found = loaded("plan", "--help")
+def test_help_imports_no_workflow_and_only_typer() -> None:
+    found = loaded_modules("plan", "--help")
     # typer's own: annotated_doc, shellingham and, before 0.26, click.
     assert foreign(found) <= {"typer", "annotated_doc", "shellingham", "click", "typing_extensions"}
     assert ours(found) == {
@@ -79,42 +79,42 @@ def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
     }
 
 
-def test_the_version_loads_nothing() -> None:
-    found = loaded("--version")
+def test_version_imports_nothing() -> None:
+    found = loaded_modules("--version")
     assert foreign(found) == set()
     assert ours(found) == {"gpunode", "gpunode.installed"}
 
 
-def test_an_error_needs_no_workflow_and_without_a_terminal_no_rich() -> None:
-    found = loaded("plan", "--no-such-option")
+def test_usage_error_imports_no_workflow_and_no_rich() -> None:
+    found = loaded_modules("plan", "--no-such-option")
     assert not any(name.startswith(("gpunode.workflow", "gpunode.steps")) for name in found)
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
 
 
-def test_a_setup_begins_with_what_a_run_without_changes_needs() -> None:
+def test_setup_imports_only_what_an_unchanged_run_needs() -> None:
     found = loaded_by("import json, runpy, sys, gpunode.cli.setup\nprint(json.dumps(sorted(sys.modules)))")
     assert not NOT_FOR_NOTHING & found
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
 
 
 @pytest.mark.parametrize("command", ["log", "rollback --list"])
-def test_a_command_about_the_past_loads_no_editor_of_a_runtime(command: str, tmp_path: Path) -> None:
+def test_log_and_similar_commands_import_no_runtime_editor(command: str, tmp_path: Path) -> None:
     tmp_path.joinpath("etc").mkdir()
     root = ("--root", str(tmp_path)) if command == "log" else ()
-    found = loaded(*command.split(), *root)
+    found = loaded_modules(*command.split(), *root)
     assert "gpunode.runtimes" in found
     assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "keys", "podman")} & found
     assert "gpunode.facts.cdi" not in found
 
 
-def test_a_plan_loads_the_rules_of_the_one_runtime_that_it_is_about() -> None:
-    found = loaded("plan", "containerd", "--node", SAMPLE)
+def test_plan_imports_only_the_rules_of_its_runtime() -> None:
+    found = loaded_modules("plan", "containerd", "--node", SAMPLE)
     assert "gpunode.runtimes.containerd" in found
     others = ("crio", "docker", "docker_undoing", "jsontext", "keys", "podman")
     assert not {f"gpunode.runtimes.{name}" for name in others} & found
 
 
-def test_what_a_plan_costs_does_not_creep_up() -> None:
+def test_import_cost_of_a_plan_does_not_grow() -> None:
     """A new step costs what it needs. Where a limit is passed, first look for what is loaded before it is used.
 
     ``python -X importtime -m gpunode plan`` shows what loads what. A module that only some nodes need is imported in
@@ -128,20 +128,20 @@ def test_what_a_plan_costs_does_not_creep_up() -> None:
     assert took.lines <= 22_800
 
 
-def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
-    found = loaded("plan", "docker", "--node", SAMPLE)
+def test_plan_of_a_capture_starts_no_process_and_reads_no_journal() -> None:
+    found = loaded_modules("plan", "docker", "--node", SAMPLE)
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
     assert not {"gpunode.host.local", "gpunode.journal.store", "gpunode.workflow.verify"} & found
 
 
-def test_a_diagnosis_of_a_capture_loads_no_plan_and_nothing_that_looks_at_a_machine() -> None:
-    found = ours(loaded("doctor", SAMPLE))
+def test_diagnosis_of_a_capture_imports_no_plan_and_no_local_host() -> None:
+    found = ours(loaded_modules("doctor", SAMPLE))
     parts = ("cli.session", "cli.inputs", "cli.human", "host.local", "journal", "page.report", "steps")
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
     assert not {"gpunode.workflow.converge", "gpunode.workflow.fleet"} & found
 
 
-def test_the_child_that_asks_nvml_loads_little() -> None:
+def test_nvml_child_imports_little() -> None:
     found = loaded_by("import json, runpy, sys, gpunode.host.nvml\nprint(json.dumps(sorted(sys.modules)))")
     assert ours(found) == {"gpunode", "gpunode.host", "gpunode.host.child", "gpunode.host.nvml"}
     bare = "import sys, gpunode.host.nvml\nprint(*{'pathlib', 'typing', 'dataclasses'} & set(sys.modules))"
@@ -150,14 +150,14 @@ def test_the_child_that_asks_nvml_loads_little() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_a_render_loads_no_step_and_of_the_runtimes_one() -> None:
-    found = ours(loaded("k8s", "render", "--node", SAMPLE))
+def test_render_imports_no_steps_and_only_one_runtime() -> None:
+    found = ours(loaded_modules("k8s", "render", "--node", SAMPLE))
     runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "keys", "podman", "tomltext"))
     parts = ("steps.table", "steps.selection", "steps.driver", "distros", "host.apt", "kubernetes.kind", *runtimes)
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
 
 
-def test_a_bug_is_kept_without_the_modules_that_may_have_it() -> None:
+def test_bug_report_imports_few_modules() -> None:
     found = loaded_by(
         "import json, sys, gpunode.host.bugs\ngpunode.host.bugs._describe_versions()\n"
         "print(json.dumps(sorted(sys.modules)))"

@@ -14,13 +14,13 @@ from gpunode.facts import pasted
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 EMPTY = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
@@ -49,12 +49,12 @@ REBOOTED, RESTARTED, STALE = (
         (LESS, (), STALE),
     ],
 )
-def test_why_the_kubelet_refused_a_pod(message: str, more: tuple[tuple[str, str], ...], wanted: str) -> None:
+def test_pod_refusal_is_attributed_to_its_cause(message: str, more: tuple[tuple[str, str], ...], wanted: str) -> None:
     assert roots(("kubectl describe pod", f"Reason: UnexpectedAdmissionError\nMessage: {message}"), *more) == [wanted]
 
 
-def test_a_refusal_without_its_reason_has_suspects() -> None:
-    diagnosis = found(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
+def test_refusal_without_a_reason_has_suspects() -> None:
+    diagnosis = diagnose_pieces(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
     assert not diagnosis.findings
     assert {REBOOTED, RESTARTED, STALE} <= {one.cause for one in diagnosis.suspects}
 
@@ -66,13 +66,13 @@ def test_a_refusal_without_its_reason_has_suspects() -> None:
         "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: nvml: GPU is lost",
     ],
 )
-def test_other_devices_and_lost_gpus_are_not_its(message: str) -> None:
+def test_other_devices_and_lost_gpus_have_other_causes(message: str) -> None:
     assert not {REBOOTED, RESTARTED, STALE} & set(
         roots(("kubectl describe pod", f"UnexpectedAdmissionError {message}"))
     )
 
 
-def test_a_gpu_that_the_plugin_calls_unhealthy_comes_before_the_refusal() -> None:
+def test_unhealthy_gpu_ranks_before_the_refusal() -> None:
     health = (LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1")
     assert roots(("kubectl describe pod", EMPTY), health) == ["device-plugin-marked-unhealthy"]
 
@@ -85,17 +85,17 @@ RECORD = json.dumps({"Data": {"PodDeviceEntries": [ENTRY]}})
 RECORDED = ("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)
 
 
-def test_the_kubelets_record_makes_it_certain() -> None:
-    (finding,) = found(("kubectl describe pod", f"UnexpectedAdmissionError {LESS}"), RECORDED).roots
+def test_kubelet_checkpoint_makes_the_cause_certain() -> None:
+    (finding,) = diagnose_pieces(("kubectl describe pod", f"UnexpectedAdmissionError {LESS}"), RECORDED).roots
     assert (finding.cause, finding.confidence) == (STALE, "certain")
 
 
-def test_a_record_of_pods_that_are_gone_is_no_fault_by_itself() -> None:
+def test_checkpoint_entry_of_a_deleted_pod_is_no_fault() -> None:
     """The kubelet takes such entries out when it next gives devices to a pod."""
-    assert not found(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
+    assert not diagnose_pieces(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
 
 
-def test_what_only_the_log_remembers_is_past() -> None:
+def test_refusal_only_in_the_log_is_past() -> None:
     log = ("journalctl -u kubelet", f'kubelet[1]: E0619 "UnexpectedAdmissionError" err="{EMPTY}"')
     table = ("kubectl get pods -A", "ml   train-0   1/1   Running   0   5m")
     assert roots(log) == [REBOOTED]

@@ -27,7 +27,7 @@ def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
 
 
 @pytest.mark.parametrize(("family", "number", "row"), ROWS, ids=[f"{name}-{number}" for name, number, _ in ROWS])
-def test_the_cause_is_found_and_no_other(family: str, number: int, row: dict[str, Any]) -> None:
+def test_case_has_exactly_its_cause(family: str, number: int, row: dict[str, Any]) -> None:
     found = diagnosis(row["evidence"])
     roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
     assert roots == ([row["cause"]] if row["cause"] else []), found.open_questions

@@ -20,13 +20,13 @@ FIXES = (
 
 @pytest.mark.usefixtures("allow_subprocess")
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.text)
-def test_a_shell_takes_every_command(fix: Fix) -> None:
+def test_every_command_parses_in_bash(fix: Fix) -> None:
     for command in fix.commands:
         if shell := shutil.which("bash"):
             subprocess.run([shell, "-n", "-c", command], check=True)
 
 
-def test_the_verbs_of_daemon_sets_stand_where_kubectl_wants_them() -> None:
+def test_daemon_set_commands_have_the_syntax_of_kubectl() -> None:
     (restart,) = cluster.restart_plugin().commands
     assert 'rollout restart daemonset "$name"; done' in restart
     make, patch = cluster.set_runtime_class("").commands

@@ -29,7 +29,7 @@ def files(pattern: str, **found: str) -> Capture:
 
 
 def node(number: int = 0, **changed: Capture | None) -> Evidence:
-    """A healthy node; another ``number`` is another machine of the same kind."""
+    """Return a healthy node; another ``number`` is another machine of the same kind."""
     address = f"0000:{0x17 + number:02x}:00.0"
     evidence: dict[str, Capture | None] = {
         "file:/proc/cmdline": seen("/proc/cmdline", CMDLINE.format(uuid=UUIDS[number], more="")),
@@ -62,13 +62,13 @@ def node(number: int = 0, **changed: Capture | None) -> Evidence:
     return {key.replace("__", "/"): capture for key, capture in evidence.items() if capture is not None}
 
 
-def compared(good: Evidence, bad: Evidence) -> Comparison:
+def compare_evidence(good: Evidence, bad: Evidence) -> Comparison:
     after = take_snapshot(bad)
     return compare(take_snapshot(good), after, diagnose(after))
 
 
-def test_two_machines_that_differ_in_nothing_that_matters_do_not_differ() -> None:
-    found = compared(node(0), node(1))
+def test_equal_machines_have_no_differences() -> None:
+    found = compare_evidence(node(0), node(1))
     assert found.differences == ()
     assert found.not_compared == ()
     assert not found.has_explanation
@@ -100,10 +100,10 @@ def test_two_machines_that_differ_in_nothing_that_matters_do_not_differ() -> Non
          "file:/etc/modprobe.d/*", "/etc/modprobe.d/x.conf: blacklist nouveau", "there", None),
     ],
 )  # fmt: skip
-def test_what_explains_faults_is_found_with_both_values_and_called_likely(
+def test_explaining_difference_is_likely_and_shows_both_values(
     changed: dict[str, Capture | None], trait: str, name: str, good: str | None, bad: str | None
 ) -> None:
-    found = compared(node(0), node(1, **changed))
+    found = compare_evidence(node(0), node(1, **changed))
     (one,) = [one for one in found.differences if (one.trait, one.name) == (trait, name)]
     assert (one.good, one.bad, one.weight) == (good, bad, "likely")
     assert one.why
@@ -114,12 +114,12 @@ def names(found: Comparison) -> list[tuple[str, str | None, str | None]]:
     return [(one.name, one.good, one.bad) for one in found.differences]
 
 
-def test_what_doctor_cites_for_the_root_cause_comes_before_what_is_near_it() -> None:
+def test_differences_near_the_cited_evidence_come_first() -> None:
     wide = {"link-max": files("/sys/bus/pci/devices/*/max_link_width", **{"0000:18:00__0": "16\n"})}
     narrow = files("/sys/bus/pci/devices/*/current_link_width", **{"0000:18:00__0": "8\n"})
     words = CMDLINE.format(uuid=UUIDS[1], more=" pcie_aspm=off iommu=pt")
     bad = node(1, **{**wide, "link-widths": narrow, "file:/proc/cmdline": seen("/proc/cmdline", words)})
-    found = compared(node(0), bad).differences
+    found = compare_evidence(node(0), bad).differences
     assert [(one.name, one.near_root_cause) for one in found] == [
         ("link width", True),
         ("iommu", True),
@@ -127,31 +127,29 @@ def test_what_doctor_cites_for_the_root_cause_comes_before_what_is_near_it() -> 
     ]
 
 
-def test_a_secret_that_one_of_the_two_has_lost_makes_no_difference() -> None:
+def test_secret_lost_in_redaction_is_no_difference() -> None:
     docker = '{"proxies": {"http-proxy": "http://me:hunter2@proxy:3128"}}'
     live = node(0, **{"file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", docker)})
-    assert compared(redact(redact(live)), redact(live)).differences == ()
+    assert compare_evidence(redact(redact(live)), redact(live)).differences == ()
 
 
 @given(damaged_reports, damaged_reports)
 @settings(max_examples=examples(25), deadline=None)
-def test_nothing_differs_from_itself_and_the_other_way_round_the_same_things_differ(
-    one: Evidence, other: Evidence
-) -> None:
-    assert compared(one, one).differences == ()
-    there, back = compared(one, other), compared(other, one)
+def test_comparison_is_symmetric(one: Evidence, other: Evidence) -> None:
+    assert compare_evidence(one, one).differences == ()
+    there, back = compare_evidence(one, other), compare_evidence(other, one)
     assert {(each.trait, each.name, each.good, each.bad) for each in there.differences} == {
         (each.trait, each.name, each.bad, each.good) for each in back.differences
     }
 
 
-def test_two_of_which_most_was_not_seen_are_not_called_alike() -> None:
+def test_comparison_of_little_evidence_is_inconclusive() -> None:
     """A log beside a capture differs in nothing, since nothing is compared."""
     log = {"dmesg": seen("dmesg", "[ 1.0] usb 1-1: new device\n")}
-    found = compared(log, node(1))
+    found = compare_evidence(log, node(1))
     assert (found.has_explanation, found.is_conclusive) == (False, False)
     assert found.missing == ("PCI devices", "driver versions", "kernel", "loaded modules", "packages")
-    assert compared(node(0), node(1, modules=None)).is_conclusive
+    assert compare_evidence(node(0), node(1, modules=None)).is_conclusive
 
 
 CONFIGURED = {
@@ -169,11 +167,9 @@ CONFIGURED = {
 
 @pytest.mark.parametrize("reason", ["denied", "failed", "timeout"])
 @pytest.mark.parametrize("key", sorted(CONFIGURED))
-def test_what_could_not_be_looked_at_is_neither_there_nor_not(
-    key: str, reason: Literal["denied", "failed", "timeout"]
-) -> None:
+def test_denied_or_failed_evidence_is_not_compared(key: str, reason: Literal["denied", "failed", "timeout"]) -> None:
     good, source = node(0, **CONFIGURED), CONFIGURED[key].source
-    found = compared(good, node(0, **{**CONFIGURED, key: Capture(source, reason, error="in the way")}))
+    found = compare_evidence(good, node(0, **{**CONFIGURED, key: Capture(source, reason, error="in the way")}))
     assert not found.has_explanation
     assert [(one.side, one.reason) for one in found.not_compared if one.trait != "links"] == [("bad", reason)]
 
@@ -240,13 +236,13 @@ KERNELS = ("5.15.0-105-generic", "5.15.0-119-generic")
         ((in_cluster(16),), (in_cluster(9),), [("nvidia.com/gpu", "16", "9")], []),
     ],
 )  # fmt: skip
-def test_what_is_pasted_differs_in_what_both_have_shown(
+def test_pasted_nodes_are_compared_by_what_both_show(
     good: tuple[tuple[str, str], ...],
     bad: tuple[tuple[str, str], ...],
     differences: list[tuple[str, str | None, str | None]],
     unseen: list[tuple[str, str, tuple[str, ...]]],
 ) -> None:
-    found = compared(pasted_node(*good), pasted_node(*bad))
+    found = compare_evidence(pasted_node(*good), pasted_node(*bad))
     assert names(found) == differences
     assert [(one.trait, one.reason, one.names) for one in found.not_compared] == unseen
 
@@ -263,7 +259,7 @@ WITH_LINK = """\
 """
 
 
-def test_a_capture_and_a_paste_of_equal_nodes_are_alike() -> None:
+def test_capture_and_paste_of_equal_nodes_have_no_differences() -> None:
     paste = pasted_node(
         ("lspci -nnk -d 10de:", WITH_DRIVER),
         ("uname -r", "6.1.0-18-amd64"),
@@ -273,6 +269,6 @@ def test_a_capture_and_a_paste_of_equal_nodes_are_alike() -> None:
     )
     plain = pasted_node(("lspci | grep -i nvidia", f"18:00.0 {A100.replace('80GB', '40GB')}"))
     for one in (paste, plain):
-        for found in (compared(node(0), one), compared(one, node(0))):
+        for found in (compare_evidence(node(0), one), compare_evidence(one, node(0))):
             assert found.differences == ()
             assert found.is_conclusive == (one is paste)

@@ -41,7 +41,7 @@ REPORTS = tuple(reports())
 @pytest.mark.parametrize(
     ("cause", "rows"), [pytest.param(c, rows, id=name) for name, c, rows in REPORTS if c != "nothing"]
 )
-def test_the_cause_is_the_only_root(cause: str, rows: list[dict[str, str]]) -> None:
+def test_expected_cause_is_the_only_root(cause: str, rows: list[dict[str, str]]) -> None:
     found = diagnosis(rows)
     assert [finding.cause for finding in found.roots if finding.severity != "info"] == [cause], found
     assert found.findings[0].citations
@@ -49,5 +49,5 @@ def test_the_cause_is_the_only_root(cause: str, rows: list[dict[str, str]]) -> N
 
 
 @pytest.mark.parametrize("rows", [pytest.param(rows, id=name) for name, cause, rows in REPORTS if cause == "nothing"])
-def test_nothing_of_these_is_claimed(rows: list[dict[str, str]]) -> None:
+def test_lookalike_without_a_cause_has_no_finding(rows: list[dict[str, str]]) -> None:
     assert not OURS & {finding.cause for finding in diagnosis(rows).findings if finding.severity != "info"}

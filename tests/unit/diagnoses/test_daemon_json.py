@@ -29,7 +29,7 @@ EDITED = {
 }
 
 
-def of(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
@@ -38,29 +38,29 @@ def causes(found: Diagnosis) -> list[str]:
 
 
 @pytest.mark.parametrize("text", EDITED.values(), ids=EDITED)
-def test_an_edited_paste_proves_nothing(text: str) -> None:
-    assert "daemon-json-invalid" not in causes(of((CAT, text)))
+def test_edited_paste_of_daemon_json_proves_nothing(text: str) -> None:
+    assert "daemon-json-invalid" not in causes(diagnose_pieces((CAT, text)))
     for beside in ((ACTIVE, RUN), (ACTIVE,), (RUN,)):
-        found = of(*beside, (CAT, text))
+        found = diagnose_pieces(*beside, (CAT, text))
         assert (found.findings, found.open_questions) == ((), ())
 
 
 @pytest.mark.parametrize("text", EDITED.values(), ids=EDITED)
-def test_what_dockerd_says_of_it_counts_all_the_same(text: str) -> None:
-    assert causes(of(SAID, (CAT, text))) == ["daemon-json-invalid"]
+def test_dockerd_error_about_daemon_json_counts(text: str) -> None:
+    assert causes(diagnose_pieces(SAID, (CAT, text))) == ["daemon-json-invalid"]
 
 
 @pytest.mark.parametrize("text", [COMMA, WHOLE + "\n}", '{"a": 1}\n{"b": 2}', "{ // ours\n}"])
-def test_a_fault_of_the_files_own_is_one(text: str) -> None:
-    assert causes(of((CAT, text))) == ["daemon-json-invalid"]
+def test_invalid_daemon_json_is_found(text: str) -> None:
+    assert causes(diagnose_pieces((CAT, text))) == ["daemon-json-invalid"]
 
 
 @pytest.mark.parametrize("beside", [ACTIVE, RUN])
-def test_where_docker_answers_a_paste_proves_nothing(beside: tuple[str, str]) -> None:
-    assert not of(beside, (CAT, COMMA)).findings
+def test_working_docker_outweighs_a_pasted_daemon_json(beside: tuple[str, str]) -> None:
+    assert not diagnose_pieces(beside, (CAT, COMMA)).findings
 
 
-def test_the_nodes_own_file_is_told_though_docker_runs() -> None:
+def test_invalid_daemon_json_on_the_node_is_found_while_docker_runs() -> None:
     nodes = (evidence(HEALTHY[name]()) for name in HEALTHY)
     node = next(node for node in nodes if "docker.service" in str(node.get("units")))
     path = "/etc/docker/daemon.json"

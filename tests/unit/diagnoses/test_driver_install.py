@@ -59,7 +59,7 @@ def driver(*rows: Row) -> Fix:
         ((NOBLE, gpu(T4)), "sudo gpunode setup"),
     ],
 )
-def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last: str) -> None:
+def test_newest_branch_that_supports_the_gpu_is_installed(rows: tuple[Row, ...], last: str) -> None:
     assert driver(*rows).commands == (last,)
 
 
@@ -72,7 +72,7 @@ def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last:
         ((FEDORA, gpu(f"{K80}\n{B200}")), "no driver of NVIDIA's current repositories"),
     ],
 )
-def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> None:
+def test_missing_repository_is_explained_without_commands(rows: tuple[Row, ...], words: str) -> None:
     fix = driver(*rows)
     assert words in fix.text
     assert fix.commands == ()
@@ -80,25 +80,25 @@ def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> No
 
 @pytest.mark.parametrize("release", [ROCKY, FEDORA, AMAZON, SLES, ARCH])
 @pytest.mark.parametrize("seen", [(), (gpu("3b:00.0 3D controller: NVIDIA Corporation Graphics Device (rev a1)"),)])
-def test_of_an_unknown_gpu_nothing_is_chosen(release: Row, seen: tuple[Row, ...]) -> None:
+def test_unknown_gpu_gets_no_driver_command(release: Row, seen: tuple[Row, ...]) -> None:
     fix = driver(release, *seen)
     assert fix.commands == ()
     assert "lspci -nn -d 10de:" in fix.text
 
 
-def test_one_unknown_gpu_of_two_leaves_it_open() -> None:
+def test_one_unknown_gpu_of_two_prevents_a_choice() -> None:
     both = f"{T4}\n04:00.0 3D controller: NVIDIA Corporation Graphics Device (rev a1)"
     assert driver(ROCKY, gpu(both)).commands == ()
 
 
-def test_no_branch_that_drives_the_gpu_is_new_enough() -> None:
+def test_no_supported_branch_new_enough_is_explained() -> None:
     node = take_snapshot(pasted.collect_pieces([ROCKY, NAMED]))
     (fix,) = remedies.change_driver(node, "upgrade the driver", oldest_branch=590)
     assert fix.commands == ()
     assert "no branch that NVIDIA maintains" in fix.text
 
 
-def test_a_branch_that_dropped_the_gpu_is_not_brought_again() -> None:
+def test_branch_that_dropped_the_gpu_is_not_reinstalled() -> None:
     said = (
         "dmesg | grep NVRM",
         (

@@ -30,7 +30,7 @@ BANNER = (
 MARK = f"-- Boot {'0123456789abcdef' * 2} --\n"
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
@@ -54,13 +54,13 @@ OVER = {
 
 
 @pytest.mark.parametrize("log", OVER.values(), ids=OVER)
-def test_a_fault_of_an_earlier_boot_is_over_where_the_gpu_works(log: tuple[str, str]) -> None:
-    assert seen(WORKS, log).is_healthy
+def test_earlier_boot_fault_is_over_where_the_gpu_works(log: tuple[str, str]) -> None:
+    assert diagnose_pieces(WORKS, log).is_healthy
 
 
 @pytest.mark.parametrize("log", OVER.values(), ids=OVER)
-def test_a_fault_of_an_earlier_boot_is_likely_at_most(log: tuple[str, str]) -> None:
-    (root,) = seen(log).roots
+def test_earlier_boot_fault_is_at_most_likely(log: tuple[str, str]) -> None:
+    (root,) = diagnose_pieces(log).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "likely")
     assert root.summary.startswith("In an earlier boot: ")
     assert any("79" in citation.line for citation in root.citations)
@@ -81,12 +81,12 @@ NOW = {
 
 
 @pytest.mark.parametrize("log", NOW.values(), ids=NOW)
-def test_a_fault_of_this_boot_stays_certain(log: tuple[str, str]) -> None:
-    (root,) = seen(log).roots
+def test_fault_of_this_boot_stays_certain(log: tuple[str, str]) -> None:
+    (root,) = diagnose_pieces(log).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
-def test_what_is_wrong_now_is_the_root_unless_history_explains_it() -> None:
+def test_current_fault_is_the_root_before_an_earlier_boot() -> None:
     mismatch = (
         "nvidia-smi",
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161",
@@ -95,7 +95,7 @@ def test_what_is_wrong_now_is_the_root_unless_history_explains_it() -> None:
         "Aug 02 10:00:01 n1 kernel: NVRM: API mismatch: the client has the version 535.161.08, but\n"
         "NVRM: this kernel module has the version 535.154.05.  Please\nNVRM: make sure that this kernel module and\n"
     )
-    causes = [root.cause for root in seen(mismatch, ("journalctl -k", FELL + MARK + told)).roots]
+    causes = [root.cause for root in diagnose_pieces(mismatch, ("journalctl -k", FELL + MARK + told)).roots]
     assert causes == ["driver-library-mismatch-reboot-pending"]
 
 
@@ -107,28 +107,26 @@ FAULTED = (
 
 @pytest.mark.parametrize("gpu", ["0000:07:00", "0000:0a:00"])
 @pytest.mark.parametrize("log", OVER.values(), ids=OVER)
-def test_faults_of_two_boots_are_no_one_incident_and_those_of_this_boot_stand_first(
-    log: tuple[str, str], gpu: str
-) -> None:
-    now, before = seen(log, ("journalctl -k -b", FAULTED.format(gpu))).roots
+def test_faults_of_two_boots_are_separate_incidents(log: tuple[str, str], gpu: str) -> None:
+    now, before = diagnose_pieces(log, ("journalctl -k -b", FAULTED.format(gpu))).roots
     assert (now.cause, before.cause) == ("xid-31-mmu-fault", "gpu-fallen-off-bus")
     assert before.summary.startswith("In an earlier boot: ")
     assert "followed" not in before.summary
     assert not {citation.line for citation in now.citations} & {citation.line for citation in before.citations}
 
 
-def test_lines_keep_their_numbers_and_a_paste_what_is_no_log() -> None:
+def test_line_numbers_stay_when_earlier_boots_are_cut() -> None:
     log = identify_source("/var/log/kern.log")
     assert boots.keep_running_boot(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
     paste = "07:00.0 3D controller: NVIDIA Corporation\n" + FELL + BANNER
     assert boots.keep_running_boot(identify_source("", paste), "", paste) == f"{paste.splitlines()[0]}\n\n{BANNER}"
 
 
-def test_a_gpu_that_cannot_be_read_has_not_got_over_its_fault() -> None:
+def test_unreadable_gpu_has_not_recovered() -> None:
     ill = WORKS[0], WORKS[1].replace("34C    P0              62W / 400W", "ERR!  ERR! ERR!             N/A  /  N/A")
     halted = "/var/log/kern.log.1", "Aug 01 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:07:00): 62, 3226a9f1 0000b41c\n"
-    assert seen(WORKS, halted).is_healthy
-    (found,) = seen(ill, halted).roots
+    assert diagnose_pieces(WORKS, halted).is_healthy
+    (found,) = diagnose_pieces(ill, halted).roots
     assert (found.cause, found.confidence) == ("xid-62-pmu-halt", "likely")
     assert found.summary.startswith("In an earlier boot")
 
@@ -145,7 +143,7 @@ MARKED = (
 )
 
 
-def asked_last(log: str, answer: str, key: str = "smi-query") -> Diagnosis:
+def diagnosis_with_answer(log: str, answer: str, key: str = "smi-query") -> Diagnosis:
     logs = Capture("dmesg -T", "ok", log.encode())
     return diagnose(take_snapshot({"dmesg": logs, key: Capture("nvidia-smi -q", "ok", answer.encode())}))
 
@@ -158,17 +156,17 @@ def asked_last(log: str, answer: str, key: str = "smi-query") -> Diagnosis:
         ("smi-query", "Yes", False),
     ],
 )
-def test_a_row_that_was_replaced_since_is_no_fault_any_more(key: str, pending: str, *, is_over: bool) -> None:
+def test_row_remapped_since_is_resolved(key: str, pending: str, *, is_over: bool) -> None:
     """A node and a capture are asked after their logs were read; of a paste nobody knows the order."""
-    found = asked_last(MARKED, REMAPPED.format(pending), key)
+    found = diagnosis_with_answer(MARKED, REMAPPED.format(pending), key)
     assert found.is_healthy == is_over
     first = found.findings[0]
     assert ("replaced by a reset since" in first.summary, first.disruption == "none") == (is_over, is_over)
 
 
-def test_a_gpu_that_got_over_it_is_not_reset_with_the_one_that_did_not() -> None:
+def test_recovered_gpu_is_not_reset_with_a_broken_one() -> None:
     broken = MARKED.splitlines()[0].replace(":07:", ":0f:") + "\n"
-    (root,) = asked_last(MARKED + broken, REMAPPED.format("No")).roots
+    (root,) = diagnosis_with_answer(MARKED + broken, REMAPPED.format("No")).roots
     assert (root.cause, root.gpus, root.severity) == ("ecc-dbe-uncorrectable", ("0000:0f:00.0",), "error")
 
 
@@ -183,16 +181,16 @@ FELL_NOW = FELL_BY_CLOCK.replace("Aug 01", "Aug 09")
 @pytest.mark.parametrize("older", ["kern.log.1", "kern.log.2.gz", "kern.log-20260801", "kern.log.1:17"])
 @pytest.mark.parametrize("is_newest_first", [True, False])
 @pytest.mark.parametrize("files", ["/var/log/kern.log /var/log/kern.log.1", "/var/log/kern.log.1 /var/log/kern.log"])
-def test_a_search_through_logs_may_show_the_newest_first(files: str, older: str, is_newest_first: bool) -> None:
+def test_grep_through_logs_may_list_the_newest_first(files: str, older: str, is_newest_first: bool) -> None:
     def searched(then: str, now: str) -> tuple[str, str]:
         lines = _found_in("kern.log", now), _found_in(older, then)
         return f"grep -i nv {files}", "".join(lines if is_newest_first else reversed(lines))
 
-    assert seen(WORKS, searched(FELL_BY_CLOCK, NOW_AT_WORK)).is_healthy
-    (root,) = seen(searched(NOW_AT_WORK, FELL_NOW)).roots
+    assert diagnose_pieces(WORKS, searched(FELL_BY_CLOCK, NOW_AT_WORK)).is_healthy
+    (root,) = diagnose_pieces(searched(NOW_AT_WORK, FELL_NOW)).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
 @pytest.mark.parametrize("asked", ["journalctl -k -b -1", "journalctl --dmesg --boot=-1"])
-def test_what_was_asked_for_as_of_other_boots_is_not_of_this(asked: str) -> None:
-    assert seen((asked, FELL)).roots[0].confidence == "likely"
+def test_log_requested_for_other_boots_is_not_of_this_boot(asked: str) -> None:
+    assert diagnose_pieces((asked, FELL)).roots[0].confidence == "likely"

@@ -52,16 +52,16 @@ def node(*said: str) -> Snapshot:
         (("first", "third", "no"), ""),
     ],
 )
-def test_what_is_seen_decides_how_sure_it_is(said: tuple[str, ...], confidence: str) -> None:
+def test_signs_decide_the_confidence(said: tuple[str, ...], confidence: str) -> None:
     found = [one.confidence for one in evaluate_rule(rule(), node(*said))]
     assert found == ([confidence] if confidence else [])
 
 
-def test_a_decisive_sign_needs_no_symptom_where_none_is_declared() -> None:
+def test_decisive_sign_suffices_without_declared_symptoms() -> None:
     assert [one.confidence for one in evaluate_rule(rule(symptoms=()), node("first"))] == ["certain"]
 
 
-def test_the_suspect_with_the_rarer_symptom_comes_first_and_says_where_to_look() -> None:
+def test_suspect_with_the_rarer_symptom_ranks_first() -> None:
     rare = message_line("rare sign")
     rules = {
         one.cause: one
@@ -74,13 +74,13 @@ def test_the_suspect_with_the_rarer_symptom_comes_first_and_says_where_to_look()
     assert not find_suspects(rules, node("third", "rare", "no"), ())
 
 
-def test_context_makes_a_suspect_and_moves_it_up() -> None:
+def test_context_makes_a_suspect_and_ranks_it_higher() -> None:
     rules = {one.cause: one for one in (rule("a", context=message_line("unseen")), rule("b"))}
     assert [one.cause for one in find_suspects(rules, node("third"), ())] == ["a", "b"]
     assert [one.cause for one in find_suspects(rules, node("third", "by"), ())] == ["b", "a"]
 
 
-def test_signs_are_made_of_signs() -> None:
+def test_combined_signs_follow_boolean_logic() -> None:
     both = node("first", "second")
     assert len(any_of(DECISIVE, SYMPTOM)(both)) == 1
     assert len(all_of(DECISIVE, TYPICAL)(both)) == 2
@@ -89,7 +89,7 @@ def test_signs_are_made_of_signs() -> None:
     assert unless(DECISIVE, SYMPTOM)(both)
 
 
-def test_other_causes_of_the_same_symptom_are_ruled_out_by_the_line_against_them() -> None:
+def test_ruled_out_causes_cite_the_contradicting_line() -> None:
     rows = (
         ("lspci -nnk -d 10de:", "01:00.0 3D controller [0302]: NVIDIA [10de:20b5]\n\tKernel driver in use: nouveau"),
         ("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),

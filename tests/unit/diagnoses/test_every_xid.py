@@ -11,7 +11,7 @@ CODES = sorted(int(row["code"]) for row in tables.rows("xids.csv"))
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_an_xid_alone_in_the_log_is_a_finding_or_a_question_of_its_gpu(code: int) -> None:
+def test_every_xid_alone_is_a_finding_or_an_open_question(code: int) -> None:
     line = f"[ 4242.424242] NVRM: Xid (PCI:0000:3b:00): {code}, pid='<unknown>', name=<unknown>, Ch 00000008"
 
     found = reports.diagnosis([{"source": "sudo dmesg", "text": line}])

@@ -1,4 +1,4 @@
-"""What containers say of a node that was looked at, and of one that was not."""
+"""Words of containers about a node that was looked at, and about one that was not."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def causes(found: Diagnosis) -> list[str]:
 
 
 @pytest.mark.parametrize("said", [FELL, HEADERS, "NVRM: GPU 0000:31:00.0: RmInitAdapter failed! (0x62:0xffff:2477)\n"])
-def test_a_pod_says_nothing_of_the_nodes_own_layers(said: str) -> None:
+def test_pod_log_does_not_judge_the_layers_of_its_node(said: str) -> None:
     found = diagnose(take_snapshot(with_pods(healthy(), {"app": said})))
     assert (found.findings, found.open_questions) == ((), ())
 
 
-def test_what_a_pod_is_the_first_to_notice_is_likely_and_names_the_pod() -> None:
+def test_fault_seen_first_by_a_pod_is_likely_and_names_it() -> None:
     found = diagnose(take_snapshot(with_pods(healthy(), {"app": SHADOWED})))
     (one,) = found.findings
     assert (one.cause, one.confidence) == ("cuda-compat-lib-mismatch", "likely")
@@ -52,7 +52,7 @@ def test_what_a_pod_is_the_first_to_notice_is_likely_and_names_the_pod() -> None
     assert one.container_log == "the log of pod tenant/my-nvidia-app"
 
 
-def test_no_pod_hides_what_the_node_shows() -> None:
+def test_pod_log_does_not_hide_a_fault_of_the_node() -> None:
     """Nor does it become the root of it."""
     node = evidence(
         {**HEALTHY["kubeadm-with-device-plugin"](), "kernel-journal": journal(("kernel: " + FELL[16:].strip(),))}
@@ -65,13 +65,13 @@ def test_no_pod_hides_what_the_node_shows() -> None:
     assert (beside.roots[0].cause, beside.roots[0].confidence) == ("gpu-fallen-off-bus", "certain")
 
 
-def test_a_report_of_nothing_but_a_pods_log_is_heard() -> None:
+def test_report_of_only_a_pod_log_is_used() -> None:
     log = [{"source": "kubectl logs -n gpu-operator nvidia-driver-daemonset-x7k2p", "text": FELL}]
     found = diagnose(take_snapshot(pasted.parse_json_report(json.dumps(log), "a report")))
     assert causes(found) == ["gpu-fallen-off-bus"]
 
 
-def test_in_a_pasted_report_a_node_that_works_takes_the_certainty_from_a_pod() -> None:
+def test_working_node_lowers_the_confidence_of_a_pasted_pod_log() -> None:
     smi = (
         "| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |\n"
         "|   0  NVIDIA L40S     On  |   00000000:31:00.0 Off |                    0 |\n"
@@ -83,7 +83,7 @@ def test_in_a_pasted_report_a_node_that_works_takes_the_certainty_from_a_pod() -
     assert (found.confidence, found.container_log) == ("certain", "")
 
 
-def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:
+def test_commands_in_a_pod_log_are_not_taken_for_the_node() -> None:
     gpu = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK208B [10de:128b]"
     text = f"$ lspci -nnk\n{gpu}\n\tKernel driver in use: nouveau\n"
     for source in ("kubectl logs app", "docker logs app", "/var/log/pods/a_b_c/app/0.log"):
@@ -93,7 +93,7 @@ def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_only_where_no_driver_is_loaded_the_pod_that_loads_it_is_heard(is_loaded: bool) -> None:
+def test_driver_pod_log_counts_only_without_a_loaded_driver(is_loaded: bool) -> None:
     node = {key: one for key, one in healthy().items() if key != "nvidia-version"}
     if not is_loaded:
         node["modules"] = replace(node["modules"], data=b"overlay 200704 12 - Live 0x0000000000000000\n")

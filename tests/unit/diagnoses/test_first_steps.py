@@ -21,7 +21,7 @@ def first(*pieces: tuple[str, str]) -> Finding:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_what_must_be_saved_first_is_a_step_of_its_own(system: str) -> None:
+def test_saving_data_is_a_step_without_commands(system: str) -> None:
     node = take_snapshot(pasted.collect_pieces(SYSTEMS[system]))
     fixes = [(cause, fix) for cause, rule in rules_by_cause().items() for fix in rule.remedy(node)]
     assert [(cause, fix.text) for cause, fix in fixes if fix.commands and WARNS.search(fix.text)] == []
@@ -30,7 +30,7 @@ def test_what_must_be_saved_first_is_a_step_of_its_own(system: str) -> None:
 @pytest.mark.parametrize(
     "cause", ["docker-from-snap", "nested-node-config-not-applied", "gpu-operator-driver-restart-blocked"]
 )
-def test_what_deletes_data_begins_with_saving_it(cause: str) -> None:
+def test_destructive_remedy_begins_with_saving_data(cause: str) -> None:
     save = next(iter(rules_by_cause()[cause].remedy(take_snapshot(pasted.collect_pieces([])))))
     assert save.text.startswith("save what")
     assert save.commands == ()
@@ -44,26 +44,26 @@ BUS = "01:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b
 LENT = BUS.replace("01:00.0", "81:00.0").replace("in use: nvidia", "in use: vfio-pci")
 
 
-def test_an_argument_that_the_kernel_has_is_not_added_again() -> None:
+def test_kernel_argument_that_is_set_is_not_added_again() -> None:
     found = first(("cat /proc/cmdline", "ro amd_iommu=on iommu=pt"), ("dmesg -T", FAULTS), ("lspci -nnk -d 10de:", BUS))
     assert found.cause == "iommu-blocks-p2p"
     assert [fix.kind for fix in found.remedy] == ["firmware"]
     assert not [command for fix in found.remedy for command in fix.commands]
 
 
-def test_where_virtual_machines_need_the_iommu_it_stays_on() -> None:
+def test_iommu_stays_on_where_virtual_machines_need_it() -> None:
     pieces = (("cat /proc/cmdline", "ro amd_iommu=on iommu=pt"), ("dmesg -T", FAULTS))
     found = first(*pieces, ("lspci -nnk -d 10de:", f"{BUS}\n{LENT}"))
     assert found.cause == "iommu-blocks-p2p"
     assert found.remedy[0].kind == "application"
 
 
-def test_without_the_argument_it_is_added() -> None:
+def test_missing_kernel_argument_is_added() -> None:
     found = first(("cat /proc/cmdline", "ro amd_iommu=on"), ("dmesg -T", FAULTS), ("lspci -nnk -d 10de:", BUS))
     assert any("iommu=pt" in command for fix in found.remedy for command in fix.commands)
 
 
-def test_acs_stays_where_it_keeps_virtual_machines_apart() -> None:
+def test_acs_stays_enabled_where_virtual_machines_need_it() -> None:
     rows = (("lspci -nnk -d 10de:", f"{BUS}\n{LENT}"),)
     node = take_snapshot(pasted.collect_pieces(rows))
     assert not [command for fix in rules_by_cause()["acs-blocks-p2p"].remedy(node) for command in fix.commands]

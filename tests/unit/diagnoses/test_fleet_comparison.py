@@ -10,7 +10,7 @@ from gpunode.diagnoses.node_profile import NodeModel, NodeProfile
 H100 = NodeModel("Dell XE9680", ("GH100",))
 
 
-def seen(*features: tuple[str, str, str], model: NodeModel = H100) -> NodeProfile:
+def node_profile(*features: tuple[str, str, str], model: NodeModel = H100) -> NodeProfile:
     return NodeProfile(model, {}, features)
 
 
@@ -24,8 +24,10 @@ def census(*portraits: NodeProfile) -> Census:
 KERNEL, OTHER, MORE = ("kernel", "running", "6.1"), ("kernel", "running", "6.8"), ("args", "iommu", "pt")
 
 
-def test_another_value_a_missing_one_and_one_more_are_odd() -> None:
-    (group,) = census(*[seen(KERNEL)] * 17, seen(OTHER), seen(), seen(KERNEL, MORE)).group_by_model()
+def test_changed_missing_and_additional_features_are_outliers() -> None:
+    (group,) = census(
+        *[node_profile(KERNEL)] * 17, node_profile(OTHER), node_profile(), node_profile(KERNEL, MORE)
+    ).group_by_model()
     assert group.outliers == {
         "n17": frozenset({("kernel", "running")}),
         "n18": frozenset({("kernel", "running")}),
@@ -35,33 +37,35 @@ def test_another_value_a_missing_one_and_one_more_are_odd() -> None:
     assert group.reference == "n0"
 
 
-@pytest.mark.parametrize("portraits", [[seen(KERNEL), seen(OTHER)], [seen(KERNEL)] * 7 + [seen(OTHER)] * 3])
-def test_of_two_and_of_a_spread_none_is_odd(portraits: list[NodeProfile]) -> None:
+@pytest.mark.parametrize(
+    "portraits", [[node_profile(KERNEL), node_profile(OTHER)], [node_profile(KERNEL)] * 7 + [node_profile(OTHER)] * 3]
+)
+def test_pair_or_even_spread_has_no_outlier(portraits: list[NodeProfile]) -> None:
     (group,) = census(*portraits).group_by_model()
     assert group.outliers == {}
 
 
-def test_nodes_of_two_models_are_not_held_against_each_other() -> None:
+def test_nodes_of_two_models_are_not_compared() -> None:
     other = NodeModel("Dell XE9680", ("GB200",))
-    groups = census(*[seen(KERNEL)] * 4, *[seen(OTHER, model=other)] * 3).group_by_model()
+    groups = census(*[node_profile(KERNEL)] * 4, *[node_profile(OTHER, model=other)] * 3).group_by_model()
     assert [(group.model, len(group.nodes), dict(group.outliers)) for group in groups] == [
         (H100, 4, {}),
         (other, 3, {}),
     ]
 
 
-def test_a_node_without_any_gpu_left_is_of_its_machines_group() -> None:
-    gone = seen(model=NodeModel("Dell XE9680", ()))
-    (group,) = census(*[seen(KERNEL)] * 4, gone).group_by_model()
+def test_node_that_lost_all_gpus_stays_in_the_group_of_its_model() -> None:
+    gone = node_profile(model=NodeModel("Dell XE9680", ()))
+    (group,) = census(*[node_profile(KERNEL)] * 4, gone).group_by_model()
     assert group.outliers == {"n4": frozenset({("kernel", "running")})}
 
 
 @given(st.integers(5, 40), st.data())
-def test_whatever_most_have_the_one_that_differs_is_found_in_any_order(size: int, data: st.DataObject) -> None:
+def test_single_outlier_is_found_in_any_order(size: int, data: st.DataObject) -> None:
     common = data.draw(st.sets(st.tuples(st.sampled_from("ab"), st.sampled_from("cdef"), st.just("usual")), min_size=1))
     changed = data.draw(st.sampled_from(sorted(common)))
     at = data.draw(st.integers(0, size - 1))
     odd = (common - {changed}) | {(*changed[:2], "odd")}
-    (group,) = census(*(seen(*(odd if number == at else common)) for number in range(size))).group_by_model()
+    (group,) = census(*(node_profile(*(odd if number == at else common)) for number in range(size))).group_by_model()
     assert group.outliers == {f"n{at}": frozenset({changed[:2]})}
     assert group.common_counts == {changed[:2]: size - 1}

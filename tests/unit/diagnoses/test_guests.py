@@ -45,7 +45,7 @@ def commands(finding: Finding) -> list[str]:
 
 
 @pytest.mark.parametrize("seen", [SHARE, NUMBERED, NAMED, MODE, GRIDD])
-def test_a_guest_is_known(seen: tuple[str, str]) -> None:
+def test_vgpu_guest_is_recognized(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert guests.is_vgpu(node)
     assert not gpu_models.gpu_cards(node)
@@ -53,14 +53,14 @@ def test_a_guest_is_known(seen: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED, NO_GRIDD])
-def test_a_whole_gpu_is_none(seen: tuple[str, str]) -> None:
+def test_whole_gpu_is_no_vgpu(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert not guests.is_vgpu(node)
     assert is_supported(node)
 
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED])
-def test_nor_is_one_for_which_a_licence_was_fetched(seen: tuple[str, str]) -> None:
+def test_licensed_whole_gpu_is_no_vgpu(seen: tuple[str, str]) -> None:
     assert not guests.is_vgpu(take_snapshot(pasted.collect_pieces([UBUNTU, seen, GRIDD])))
 
 
@@ -71,13 +71,13 @@ def test_nor_is_one_for_which_a_licence_was_fetched(seen: tuple[str, str]) -> No
         *((one, False) for one in ("Tesla V100-PCIE-16GB", "NVIDIA A100-SXM4-80GB", "GRID K520", "Tesla T4", "L4-")),
     ],
 )
-def test_a_share_has_the_name_of_its_profile(name: str, is_share: bool) -> None:
+def test_vgpu_profile_name_is_recognized(name: str, is_share: bool) -> None:
     assert is_vgpu_profile(name) is is_share
 
 
 @pytest.mark.parametrize("system", [UBUNTU, ROCKY])
 @pytest.mark.parametrize("seen", [SHARE, NAMED])
-def test_a_guest_with_too_old_a_driver_gets_that_of_its_host(system: tuple[str, str], seen: tuple[str, str]) -> None:
+def test_outdated_guest_driver_comes_from_its_host(system: tuple[str, str], seen: tuple[str, str]) -> None:
     (finding,) = diagnose(take_snapshot(pasted.collect_pieces([system, seen, SMI, ASKS]))).findings
     assert finding.cause == "driver-too-old-for-image"
     assert commands(finding) == []
@@ -86,7 +86,7 @@ def test_a_guest_with_too_old_a_driver_gets_that_of_its_host(system: tuple[str, 
 
 
 @pytest.mark.parametrize("system", [UBUNTU, ROCKY])
-def test_a_guest_without_a_driver_gets_that_of_its_host(system: tuple[str, str]) -> None:
+def test_missing_guest_driver_comes_from_its_host(system: tuple[str, str]) -> None:
     (finding,) = diagnose(take_snapshot(pasted.collect_pieces([system, SHARE, *MISSING]))).roots
     assert finding.cause == "driver-not-installed"
     assert "vGPU guest driver (GRID)" in finding.remedy[0].text

@@ -16,13 +16,13 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in seen(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 HEALTHY = """==============NVSMI LOG==============
@@ -59,7 +59,7 @@ GPU 00000000:53:00.0
 """
 
 
-def test_a_gpu_that_remapped_rows_and_is_done_with_it_is_healthy() -> None:
+def test_gpu_with_completed_row_remapping_is_healthy() -> None:
     assert roots(("nvidia-smi -q", HEALTHY)) == []
 
 
@@ -71,51 +71,53 @@ def test_a_gpu_that_remapped_rows_and_is_done_with_it_is_healthy() -> None:
         "[ 1.0] NVRM: GPU0 kgspGetFwHeader: looking for firmware gsp_ga10x.bin\n[ 2.0] NVRM: Persistence mode is on",
     ],
 )
-def test_a_quiet_kernel_log_is_healthy(text: str) -> None:
-    found = seen(("dmesg", text))
+def test_quiet_kernel_log_is_healthy(text: str) -> None:
+    found = diagnose_pieces(("dmesg", text))
     assert found.findings == ()
     assert found.open_questions == ()
 
 
-def test_a_remapping_that_was_done_since_is_not_told_of_again() -> None:
+def test_completed_remapping_overrides_the_older_log() -> None:
     log = "NVRM: Xid (PCI:0000:52:00): 63, Row Remapper: New row marked for remapping, reset gpu to activate."
     assert roots(("dmesg", log)) == ["row-remap-pending"]
     assert "row-remap-pending" not in roots(("dmesg", log), ("nvidia-smi -q", HEALTHY))
 
 
-def test_one_error_of_two_bits_is_not_yet_a_reason_for_a_new_gpu() -> None:
+def test_single_double_bit_error_is_no_reason_for_an_rma() -> None:
     dbe = "NVRM: Xid (PCI:0000:52:00): 48, An uncorrectable double bit error (DBE) has been detected"
     assert roots(("dmesg", dbe)) == ["ecc-dbe-uncorrectable"]
     often = "\n".join(f"[{day} 10:00:00 2025] {dbe}" for day in ("Mon Mar  3", "Tue Mar  4", "Thu Mar  6"))
     assert roots(("dmesg -T", often)) == ["hbm-failing-rma"]
 
 
-def test_no_boot_makes_memory_new_and_no_boot_alone_makes_it_bad() -> None:
+def test_memory_errors_over_several_boots_lead_to_an_rma() -> None:
     dbe = "NVRM: Xid (PCI:0000:52:00): 48, An uncorrectable double bit error (DBE) has been detected"
     boots = ("Mar  3 10:00:00", 811190.331), ("Mar  4 10:00:00", 20330.118), ("Mar  6 10:00:00", 1802.225)
     log = "\n".join(f"{date} n1 kernel: [{up}] {dbe}" for date, up in boots)
     assert roots(("cat /var/log/kern.log", log)) == ["hbm-failing-rma"]
     booted = "Mar  7 10:00:00 n1 kernel: [    0.000000] Linux version 6.8.0-40-generic (buildd@x) #40\n"
     again = booted + "Mar  7 10:01:00 n1 kernel: [   60.1] nvidia: loading out-of-tree module taints kernel."
-    assert {found.confidence for found in seen(("cat /var/log/kern.log", f"{log}\n{again}")).roots} <= {"likely"}
+    assert {found.confidence for found in diagnose_pieces(("cat /var/log/kern.log", f"{log}\n{again}")).roots} <= {
+        "likely"
+    }
 
 
-def test_a_lost_handle_is_likely_a_lost_gpu_and_in_a_guest_the_hypervisors() -> None:
+def test_lost_device_handle_is_a_lost_gpu_unless_in_a_guest() -> None:
     said = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
-    found = seen(("nvidia-smi", said))
+    found = diagnose_pieces(("nvidia-smi", said))
     assert [(one.cause, one.confidence) for one in found.findings] == [("gpu-fallen-off-bus", "likely")]
     assert "gpu-fallen-off-bus" not in roots(("nvidia-smi", said), ("systemd-detect-virt", "kvm"))
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, GPU has fallen off the bus."
     assert roots(("nvidia-smi", said), ("dmesg", lost)) == ["gpu-fallen-off-bus"]
 
 
-def test_a_sleeping_gpu_is_not_a_lost_one() -> None:
+def test_suspended_gpu_is_not_lost() -> None:
     lspci = "01:00.0 3D controller: NVIDIA Corporation GP107M [GeForce GTX 1050 Mobile] (rev ff)"
     assert "gpu-fallen-off-bus" not in roots(("lspci", lspci))
 
 
-def test_why_the_gsp_did_not_start_is_not_guessed_from_a_number() -> None:
-    found = seen(("dmesg", "[ 5.0] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2168)"))
+def test_gsp_start_failure_code_alone_is_not_explained() -> None:
+    found = diagnose_pieces(("dmesg", "[ 5.0] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2168)"))
     assert found.findings == ()
     assert {"gsp-bad-state-wpr2", "gpu-firmware-boot-failed"} <= {one.cause for one in found.suspects}
 
@@ -127,31 +129,31 @@ def test_why_the_gsp_did_not_start_is_not_guessed_from_a_number() -> None:
         "[ 12.2] NVRM: GPU 0000:0a:00.0: rm_init_adapter failed, device minor number 1\n",
     ],
 )
-def test_a_gpu_that_did_not_start_is_told_of_whatever_works_beside_it(log: str) -> None:
+def test_gpu_that_failed_to_start_is_reported_beside_working_ones(log: str) -> None:
     bus = ("lspci", "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GA100\n" for bus in ("07", "0a")))
     others = ("nvidia-smi -L", "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee)\n")
-    assert seen(("dmesg", log)).suspects
-    assert seen(("sudo dmesg | grep NVRM", log), others).suspects
+    assert diagnose_pieces(("dmesg", log)).suspects
+    assert diagnose_pieces(("sudo dmesg | grep NVRM", log), others).suspects
     assert roots(bus, ("sudo dmesg | grep NVRM", log), others) == ["gpu-missing-from-inventory"]
 
 
 @pytest.mark.parametrize("code", [8, 32, 38, 43, 45, 46, 56, 93, 110, 136, 155, 158, 175, 199])
-def test_a_code_without_a_cause_of_its_own_comes_to_a_question_with_the_catalog_s_advice(code: int) -> None:
-    found = seen(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
+def test_xid_without_a_cause_is_an_open_question(code: int) -> None:
+    found = diagnose_pieces(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
     assert found.findings == ()
     (doubt,) = found.open_questions
     assert f"Xid {code}," in doubt.question
     assert doubt.citations
 
 
-def test_missing_firmware_that_the_driver_did_without_is_no_fault() -> None:
+def test_missing_firmware_that_is_not_needed_is_no_fault() -> None:
     log = "[ 5.0] nvidia 0000:01:00.0: Direct firmware load for nvidia/535.161.07/gsp_ga10x.bin failed with error -2"
     smi = "| NVIDIA-SMI 535.161.07   Driver Version: 535.161.07   CUDA Version: 12.2     |"
     assert "gsp-firmware-missing" not in roots(("dmesg", log), ("nvidia-smi", smi))
     assert roots(("dmesg", log)) == ["gsp-firmware-missing"]
 
 
-def test_switching_the_gsp_off_is_heeded_by_the_proprietary_modules() -> None:
+def test_disabling_gsp_only_works_with_proprietary_modules() -> None:
     option = ("cat /etc/modprobe.d/nvidia.conf", "options nvidia NVreg_EnableGpuFirmware=0")
     closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024"
     opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x@y)  Tue Sep 23 2025"
@@ -175,17 +177,17 @@ def test_page_faults_of_one_program_are_its_own() -> None:
     assert roots(("dmesg", shared)) == ["xid-31-driver-regression"]
 
 
-def test_what_a_program_did_to_itself_last_week_is_history() -> None:
+def test_old_fault_of_a_program_is_history() -> None:
     fault = "[ 100.0] NVRM: Xid (PCI:0000:08:00): 13, pid=1, name=a, Graphics SM Warp Exception on (GPC 3, TPC 2, SM 1)"
-    assert seen(("dmesg", fault + "\n[ 200.0] usb 1-2: new device")).findings[0].severity == "warning"
-    assert seen(("dmesg", fault + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+    assert diagnose_pieces(("dmesg", fault + "\n[ 200.0] usb 1-2: new device")).findings[0].severity == "warning"
+    assert diagnose_pieces(("dmesg", fault + "\n[ 700000.0] usb 1-2: new device")).is_healthy
     lost = fault.replace("13, pid=1, name=a, Graphics", "79, GPU has fallen off the bus.")
-    assert not seen(("dmesg", lost + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+    assert not diagnose_pieces(("dmesg", lost + "\n[ 700000.0] usb 1-2: new device")).is_healthy
 
 
-def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
+def test_gpu_fault_explains_symptoms_of_programs_and_pods() -> None:
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    found = seen(
+    found = diagnose_pieces(
         (
             "dmesg",
             lost + "\n[ 5.1] NVRM: Xid (PCI:0000:0b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (x)",
@@ -239,7 +241,7 @@ WORDS = (
 
 
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=60).map("".join))
-def test_no_evidence_is_too_odd(text: str) -> None:
+def test_malformed_evidence_crashes_no_rule(text: str) -> None:
     rows = [
         {"source": source, "text": text} for source in ("dmesg", "nvidia-smi -q", "nvidia-smi --query-gpu=a,b", "x")
     ]
@@ -263,7 +265,7 @@ LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 
     ],
     ids=lambda capture: capture.outcome,
 )
-def test_a_bus_that_nobody_could_list_has_lost_no_gpu(lspci: Capture) -> None:
+def test_unlisted_pci_bus_has_no_missing_gpu(lspci: Capture) -> None:
     """No hand at the slot, and no power off, for a tool that gave no answer."""
     driver = Capture("/proc/driver/nvidia/version", "ok", LOADED.encode())
     evidence = {"lspci": lspci, "nvidia-version": driver, "smi": Capture("nvidia-smi", "ok", b"No devices were found")}
@@ -273,6 +275,6 @@ def test_a_bus_that_nobody_could_list_has_lost_no_gpu(lspci: Capture) -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "masked"])
-def test_a_fabric_manager_that_does_not_run_is_likely_where_nobody_knows_the_boards(state: str) -> None:
-    found = seen(("systemctl is-active nvidia-fabricmanager", state), ("nvidia-smi", HEALTHY))
+def test_stopped_fabric_manager_is_likely_on_unknown_boards(state: str) -> None:
+    found = diagnose_pieces(("systemctl is-active nvidia-fabricmanager", state), ("nvidia-smi", HEALTHY))
     assert [(one.cause, one.confidence) for one in found.roots] == [("fabric-manager-not-running", "likely")]

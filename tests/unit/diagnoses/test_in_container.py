@@ -30,7 +30,7 @@ BARE = (
         (("systemd-detect-virt", "kvm"), True),
     ],
 )
-def test_what_a_container_lacks_is_no_fault_of_the_node(sign: tuple[str, str], *, is_node: bool) -> None:
+def test_container_without_driver_files_is_no_fault_of_the_node(sign: tuple[str, str], *, is_node: bool) -> None:
     found = diagnose(take_snapshot(pasted.collect_pieces((*BARE, sign))))
     assert ("driver-userspace-incomplete" in [one.cause for one in found.findings]) == is_node
     assert is_node or not found.roots

@@ -16,17 +16,17 @@ WORKS = "| NVIDIA-SMI 550.90.07    Driver Version: 550.90.07    CUDA Version: 12
 REJECTED = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service")
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in seen(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 def certain(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in seen(*pieces).roots if finding.confidence == "certain"]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots if finding.confidence == "certain"]
 
 
 BUILDS = {
@@ -145,7 +145,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_why_a_build_failed(name: str) -> None:
+def test_build_failure_has_its_cause(name: str) -> None:
     piece, cause = BUILDS[name]
     beside = (
         ("dkms status", "nvidia/535.129.03: added"),
@@ -154,8 +154,8 @@ def test_why_a_build_failed(name: str) -> None:
     assert roots(piece, *(beside if "folder" in name else ())) == [cause]
 
 
-def test_a_failed_build_without_its_log_is_a_suspicion() -> None:
-    found = seen(
+def test_failed_build_without_its_log_is_a_suspect() -> None:
+    found = diagnose_pieces(
         (
             "apt-get install nvidia-driver-510",
             (
@@ -169,44 +169,44 @@ def test_a_failed_build_without_its_log_is_a_suspicion() -> None:
     assert "/build/make.log" in found.suspects[0].look_at[0]
 
 
-def test_an_installer_that_lists_what_may_be_wrong_proves_none_of_it() -> None:
+def test_list_of_possible_causes_proves_none() -> None:
     said = (
         "ERROR: Unable to load the kernel module 'nvidia.ko'.  This happens most frequently when this kernel module "
         "was built against the wrong or improperly configured kernel sources, with a version of gcc that differs from "
         "the one used to build the target kernel, or if another driver, such as nouveau, is present"
     )
-    assert not seen(("nvidia-installer.log", said)).roots
+    assert not diagnose_pieces(("nvidia-installer.log", said)).roots
 
 
-def test_another_vendors_damaged_tree_is_no_fault_of_the_driver() -> None:
+def test_broken_dkms_tree_of_another_vendor_is_no_fault() -> None:
     table = (
         "Error! Could not locate dkms.conf file.\n"
         "File: /var/lib/dkms/system76/1.0.18~1743109511~24.04~8b1da53/source/dkms.conf does not exist.\n"
         "nvidia/570.172.08, 6.12.10-76061203-generic, x86_64: installed\n"
         "nvidia/570.172.08, 6.16.3-76061603-generic, x86_64: installed"
     )
-    assert not seen(("sudo dkms status", table)).roots
+    assert not diagnose_pieces(("sudo dkms status", table)).roots
 
 
-def test_a_log_of_another_day_is_no_fault_while_the_driver_works() -> None:
+def test_old_build_log_is_no_fault_while_the_driver_works() -> None:
     log = (
         "make.log",
         "DKMS make.log for nvidia-550.90.07 for kernel 6.8.0-45-generic (x86_64)\n/bin/sh: 1: cc: not found",
     )
-    assert not seen(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
 
 
-def test_a_build_for_the_next_kernel_is_a_warning_while_the_driver_works() -> None:
+def test_failed_build_for_the_next_kernel_is_a_warning() -> None:
     log = (
         "make.log",
         "DKMS make.log for nvidia-550.90.07 for kernel 6.11.0-9-generic (x86_64)\n/bin/sh: 1: cc: not found",
     )
-    found = seen(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    found = diagnose_pieces(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
     assert [(finding.cause, finding.severity) for finding in found] == [("dkms-build-toolchain-missing", "warning")]
 
 
-def test_a_lockdown_without_anything_that_signs_points_to_a_missing_signature() -> None:
-    found = seen(
+def test_kernel_lockdown_suggests_an_unsigned_module() -> None:
+    found = diagnose_pieces(
         ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Operation not permitted"),
         ("dmesg", "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7"),
     )
@@ -228,7 +228,7 @@ def test_a_lockdown_without_anything_that_signs_points_to_a_missing_signature() 
         [("mokutil --sb-state", "SecureBoot enabled"), ("nvidia-smi", WORKS)],
     ],
 )
-def test_other_modules_and_accepted_ones_are_no_fault(pieces: list[tuple[str, str]]) -> None:
+def test_other_or_accepted_modules_are_no_secure_boot_fault(pieces: list[tuple[str, str]]) -> None:
     assert not [cause for cause in roots(*pieces) if cause.startswith("secure-boot")]
 
 
@@ -253,7 +253,7 @@ def test_other_modules_and_accepted_ones_are_no_fault(pieces: list[tuple[str, st
         [("inxi -G", "Graphics: Device-1: NVIDIA GM204 [GeForce GTX 970] driver: nouveau v: kernel")],
     ],
 )
-def test_nouveau_is_seen_without_lspci(pieces: list[tuple[str, str]]) -> None:
+def test_nouveau_is_found_without_lspci(pieces: list[tuple[str, str]]) -> None:
     assert roots(*pieces) == ["nouveau-bound"]
 
 
@@ -274,7 +274,7 @@ def test_nouveau_is_seen_without_lspci(pieces: list[tuple[str, str]]) -> None:
         [("cat /etc/modprobe.d/blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0")],
     ],
 )
-def test_nouveau_that_has_no_gpu_is_no_fault(pieces: list[tuple[str, str]]) -> None:
+def test_nouveau_without_a_gpu_is_no_fault(pieces: list[tuple[str, str]]) -> None:
     assert not [cause for cause in roots(*pieces) if "nouveau" in cause]
 
 
@@ -323,30 +323,30 @@ def test_nouveau_that_has_no_gpu_is_no_fault(pieces: list[tuple[str, str]]) -> N
         ),
     ],
 )
-def test_what_is_wrong_with_the_module(pieces: list[tuple[str, str]], cause: str) -> None:
+def test_module_fault_has_its_cause(pieces: list[tuple[str, str]], cause: str) -> None:
     assert roots(*pieces) == [cause]
 
 
-def test_why_nothing_is_loaded_is_suspected_where_only_nvidia_smi_speaks() -> None:
-    found = seen(("nvidia-smi", FAILED))
+def test_failing_nvidia_smi_alone_is_a_suspect() -> None:
+    found = diagnose_pieces(("nvidia-smi", FAILED))
     assert not found.roots
     assert "driver-module-not-loaded" in [one.cause for one in found.suspects]
 
 
-def test_a_module_for_an_older_kernel_beside_the_right_one_is_no_fault() -> None:
+def test_module_for_an_older_kernel_beside_the_current_is_no_fault() -> None:
     table = (
         "nvidia/550.90.07, 6.8.0-44-generic, x86_64: installed\nnvidia/550.90.07, 6.8.0-45-generic, x86_64: installed"
     )
-    assert not seen(("dkms status", table), ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(("dkms status", table), ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
 
 
-def test_the_same_module_twice_is_no_fault_while_the_driver_works() -> None:
+def test_duplicate_module_is_no_fault_while_the_driver_works() -> None:
     listing = (
         "/lib/modules/5.4.0-150-generic/kernel/drivers/video/nvidia.ko\n"
         "/lib/modules/5.4.0-150-generic/updates/dkms/nvidia.ko"
     )
     found = ("find /lib/modules -name nvidia.ko", listing)
-    assert not seen(found, ("uname -r", "5.4.0-150-generic"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(found, ("uname -r", "5.4.0-150-generic"), ("nvidia-smi", WORKS)).roots
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_the_same_module_twice_is_no_fault_while_the_driver_works() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_the_device_files(pieces: list[tuple[str, str]], cause: str) -> None:
+def test_device_file_fault_has_its_cause(pieces: list[tuple[str, str]], cause: str) -> None:
     assert roots(*pieces) == [cause]
 
 
@@ -407,11 +407,11 @@ def test_what_is_wrong_with_the_device_files(pieces: list[tuple[str, str]], caus
         [("ls -l /dev/nvidia0", "crw-rw---- 1 root video 195, 0 Jun 25 11:05 /dev/nvidia0"), ("nvidia-smi", WORKS)],
     ],
 )
-def test_device_files_as_they_may_be_are_no_fault(pieces: list[tuple[str, str]]) -> None:
-    assert not seen(*pieces).roots
+def test_acceptable_device_files_are_no_fault(pieces: list[tuple[str, str]]) -> None:
+    assert not diagnose_pieces(*pieces).roots
 
 
-def test_802_on_a_board_with_switches_is_not_a_matter_of_the_kernel() -> None:
+def test_cuda_802_on_an_nvswitch_board_is_no_kernel_matter() -> None:
     said = ("python", "CUDA error 802: system not yet initialized")
     assert "cuda-init-802-kaslr-or-hmm" not in roots(
         said, ("nvidia-smi -L", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)")
@@ -433,19 +433,21 @@ def test_802_on_a_board_with_switches_is_not_a_matter_of_the_kernel() -> None:
         ("10de:1eb8", "version: 595.58.03\nlicense: Dual MIT/GPL", ""),
     ],
 )
-def test_driver_and_gpu_are_judged_before_the_kernel_says_so(gpu: str, module: str, cause: str) -> None:
+def test_unsupported_gpu_is_found_before_the_kernel_reports_it(gpu: str, module: str, cause: str) -> None:
     bus = f"01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [{gpu}] (rev a1)"
-    found = seen(("lspci -nn", bus), ("modinfo nvidia", module)).roots
+    found = diagnose_pieces(("lspci -nn", bus), ("modinfo nvidia", module)).roots
     assert [finding.cause for finding in found] == ([cause] if cause else [])
     assert all(finding.confidence == "likely" for finding in found)
 
 
-def test_a_gpu_that_works_contradicts_the_catalog() -> None:
+def test_working_gpu_overrides_the_support_table() -> None:
     bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2b85] (rev a1)"
-    assert not seen(("lspci -nn", bus), ("modinfo nvidia", "version: 550.90.07"), ("nvidia-smi", WORKS)).roots
+    assert not diagnose_pieces(
+        ("lspci -nn", bus), ("modinfo nvidia", "version: 550.90.07"), ("nvidia-smi", WORKS)
+    ).roots
 
 
-def test_an_installer_that_finds_no_gpu_of_its_own_is_understood_by_the_bus() -> None:
+def test_installer_without_a_supported_gpu_is_explained_by_the_bus() -> None:
     said = "WARNING: You do not appear to have an NVIDIA GPU supported by the 410.48 NVIDIA Linux graphics driver"
     log = ("/var/log/nvidia-installer.log", said)
     assert not certain(log)

@@ -18,14 +18,14 @@ EMPTY = ("lsmod | grep nvidia", "")
 REJECTED = ("sudo modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n")
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 @pytest.mark.parametrize("pieces", [(FAILS, REJECTED), (EMPTY, FAILS, REJECTED), (EMPTY, REJECTED), (REJECTED,)])
 @pytest.mark.parametrize("words", ["Key was rejected by service", "Required key not available"])
-def test_alone_it_is_likely_a_key_that_nobody_enrolled(pieces: tuple[tuple[str, str], ...], words: str) -> None:
-    found = seen(*((source, text.replace("Key was rejected by service", words)) for source, text in pieces))
+def test_rejected_key_alone_is_likely_not_enrolled(pieces: tuple[tuple[str, str], ...], words: str) -> None:
+    found = diagnose_pieces(*((source, text.replace("Key was rejected by service", words)) for source, text in pieces))
     assert [(one.cause, one.confidence) for one in found.roots] == [(NO_KEY, "likely")]
     assert found.suspects[0].cause == UNSIGNED
     assert found.suspects[0].look_at[0].startswith("modinfo nvidia")
@@ -43,29 +43,31 @@ def test_alone_it_is_likely_a_key_that_nobody_enrolled(pieces: tuple[tuple[str, 
         (("sudo dmesg | tail", "[   61.2] Loading of module with unavailable key is rejected\n"), NO_KEY),
     ],
 )
-def test_what_shows_the_signature_decides(piece: tuple[str, str], cause: str) -> None:
-    found = seen(EMPTY, FAILS, REJECTED, piece)
+def test_signature_evidence_decides_the_cause(piece: tuple[str, str], cause: str) -> None:
+    found = diagnose_pieces(EMPTY, FAILS, REJECTED, piece)
     assert [one.cause for one in found.roots] == [cause]
     assert {one.cause for one in found.findings} <= {cause, ABSENT}
 
 
-def test_a_module_that_the_machine_signed_may_be_refused() -> None:
+def test_module_signed_by_the_machine_may_be_rejected() -> None:
     info = "filename: /lib/modules/6.18.48-amd64/updates/dkms/nvidia.ko\nversion: 580.119.02\nname: nvidia\n"
     shown = ("modinfo nvidia", f"{info}signer: DKMS module signing key\nvermagic: 6.18.48-amd64 SMP\n")
     pieces = (FAILS, shown, ("uname -r", "6.18.48-amd64"))
-    assert not seen(*pieces).findings
-    assert {one.cause for one in seen(*pieces).suspects} >= {NO_KEY, ABSENT}
-    assert [one.cause for one in seen(*pieces, ("mokutil --sb-state", "SecureBoot disabled")).roots] == [ABSENT]
+    assert not diagnose_pieces(*pieces).findings
+    assert {one.cause for one in diagnose_pieces(*pieces).suspects} >= {NO_KEY, ABSENT}
+    assert [one.cause for one in diagnose_pieces(*pieces, ("mokutil --sb-state", "SecureBoot disabled")).roots] == [
+        ABSENT
+    ]
 
 
-def test_another_module_that_was_refused_is_not_nvidias() -> None:
+def test_rejected_module_of_another_vendor_is_ignored() -> None:
     other = ("sudo modprobe vboxdrv", REJECTED[1].replace("nvidia", "vboxdrv"))
-    assert [one.cause for one in seen(EMPTY, FAILS, other).roots] == [ABSENT]
+    assert [one.cause for one in diagnose_pieces(EMPTY, FAILS, other).roots] == [ABSENT]
 
 
-def test_a_refusal_is_over_where_the_driver_works() -> None:
+def test_rejection_is_over_where_the_driver_works() -> None:
     table = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |\n"
     gpu = "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |\n"
-    found = seen(REJECTED, ("nvidia-smi", table + gpu), ("lsmod | grep nvidia", "nvidia 9 1 nvidia_uvm\n"))
+    found = diagnose_pieces(REJECTED, ("nvidia-smi", table + gpu), ("lsmod | grep nvidia", "nvidia 9 1 nvidia_uvm\n"))
     assert not found.findings
     assert not found.open_questions

@@ -13,7 +13,7 @@ TOOLKIT_CONFIG = "file:/etc/nvidia-container-runtime/config.toml"
 
 
 def ask(name: str, changes: Mapping[str, Said | None]) -> Examination:
-    """What doctor says of a healthy node after ``changes``; None takes a thing away."""
+    """Return doctor's answer for a healthy node after ``changes``; None removes a thing."""
     node = {**HEALTHY[name](), **{key: said for key, said in changes.items() if said is not None}}
     gone = {key for key, said in changes.items() if said is None}
     return diagnose_evidence(evidence({key: said for key, said in node.items() if key not in gone}))
@@ -27,26 +27,26 @@ def commands(examined: Examination) -> list[str]:
     return [command for fix in examined.diagnosis.findings[0].remedy for command in fix.commands]
 
 
-def test_a_keyring_that_is_gone_is_told_before_apt_complains() -> None:
+def test_missing_keyring_is_found_before_apt_fails() -> None:
     found = ask("debian-12-docker", {f"file:{KEYRING}": None})
     assert causes(found) == ["apt-nvidia-key-rotated"]
     assert found.diagnosis.findings[0].severity == "warning", "the driver works until something is upgraded"
     assert commands(found) == ["sudo gpunode setup --only cuda-repository"]
 
 
-def test_units_that_systemd_was_asked_for_are_no_trace_of_their_product() -> None:
+def test_unit_names_in_an_error_are_no_sign_of_k3s() -> None:
     said = failed("Running in chroot, ignoring command 'show'\n")
     assert "k3s-runtime-config-overwritten" not in causes(ask("debian-13-containerd", {"units": said}))
 
 
-def test_a_driver_root_below_a_folder_that_is_not_there() -> None:
+def test_toolkit_driver_root_without_a_driver_is_found() -> None:
     config = '[nvidia-container-cli]\nroot = "/run/nvidia/driver"\nldconfig = "@/sbin/ldconfig"\n'
     wrong = {TOOLKIT_CONFIG: config}
     assert causes(ask("debian-12-docker", wrong)) == ["toolkit-wrong-driver-root"]
     assert causes(ask("debian-12-docker", {**wrong, "driver-containers": listed("/run/nvidia/driver")})) == []
 
 
-def test_an_ldconfig_that_only_ubuntu_has() -> None:
+def test_ubuntu_ldconfig_path_on_debian_is_found() -> None:
     config = '[nvidia-container-cli]\nldconfig = "@/sbin/ldconfig.real"\n'
     here: dict[str, Said | None] = {TOOLKIT_CONFIG: config, "ldconfigs": listed("/sbin/ldconfig")}
     assert causes(ask("debian-12-docker", here)) == ["ldconfig-path-wrong"]
@@ -54,7 +54,7 @@ def test_an_ldconfig_that_only_ubuntu_has() -> None:
     assert causes(ask("debian-12-docker", both)) == []
 
 
-def test_of_the_loaders_files_only_the_line_of_the_wrong_folder_goes() -> None:
+def test_only_the_offending_ld_so_conf_line_is_removed() -> None:
     stubs = "/usr/local/cuda-12.4/lib64/stubs"
     conf = {
         "/etc/ld.so.conf.d/000-cuda.conf": f"{stubs}\n",
@@ -68,13 +68,13 @@ def test_of_the_loaders_files_only_the_line_of_the_wrong_folder_goes() -> None:
     assert not any("libc.conf" in command or "*.conf" in command for command in commands(found))
 
 
-def test_a_lock_that_is_held_now_is_information() -> None:
+def test_held_dpkg_lock_is_information() -> None:
     found = ask("debian-12-docker", {"locks": "apt-get          4242 /var/lib/dpkg/lock-frontend\n"})
     assert causes(found) == ["dpkg-lock-held"]
     assert found.verdict == "healthy"
 
 
-def test_a_reservation_for_guests_stays_where_the_host_has_other_gpus() -> None:
+def test_vfio_reservation_beside_other_gpus_is_healthy() -> None:
     reserved = held({"/etc/modprobe.d/vfio.conf": "options vfio-pci ids=10de:26b9\n"})
     found = ask("one-gpu-lent-to-a-guest", {"modprobe-d": reserved})
     assert causes(found) == ["vfio-bound"]
@@ -82,7 +82,7 @@ def test_a_reservation_for_guests_stays_where_the_host_has_other_gpus() -> None:
     assert not any("vfio" in command for command in commands(found))
 
 
-def test_a_file_that_modprobe_passes_over_sets_nothing() -> None:
+def test_file_ignored_by_modprobe_has_no_effect() -> None:
     wrong = "options nvidia NVreg_DeviceFileMode=666\n"
     assert causes(ask("debian-12-docker", {"modprobe-d": held({"/etc/modprobe.d/site.conf": wrong})})) == [
         "device-node-permissions"

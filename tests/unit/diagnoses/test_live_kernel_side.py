@@ -32,18 +32,18 @@ def glob(*paths: str) -> bytes:
     return encode_found(iter([Found(path) for path in paths]))
 
 
-def linked(path: str, target: str) -> bytes:
+def symlink_of(path: str, target: str) -> bytes:
     return encode_found(iter([Found(path, target)]))
 
 
 def node(**changes: bytes | str | None) -> Evidence:
-    """A node that DKMS builds the driver for and that lacks nothing but a loaded module; None is absent."""
+    """Return a node that DKMS builds the driver for and that lacks nothing but a loaded module; None is absent."""
     tree = f"/var/lib/dkms/nvidia/580.95.05/{RUNNING}/x86_64"
     data: dict[str, bytes | str | None] = {
         "kernel-release": f"{RUNNING}\n",
         "boot-id": "5d3c5c1e-8a3c-4a0e-9f6b-0a2d8a6f5b11\n",
         "boot-images": glob(f"/boot/vmlinuz-{RUNNING}"),
-        "kernel-builds": linked(f"/lib/modules/{RUNNING}/build", f"/usr/src/linux-headers-{RUNNING}"),
+        "kernel-builds": symlink_of(f"/lib/modules/{RUNNING}/build", f"/usr/src/linux-headers-{RUNNING}"),
         "kernel-sources": glob(f"/usr/src/linux-headers-{RUNNING}", "/usr/src/nvidia-580.95.05"),
         "modules-dkms": glob(f"/lib/modules/{RUNNING}/updates/dkms/nvidia.ko"),
         "modules-prebuilt": b"",
@@ -52,9 +52,9 @@ def node(**changes: bytes | str | None) -> Evidence:
         "modules-extra": b"",
         "module-trees": glob(f"/lib/modules/{RUNNING}"),
         "module-indexes": glob(f"/lib/modules/{RUNNING}/modules.dep", f"/lib/modules/{RUNNING}/modules.dep.bin"),
-        "dkms-installed": linked(f"/var/lib/dkms/nvidia/kernel-{RUNNING}-x86_64", f"580.95.05/{RUNNING}/x86_64"),
+        "dkms-installed": symlink_of(f"/var/lib/dkms/nvidia/kernel-{RUNNING}-x86_64", f"580.95.05/{RUNNING}/x86_64"),
         "dkms-tree": glob("/var/lib/dkms/nvidia/580.95.05", tree.rpartition("/")[0]),
-        "dkms-sources": linked("/var/lib/dkms/nvidia/580.95.05/source", "/usr/src/nvidia-580.95.05"),
+        "dkms-sources": symlink_of("/var/lib/dkms/nvidia/580.95.05/source", "/usr/src/nvidia-580.95.05"),
         "dkms-status": f"nvidia/580.95.05, {RUNNING}, x86_64: installed\n",
         "dpkg-status": DRIVER,
         "lspci": BUS,
@@ -82,48 +82,48 @@ NOT_BUILT: dict[str, bytes | str | None] = {
 }
 
 
-def test_a_built_module_that_is_not_loaded() -> None:
+def test_built_but_unloaded_module_is_found() -> None:
     assert roots(node()) == ["driver-module-not-loaded"]
 
 
-def test_a_loaded_module_is_no_fault() -> None:
+def test_loaded_module_is_no_fault() -> None:
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@host)\n"
     loaded = "nvidia 14000000 0 - Live 0x0000000000000000\n"
     nodes = glob("/dev/nvidia0", "/dev/nvidiactl")
     assert roots(node(modules=loaded, nvidia_version=version, dev_nvidia=nodes)) == []
 
 
-def test_headers_that_are_not_there() -> None:
+def test_missing_headers_are_found() -> None:
     found = roots(node(**NOT_BUILT, kernel_builds=b"", kernel_sources=glob("/usr/src/nvidia-580.95.05")))
     assert found == ["kernel-headers-missing"]
 
 
-def test_a_link_to_headers_that_are_gone() -> None:
+def test_dangling_link_to_headers_is_found() -> None:
     assert roots(node(**NOT_BUILT, kernel_sources=glob("/usr/src/nvidia-580.95.05"))) == ["kernel-headers-missing"]
 
 
-def test_an_entry_of_dkms_without_its_source() -> None:
+def test_dkms_entry_without_source_is_found() -> None:
     sources = glob(f"/usr/src/linux-headers-{RUNNING}")
     assert roots(node(**NOT_BUILT, kernel_sources=sources)) == ["dkms-tree-corrupt"]
 
 
-def test_a_module_without_an_index() -> None:
+def test_missing_module_index_is_found() -> None:
     assert roots(node(module_indexes=glob(f"/lib/modules/{RUNNING}/modules.order"))) == ["depmod-index-missing"]
 
 
-def test_a_module_for_the_kernel_before() -> None:
+def test_module_for_the_previous_kernel_is_found() -> None:
     before = "6.1.0-35-amd64"
     found = roots(
         node(
             modules_dkms=glob(f"/lib/modules/{before}/updates/dkms/nvidia.ko"),
-            dkms_installed=linked(f"/var/lib/dkms/nvidia/kernel-{before}-x86_64", f"580.95.05/{before}/x86_64"),
+            dkms_installed=symlink_of(f"/var/lib/dkms/nvidia/kernel-{before}-x86_64", f"580.95.05/{before}/x86_64"),
             dkms_status=f"nvidia/580.95.05, {before}, x86_64: installed\n",
         )
     )
     assert found == ["module-built-for-other-kernel"]
 
 
-def test_an_unsigned_module_where_signatures_are_asked_for() -> None:
+def test_unsigned_module_under_secure_boot_is_found() -> None:
     evidence = dict(node())
     evidence["secure-boot"] = capture("secure-boot", "SecureBoot enabled\n")
     info = f"filename: /lib/modules/{RUNNING}/updates/dkms/nvidia.ko\nversion: 580.95.05\nvermagic: {RUNNING} SMP\n"

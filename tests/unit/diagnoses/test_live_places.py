@@ -1,4 +1,4 @@
-"""What less usual places bring: logs that were put away, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
+"""Evidence in less usual places: logs that were put away, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scenarios.healthy.nodes import HEALTHY
 
 
 def ask(name: str, changes: Mapping[str, Said]) -> Examination:
-    """What doctor says of a healthy node after ``changes``."""
+    """Return doctor's answer for a healthy node after ``changes``."""
     return diagnose_evidence(evidence({**HEALTHY[name](), **changes}))
 
 
@@ -40,7 +40,7 @@ SMI = (
 )
 
 
-def test_a_library_of_another_driver_and_the_error_that_it_gives() -> None:
+def test_libcuda_of_another_driver_explains_error_803() -> None:
     found = diagnose(
         pieces(
             ("nvidia-smi", SMI),
@@ -55,7 +55,7 @@ def test_a_library_of_another_driver_and_the_error_that_it_gives() -> None:
     assert [one.cause for one in found.roots] == ["library-path-shadows-libcuda"]
 
 
-def test_nvidia_smi_is_slow_where_nvml_answers_and_hangs_where_it_does_not() -> None:
+def test_hanging_nvidia_smi_matters_only_if_nvml_hangs_too() -> None:
     node = evidence(HEALTHY["debian-12-docker"]())
     silent = {key: replace(node[key], outcome="timeout", data=b"") for key in ("smi", "smi-query", "smi-topology")}
     assert not diagnose_evidence({**node, **silent}).diagnosis.open_questions
@@ -64,7 +64,7 @@ def test_nvidia_smi_is_slow_where_nvml_answers_and_hangs_where_it_does_not() -> 
     assert hanging.verdict == "unknown"
 
 
-def test_a_path_to_cuda_without_a_driver_in_it_is_no_fault() -> None:
+def test_cuda_path_without_a_driver_library_is_no_fault() -> None:
     cuda = "/usr/local/cuda/lib64"
     node = {
         "profile-d": held({PROFILE: f"export LD_LIBRARY_PATH={cuda}\n#export LD_LIBRARY_PATH={STUBS}\n"}),
@@ -80,7 +80,7 @@ APT = (
 )
 
 
-def test_a_log_that_was_put_away_is_older_than_its_successor() -> None:
+def test_rotated_log_is_older_than_its_successor() -> None:
     old = APT.format("libnvidia-compute-550:amd64 (550.54.14-0ubuntu1, 550.90.07-0ubuntu1)")
     new = APT.format("libnvidia-compute-550:amd64 (550.90.07-0ubuntu1, 550.120-0ubuntu1)")
     seen = pieces(("/var/log/apt/history.log", new), ("zcat /var/log/apt/history.log.1.gz", old))
@@ -88,7 +88,7 @@ def test_a_log_that_was_put_away_is_older_than_its_successor() -> None:
     assert all(one.is_automatic for one in history.package_upgrades(seen))
 
 
-def test_logs_that_were_put_away_are_read_where_the_present_one_is_silent() -> None:
+def test_rotated_logs_are_read_where_the_current_one_is_empty() -> None:
     log = APT.format("nvidia-kernel-dkms:amd64 (535.183.01-1, 535.216.01-1)")
     keys = {"apt-logs": listed("/var/log/apt/history.log.1.gz", "/var/log/apt/history.log.2.gz")}
     silent = {**HEALTHY["debian-12-docker"](), **keys, "file:/var/log/apt/history.log": "\n"}
@@ -98,7 +98,7 @@ def test_logs_that_were_put_away_are_read_where_the_present_one_is_silent() -> N
     assert "file:/var/log/apt/history.log.1.gz" not in talks
 
 
-def test_the_locks_of_dnf() -> None:
+def test_dnf_version_locks_are_read() -> None:
     # dnf versionlock add, as python3-dnf-plugin-versionlock 4 writes it.
     dnf = (
         "\n# Added lock on Sat Nov 21 23:19:10 2026\nnvidia-driver-3:560.35.03-1.el9.*\n"
@@ -108,7 +108,7 @@ def test_the_locks_of_dnf() -> None:
     assert set(packages.held_packages(seen)) == {"nvidia-driver", "kmod-nvidia-open-dkms"}
 
 
-def test_a_keyring_of_another_name_is_looked_at_too() -> None:
+def test_keyring_with_a_custom_name_is_checked() -> None:
     """Written by hand, as many guides for NVIDIA's archives have it: below /etc/apt/keyrings."""
     own = "/etc/apt/keyrings/nvidia.gpg"
     entry = f"deb [signed-by={own}] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
@@ -120,7 +120,7 @@ def test_a_keyring_of_another_name_is_looked_at_too() -> None:
     assert causes(diagnose_evidence(evidence(there))) == []
 
 
-def test_dnfs_own_log_tells_what_came_in() -> None:
+def test_dnf_log_lists_package_upgrades() -> None:
     log = (
         "2026-11-21T23:19:08+0000 INFO --- logging initialized ---\n"
         "2026-11-21T23:19:08+0000 SUBDEBUG Upgrade: nvidia-driver-3:560.35.03-1.el9.x86_64\n"
@@ -133,7 +133,7 @@ def test_dnfs_own_log_tells_what_came_in() -> None:
 # --- the fabric manager --------------------------------------------------------------------------------------------
 
 
-def test_the_fabric_managers_own_word_for_its_version() -> None:
+def test_fabric_manager_version_is_read_from_its_own_output() -> None:
     seen = pieces(
         ("nv-fabricmanager --version", "Fabric Manager version is : 535.161.08\n"),
         ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"),
@@ -147,8 +147,8 @@ def test_the_fabric_managers_own_word_for_its_version() -> None:
 ENDS = ("124.06", "86.15")
 
 
-def test_imex_names_its_version_in_its_log() -> None:
-    """As NVIDIA's guides for its DRA driver print it."""
+def test_imex_version_is_read_from_its_log() -> None:
+    """The log is as NVIDIA's guides for its DRA driver print it."""
     log = (
         "IMEX Log initializing at: 3/27/2025 15:47:10.092\n"
         "[Mar 27 2025 15:47:10] [INFO] [tid 39] IMEX version 570.124.06 is running with the following configuration"
@@ -159,7 +159,7 @@ def test_imex_names_its_version_in_its_log() -> None:
     assert [(one.name, one.good, one.bad) for one in found] == [("IMEX", "570.124.06", "570.86.15")]
 
 
-def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
+def test_only_the_last_start_in_a_log_counts() -> None:
     old = "[Mar 02 2026 10:00:00] [ERROR] [tid 7] {} 525.85.12 don't match with driver version 535.161.08.\n".format(
         "fabric manager NVIDIA GPU driver interface version"
     )
@@ -171,7 +171,7 @@ def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
 # --- images --------------------------------------------------------------------------------------------------------
 
 
-def test_the_image_of_another_kernel_is_no_proof_of_what_this_one_has_loaded() -> None:
+def test_initramfs_of_another_kernel_is_no_evidence() -> None:
     row = "-rw-r--r--   1 root  root  90 Nov 21 23:15 usr/lib/modules/6.1.0-{0}-amd64/updates/dkms/nvidia.ko\n"
     seen = pieces(
         ("uname -r", "6.1.0-18-amd64\n"),
@@ -185,8 +185,8 @@ def test_the_image_of_another_kernel_is_no_proof_of_what_this_one_has_loaded() -
 # --- containers as docker has them ---------------------------------------------------------------------------------
 
 
-def inspected(error: str, **host: object) -> str:
-    """A line of the answer of docker 26 to what the probe asks of a container with GPUs."""
+def inspect_line(error: str, **host: object) -> str:
+    """Return a line of the answer of docker 26 to what the probe asks of a container with GPUs."""
     container = {
         "Name": "/trainer",
         "Created": "2026-11-16T06:20:00.306732184Z",
@@ -200,11 +200,11 @@ def inspected(error: str, **host: object) -> str:
 REQUEST = [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}]
 
 
-def test_what_a_containers_runtime_said_is_read_from_docker() -> None:
+def test_container_runtime_error_is_read_from_docker_inspect() -> None:
     error = 'could not select device driver "" with capabilities: [[gpu]]'
     node = {
         "docker-containers": "df199bdda2c3 cuda Created\n",
-        "docker-inspect": inspected(error, DeviceRequests=REQUEST),
+        "docker-inspect": inspect_line(error, DeviceRequests=REQUEST),
     }
     found = ask("debian-12-docker", node)
     assert found.verdict != "healthy"
@@ -212,8 +212,8 @@ def test_what_a_containers_runtime_said_is_read_from_docker() -> None:
     assert cited, causes(found)
 
 
-def test_a_container_that_runs_is_no_fault() -> None:
-    fine = inspected("", DeviceRequests=REQUEST).replace("created", "running").replace("128", "0")
+def test_running_container_is_no_fault() -> None:
+    fine = inspect_line("", DeviceRequests=REQUEST).replace("created", "running").replace("128", "0")
     node = {"docker-containers": "df199bdda2c3 cuda Up 2 hours\n", "docker-inspect": fine}
     assert causes(ask("debian-12-docker", node)) == []
 
@@ -221,7 +221,7 @@ def test_a_container_that_runs_is_no_fault() -> None:
 # --- what systemd said is quoted as it said it ---------------------------------------------------------------------
 
 
-def test_a_units_state_is_quoted_where_it_stands() -> None:
+def test_unit_state_is_cited_with_its_line() -> None:
     units = "Id=a.service\nActiveState=active\n\nId=docker.service\nLoadState=loaded\nActiveState=failed\n"
     node = take_snapshot(
         {"units": Capture("systemctl show -p Id,LoadState,ActiveState a docker b", "ok", units.encode())}
@@ -235,7 +235,7 @@ def test_a_units_state_is_quoted_where_it_stands() -> None:
 
 
 def lspci(lanes: int) -> Snapshot:
-    """An A100 that runs at eight of its sixteen lanes, in a slot with so many."""
+    """Return an A100 that runs at eight of its sixteen lanes, in a slot with so many."""
     shown = (
         "40:01.0 PCI bridge [0604]: Intel Corporation Device [8086:347a] (prog-if 00 [Normal decode])\n"
         "\tBus: primary=40, secondary=41, subordinate=41, sec-latency=0\n"
@@ -247,7 +247,7 @@ def lspci(lanes: int) -> Snapshot:
     return pieces(("lspci -nnvvv", shown))
 
 
-def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
+def test_slot_with_fewer_lanes_is_no_link_fault() -> None:
     assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
     (found,) = diagnose(lspci(16)).findings
     assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
@@ -257,7 +257,7 @@ def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
 # --- one GPU's fault hides nothing of another's --------------------------------------------------------------------
 
 
-def test_what_a_gpu_asks_for_is_told_beside_the_fault_of_another() -> None:
+def test_recovery_action_of_one_gpu_stands_beside_another_fault() -> None:
     query = (
         "==============NVSMI LOG==============\n\nDriver Version                            : 570.54.15\n\n"
         "GPU 00000000:01:00.0\n    GPU Recovery Action                   : Reset\n"
@@ -270,7 +270,7 @@ def test_what_a_gpu_asks_for_is_told_beside_the_fault_of_another() -> None:
     assert "xid-154-recovery-action" not in same, "its own log tells what it is"
 
 
-def test_a_warnings_place_in_a_program_is_no_heading() -> None:
+def test_python_warning_location_is_no_section_heading() -> None:
     text = (
         '$ python -c "import torch; print(torch.cuda.is_available())"\n'
         "/home/u/venv/lib/python3.12/site-packages/torch/cuda/__init__.py:235: UserWarning: \n"

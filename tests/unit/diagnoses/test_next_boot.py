@@ -10,7 +10,7 @@ from tests.scenarios.healthy.nodes import HEALTHY
 
 
 def live(node: str, kernel: str) -> Examination:
-    """That healthy node with one more kernel in /boot."""
+    """Return that healthy node with one more kernel in /boot."""
     healthy = {**HEALTHY[node]()}
     images = healthy["boot-images"]
     assert isinstance(images, tuple)
@@ -18,7 +18,7 @@ def live(node: str, kernel: str) -> Examination:
     return diagnose_evidence(evidence(healthy))
 
 
-def test_a_newer_kernel_without_a_module_is_a_warning_and_gpunode_builds_it() -> None:
+def test_newer_kernel_without_a_module_is_a_warning_with_a_build() -> None:
     examined = live("debian-12-docker", "6.1.0-42-amd64")
     (found,) = examined.diagnosis.findings
     assert (found.cause, found.severity, found.confidence) == ("module-built-for-other-kernel", "warning", "likely")
@@ -35,5 +35,5 @@ def test_a_newer_kernel_without_a_module_is_a_warning_and_gpunode_builds_it() ->
         ("ubuntu-24-containerd", "6.8.0-90-lowlatency"),
     ],
 )
-def test_a_kernel_of_another_flavour_or_an_older_one_is_not_the_next(node: str, kernel: str) -> None:
+def test_older_or_other_kernel_flavour_is_not_the_next(node: str, kernel: str) -> None:
     assert not live(node, kernel).diagnosis.findings

@@ -1,4 +1,4 @@
-"""What looks like one cause and may be another: a question while nothing decides, the cause where something does."""
+"""Symptoms of several causes: a question while nothing decides, the cause where something does."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
 }  # fmt: skip
 
 
-def found(*pieces: Piece) -> Diagnosis:
+def diagnose_pieces(*pieces: Piece) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_while_nothing_decides_it_is_asked(name: str) -> None:
+def test_undecided_evidence_gives_suspects(name: str) -> None:
     pieces, causes, _ = OPEN[name]
-    told = found(*pieces)
+    told = diagnose_pieces(*pieces)
     assert not told.findings
     suspected = {one.cause for one in told.suspects if one.look_at}
     assert causes & suspected
@@ -66,15 +66,15 @@ def test_while_nothing_decides_it_is_asked(name: str) -> None:
     [(pieces, more, cause) for pieces, _, decided in OPEN.values() for more, cause in decided],
     ids=[f"{name}: {cause}" for name, (_, _, decided) in OPEN.items() for _, cause in decided],
 )
-def test_what_decides_names_the_cause(pieces: tuple[Piece, ...], more: tuple[Piece, ...], cause: str) -> None:
-    assert [one.cause for one in found(*pieces, *more).roots] == [cause]
+def test_deciding_evidence_names_the_cause(pieces: tuple[Piece, ...], more: tuple[Piece, ...], cause: str) -> None:
+    assert [one.cause for one in diagnose_pieces(*pieces, *more).roots] == [cause]
 
 
-def test_what_the_kernel_hears_of_long_after_the_boot_waits_for_a_reboot() -> None:
-    (late,) = found(("dmesg", f"[ 9424.670] {API}")).roots
-    (dated,) = found(("journalctl -k", f"Aug 26 14:08:07 gpu1 kernel: {API}")).roots
+def test_late_api_mismatch_waits_for_a_reboot() -> None:
+    (late,) = diagnose_pieces(("dmesg", f"[ 9424.670] {API}")).roots
+    (dated,) = diagnose_pieces(("journalctl -k", f"Aug 26 14:08:07 gpu1 kernel: {API}")).roots
     assert [(one.cause, one.confidence) for one in (late, dated)] == [(PENDING, "likely")] * 2
 
 
-def test_a_crash_of_the_gsp_without_a_word_on_what_stood_above_is_told() -> None:
-    assert [one.cause for one in found(("dmesg", GSP_120)).roots] == ["gsp-task-exception"]
+def test_gsp_crash_without_context_is_found() -> None:
+    assert [one.cause for one in diagnose_pieces(("dmesg", GSP_120)).roots] == ["gsp-task-exception"]

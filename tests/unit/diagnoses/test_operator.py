@@ -16,13 +16,13 @@ HOST, BLOCKED, NO_IMAGE = (
 )
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 IN_USE = (
@@ -52,20 +52,20 @@ MANAGER = (
         ((IN_USE, ("ls /run/nvidia/driver/usr/bin/nvidia-smi", "/run/nvidia/driver/usr/bin/nvidia-smi")), BLOCKED),
     ],
 )
-def test_whose_driver_is_in_the_way(pieces: tuple[tuple[str, str], ...], wanted: str) -> None:
+def test_driver_in_the_way_is_attributed(pieces: tuple[tuple[str, str], ...], wanted: str) -> None:
     assert roots(*pieces) == [wanted]
 
 
-def test_where_nothing_tells_whose_it_is_the_hosts_is_likely_and_the_other_a_suspect() -> None:
-    diagnosis = found(IN_USE)
+def test_unattributed_driver_is_likely_that_of_the_host() -> None:
+    diagnosis = diagnose_pieces(IN_USE)
     assert [(one.cause, one.confidence) for one in diagnosis.findings] == [(HOST, "likely")]
     assert BLOCKED in [one.cause for one in diagnosis.suspects]
 
 
-def test_a_host_driver_under_a_stack_that_runs_is_no_finding() -> None:
+def test_host_driver_under_a_running_stack_is_no_finding() -> None:
     table = "| NVIDIA-SMI 570.124.06   Driver Version: 570.124.06   CUDA Version: 12.8 |"
     pods = "nvidia-operator-validator-x   1/1   Running   0   3d"
-    assert not found(("nvidia-smi", table), ("kubectl get pods -n gpu-operator", pods)).findings
+    assert not diagnose_pieces(("nvidia-smi", table), ("kubectl get pods -n gpu-operator", pods)).findings
 
 
 PULL = 'Failed to pull image "nvcr.io/nvidia/driver:550.90.07-debian12": rpc error: code = '
@@ -82,12 +82,12 @@ PULL = 'Failed to pull image "nvcr.io/nvidia/driver:550.90.07-debian12": rpc err
         ("ResourceExhausted desc = write /var/lib/containerd: no space left on device", False),
     ],
 )
-def test_an_image_that_is_not_there_differs_from_one_that_cannot_be_had(reason: str, *, is_absent: bool) -> None:
+def test_absent_image_differs_from_an_unreachable_registry(reason: str, *, is_absent: bool) -> None:
     assert (roots(("kubectl describe pod nvidia-driver-daemonset-x", PULL + reason)) == [NO_IMAGE]) is is_absent
 
 
-def test_where_it_was_not_shown_why_an_image_is_not_pulled_it_is_a_suspect() -> None:
+def test_unexplained_image_pull_failure_is_a_suspect() -> None:
     row = "nvidia-driver-daemonset-pwnhc   0/1   ImagePullBackOff   0   34m"
-    diagnosis = found(("kubectl get pod -n gpu-operator", row))
+    diagnosis = diagnose_pieces(("kubectl get pod -n gpu-operator", row))
     assert not diagnosis.findings
     assert NO_IMAGE in [one.cause for one in diagnosis.suspects]

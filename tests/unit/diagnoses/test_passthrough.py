@@ -27,7 +27,7 @@ def faults(found: Diagnosis) -> list[str]:
     return [one.cause for one in found.roots if one.severity != "info"]
 
 
-def test_nouveau_on_the_hosts_gpu_is_its_own_fault() -> None:
+def test_nouveau_on_the_host_gpu_is_found_beside_passthrough() -> None:
     bus = f"{HOSTS}\tKernel driver in use: nouveau\n\tKernel modules: nvidiafb, nouveau, nvidia\n{LENT}"
     found = diagnosis(
         PROXMOX, ("lspci -nnk -d 10de:", bus), RESERVED, ("nvidia-smi", NO_DRIVER),
@@ -40,7 +40,7 @@ def test_nouveau_on_the_hosts_gpu_is_its_own_fault() -> None:
     ]
 
 
-def test_a_module_that_was_not_built_is_not_a_matter_of_the_lent_gpu() -> None:
+def test_unbuilt_module_is_found_beside_a_passed_through_gpu() -> None:
     found = diagnosis(
         PROXMOX, ("lspci -nnk -d 10de:", f"{HOSTS}\tKernel modules: nvidiafb, nouveau, nvidia\n{LENT}"),
         ("nvidia-smi", NO_DRIVER), ("dkms status", "nvidia/565.57.01, 6.8.12-4-pve, x86_64: installed"),
@@ -60,20 +60,20 @@ def test_a_module_that_was_not_built_is_not_a_matter_of_the_lent_gpu() -> None:
     ],
     ids=["qm", "virsh"],
 )
-def test_the_only_gpu_is_in_use_by_a_virtual_machine(shown: tuple[str, str]) -> None:
+def test_gpu_used_by_a_virtual_machine_is_information(shown: tuple[str, str]) -> None:
     found = diagnosis(PROXMOX, ("lspci -nnk -d 10de:", LENT), ("nvidia-smi", NO_DRIVER), shown)
     lent = next(one for one in found.findings if one.cause == "vfio-bound")
     assert (lent.severity, lent.disruption) == ("info", "none")
     assert not [command for fix in lent.remedy for command in fix.commands]
 
 
-def test_a_hypervisors_only_gpu_may_be_meant_for_its_guests() -> None:
+def test_only_gpu_of_a_hypervisor_is_a_suspect() -> None:
     found = diagnosis(PROXMOX, ("lspci -nnk -d 10de:", LENT), RESERVED, ("nvidia-smi", NO_DRIVER))
     assert "vfio-bound" not in faults(found)
     assert [one for one in found.suspects if one.cause == "vfio-bound"]
 
 
-def test_the_only_gpu_that_nvidias_module_was_to_drive_is_given_back_with_proxmoxs_boot_entries() -> None:
+def test_gpu_is_returned_from_vfio_with_proxmox_boot_tool() -> None:
     log = "NVRM: GPU 0000:02:00.0 is already bound to vfio-pci.\nNVRM: The NVIDIA probe routine was not called for 1"
     found = diagnosis(PROXMOX, ("lspci -nnk -d 10de:", LENT), ("dmesg", log), ("nvidia-smi", NO_DRIVER))
     assert faults(found) == ["vfio-bound"]

@@ -1,4 +1,4 @@
-"""What NVLink, the bus, power, guests and GPUDirect leave open, and what they tell apart by one word."""
+"""Questions about NVLink, the bus, power, guests and GPUDirect, and the one word that decides each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
@@ -45,15 +45,15 @@ ALL_DOWN = "\n".join(
         (("nvidia-smi nvlink -s", ALL_DOWN), {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}),
     ],
 )
-def test_one_message_of_several_causes_leaves_them_all_open(piece: tuple[str, str], causes: set[str]) -> None:
-    found = seen(piece)
+def test_ambiguous_message_leaves_all_causes_open(piece: tuple[str, str], causes: set[str]) -> None:
+    found = diagnose_pieces(piece)
     assert not found.findings
     suspected = {one.cause for one in found.suspects if one.look_at}
     assert causes <= suspected
 
 
-def test_a_gpu_that_its_fabric_did_not_take_in_is_out_of_it() -> None:
-    assert [(one.cause, one.confidence) for one in seen(("nvidia-smi -q", REFUSED)).roots] == [
+def test_gpu_refused_by_its_fabric_is_found() -> None:
+    assert [(one.cause, one.confidence) for one in diagnose_pieces(("nvidia-smi -q", REFUSED)).roots] == [
         ("nvlink-all-links-inactive-gpu", "likely")
     ]
 
@@ -75,25 +75,25 @@ def test_a_gpu_that_its_fabric_did_not_take_in_is_out_of_it() -> None:
         ),
     ],
 )
-def test_what_else_is_known_tells_which_kind_of_802_it_is(more: tuple[tuple[str, str], ...], cause: str) -> None:
-    assert [finding.cause for finding in seen(("python", NOT_READY), *more).roots] == [cause]
+def test_further_evidence_decides_the_kind_of_cuda_802(more: tuple[tuple[str, str], ...], cause: str) -> None:
+    assert [finding.cause for finding in diagnose_pieces(("python", NOT_READY), *more).roots] == [cause]
 
 
-def test_what_the_kernel_says_of_regions_is_only_certain_on_a_machine_known_to_be_no_guest() -> None:
+def test_invalid_bar_is_certain_only_outside_a_guest() -> None:
     invalid = "[   28.1] NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0"
-    (unknown,) = seen(("dmesg", invalid)).roots
-    (host,) = seen(("dmesg", invalid), ("systemd-detect-virt", "none")).roots
-    (guest,) = seen(("dmesg", invalid), ("systemd-detect-virt", "kvm")).roots
+    (unknown,) = diagnose_pieces(("dmesg", invalid)).roots
+    (host,) = diagnose_pieces(("dmesg", invalid), ("systemd-detect-virt", "none")).roots
+    (guest,) = diagnose_pieces(("dmesg", invalid), ("systemd-detect-virt", "kvm")).roots
     assert (unknown.cause, unknown.confidence) == ("bar-above-4g-disabled", "likely")
     assert (host.cause, host.confidence) == ("bar-above-4g-disabled", "certain")
     assert guest.cause == "vm-passthrough-mmio-config"
 
 
-def test_half_the_lanes_are_worth_a_warning_only_beside_gpus_that_have_all() -> None:
+def test_half_width_link_is_a_warning_only_beside_full_ones() -> None:
     narrow, full = "GPU 00000000:{}:00.0\n    Product Name : NVIDIA GeForce RTX 3090\n    GPU Link Info\n", "Link Width"
     row = "        {}\n            Max                       : 16x\n            Current                   : {}x\n"
-    alone = seen(("nvidia-smi -q", narrow.format("01") + row.format(full, 8))).roots
-    beside = seen(
+    alone = diagnose_pieces(("nvidia-smi -q", narrow.format("01") + row.format(full, 8))).roots
+    beside = diagnose_pieces(
         (
             "nvidia-smi -q",
             "".join(narrow.format(bus) + row.format(full, width) for bus, width in (("01", 8), ("41", 16))),
@@ -121,19 +121,19 @@ HAS, RUNS = "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x{}\n", "\t\tLnkSta:\tSpe
         ("", 2.5, 16, None),
     ],
 )
-def test_fewer_lanes_are_a_fault_for_certain_only_where_both_ends_have_more(
+def test_narrow_link_is_certain_only_if_both_ends_are_wider(
     port: str, speed: float, width: int, said: tuple[str, str, str] | None
 ) -> None:
     gpu = f"{GPU}{HAS.format(16)}{RUNS.format(speed, width)}"
-    found = seen(("lspci -vvv", f"{PORT}{port}{gpu}" if port else gpu)).findings
+    found = diagnose_pieces(("lspci -vvv", f"{PORT}{port}{gpu}" if port else gpu)).findings
     told = [(one.severity, one.confidence) for one in found]
     assert told == ([said[:2]] if said else [])
     assert all(said and said[2] in one.summary for one in found)
 
 
-def test_errors_of_a_port_are_those_of_the_gpu_below_it() -> None:
+def test_errors_of_a_port_belong_to_the_gpu_below_it() -> None:
     error = "[  100.{0}] pcieport 0000:00:01.0: {1}\n"
     told = ("AER: Corrected error received: 0000:00:01.0", "   [ 6] BadTLP")
     log = "".join(error.format(number, line) for number in range(10, 40) for line in told)
-    (storm,) = seen(("dmesg", log), ("lspci -vvv", f"{PORT}{GPU}")).findings
+    (storm,) = diagnose_pieces(("dmesg", log), ("lspci -vvv", f"{PORT}{GPU}")).findings
     assert (storm.cause, storm.gpus, storm.at) == ("pcie-aer-correctable-storm", ("0000:01:00.0",), 100.1)

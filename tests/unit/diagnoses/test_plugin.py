@@ -15,13 +15,13 @@ LIBRARY = "device-plugin-library-not-found"
 RUNTIME = "nvidia-runtime-not-default-no-runtimeclass"
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
@@ -64,40 +64,40 @@ def pod(runtime_class: str) -> tuple[str, str]:
         ((MISSING, ("cat /etc/os-release", "NAME=NixOS\nID=nixos")), LIBRARY),
     ],
 )
-def test_the_runtime_and_the_place_of_the_driver_decide(pieces: tuple[tuple[str, str], ...], wanted: str) -> None:
+def test_runtime_and_driver_location_decide_the_cause(pieces: tuple[tuple[str, str], ...], wanted: str) -> None:
     assert roots(*pieces) == [wanted]
 
 
-def test_all_of_it_shown_makes_it_certain() -> None:
-    (finding,) = found(MISSING, dump("runc"), pod("null")).roots
+def test_complete_evidence_makes_the_cause_certain() -> None:
+    (finding,) = diagnose_pieces(MISSING, dump("runc"), pod("null")).roots
     assert finding.confidence == "certain"
-    (finding,) = found(MISSING, dump("runc")).roots
+    (finding,) = diagnose_pieces(MISSING, dump("runc")).roots
     assert finding.confidence == "likely"
 
 
-def test_with_nothing_of_the_runtime_shown_both_are_suspects() -> None:
-    assert not found(MISSING).findings
-    assert {LIBRARY, RUNTIME} <= {one.cause for one in found(MISSING).suspects}
+def test_missing_runtime_evidence_gives_suspects() -> None:
+    assert not diagnose_pieces(MISSING).findings
+    assert {LIBRARY, RUNTIME} <= {one.cause for one in diagnose_pieces(MISSING).suspects}
 
 
 @pytest.mark.parametrize("state", [("lsmod | grep nvidia", ""), ("nvidia-smi", "bash: nvidia-smi: command not found")])
-def test_without_a_driver_on_the_node_it_is_not_the_plugin(state: tuple[str, str]) -> None:
+def test_plugin_is_not_blamed_without_a_driver(state: tuple[str, str]) -> None:
     assert not {LIBRARY, RUNTIME} & set(roots(MISSING, ASKS, state))
 
 
-def test_without_a_handler_it_is_containerds_own_cause() -> None:
+def test_missing_handler_is_a_cause_of_its_own() -> None:
     section = 'plugins."io.containerd.grpc.v1.cri".containerd'
     text = f'[{section}]\n  default_runtime_name = "runc"\n[{section}.runtimes.runc]\n  runtime_type = "{SHIM}"'
     assert not {LIBRARY, RUNTIME} & set(roots(MISSING, ("containerd config dump", f"version = 2\n{text}")))
 
 
-def test_a_workload_without_the_driver_shows_the_same() -> None:
+def test_workload_without_the_driver_has_the_same_cause() -> None:
     inside = ("kubectl exec train-0 -- nvidia-smi", 'exec: "nvidia-smi": executable file not found in $PATH: unknown')
     assert RUNTIME in roots(inside, dump("runc"))
     assert RUNTIME not in roots(inside, dump("nvidia"))
 
 
-def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
+def test_plugin_on_a_node_without_a_gpu_is_healthy() -> None:
     log = (
         "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x2x4z",
         (
@@ -108,8 +108,8 @@ def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
         ),
     )
     bus = "00:02.0 VGA compatible controller [0300]: Cirrus Logic GD 5446 [1013:00b8]\n"
-    assert found(log, ("lspci -nn", bus)).is_healthy
-    assert not found(log, ("lspci -nn | grep -i nvidia", "")).findings
+    assert diagnose_pieces(log, ("lspci -nn", bus)).is_healthy
+    assert not diagnose_pieces(log, ("lspci -nn | grep -i nvidia", "")).findings
     gpu = "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n"
     assert roots(log, ("lspci -nn", bus + gpu)) == [RUNTIME]
 
@@ -126,7 +126,7 @@ def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
         "Warning: GPU with UUID GPU-1 is too old to support healthchecking. Marking it unhealthy",
     ],
 )
-def test_the_plugin_says_that_a_gpu_is_unhealthy_in_many_words(log: str) -> None:
+def test_unhealthy_gpu_message_variants_are_recognized(log: str) -> None:
     assert roots((LOG, log)) == ["device-plugin-marked-unhealthy"]
 
 
@@ -138,13 +138,13 @@ def test_the_plugin_says_that_a_gpu_is_unhealthy_in_many_words(log: str) -> None
         "etcd cluster is unhealthy",
     ],
 )
-def test_other_illnesses_are_not_its(log: str) -> None:
+def test_unhealthy_message_of_another_program_is_ignored(log: str) -> None:
     assert "device-plugin-marked-unhealthy" not in roots(
         ("kubectl get events", log.replace("nvidia-device-plugin", "web"))
     )
 
 
-def test_a_node_that_offers_its_gpus_has_a_plugin_that_works() -> None:
+def test_node_that_offers_its_gpus_has_a_working_plugin() -> None:
     node = ("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 2\nAllocatable:\n  nvidia.com/gpu: 2")
-    assert not found(ASKS, node).findings
-    assert not found((LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1"), node).findings
+    assert not diagnose_pieces(ASKS, node).findings
+    assert not diagnose_pieces((LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1"), node).findings

@@ -1,4 +1,4 @@
-"""Which finding is the root of which: by the rules' edges, by GPU, by time; and which of several roots comes first."""
+"""Order of findings: roots by the rules' edges, by GPU, by time; and which of several roots comes first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE, OTHER = "0000:07:00.0", "0000:0f:00.0"
 LATE_S = 45.0
 
 
-def found(cause: str, *events: FaultOnset, **more: object) -> Finding:
+def make_finding(cause: str, *events: FaultOnset, **more: object) -> Finding:
     gpus = tuple(sorted({event.gpu for event in events} - {""}))
     plain = Finding(
         *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events
@@ -29,12 +29,12 @@ def found(cause: str, *events: FaultOnset, **more: object) -> Finding:
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
-def at(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> FaultOnset:
+def fault_onset(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> FaultOnset:
     return FaultOnset(gpu, seconds, clock)
 
 
-def placed(*findings: Finding, **explains: str) -> dict[str, str]:
-    """Each cause in its place, with the root that explains it."""
+def ranked_causes(*findings: Finding, **explains: str) -> dict[str, str]:
+    """Return each cause in its place, with the root that explains it."""
     edges = {one.cause: frozenset(explains.get(one.cause, "")) for one in findings}
     return {one.cause: one.explained_by for one in rank_findings(findings, edges)}
 
@@ -42,77 +42,112 @@ def placed(*findings: Finding, **explains: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("root", "consequence", "explained"),
     [
-        (at(10), at(100), True),
-        (at(100), at(10), False),
-        (at(100), at(100 - LATE_S), True),  # a GSP is called dead after it was waited for
-        (at(100), at(99 - LATE_S), False),
-        (at(100), at(10, clock="zoned"), True),
-        (at(100), at(10, clock="boot 1 dmesg"), True),  # of another boot, or another log
-        (at(100, clock=""), at(10, clock=""), True),
-        (at(100, ONE), at(200, OTHER), False),
-        (at(100, ONE), at(200, ONE), True),
-        (at(100, ONE), at(10, ONE), False),
-        (at(100, ONE), at(200), True),
-        (at(100), at(200, ONE), True),
+        (fault_onset(10), fault_onset(100), True),
+        (fault_onset(100), fault_onset(10), False),
+        (fault_onset(100), fault_onset(100 - LATE_S), True),  # a GSP is called dead after it was waited for
+        (fault_onset(100), fault_onset(99 - LATE_S), False),
+        (fault_onset(100), fault_onset(10, clock="zoned"), True),
+        (fault_onset(100), fault_onset(10, clock="boot 1 dmesg"), True),  # of another boot, or another log
+        (fault_onset(100, clock=""), fault_onset(10, clock=""), True),
+        (fault_onset(100, ONE), fault_onset(200, OTHER), False),
+        (fault_onset(100, ONE), fault_onset(200, ONE), True),
+        (fault_onset(100, ONE), fault_onset(10, ONE), False),
+        (fault_onset(100, ONE), fault_onset(200), True),
+        (fault_onset(100), fault_onset(200, ONE), True),
     ],
 )
-def test_a_fault_explains_what_is_of_its_gpu_and_not_there_before_it(
+def test_fault_explains_only_later_faults_of_its_gpu(
     root: FaultOnset, consequence: FaultOnset, explained: bool
 ) -> None:
-    assert placed(found("a", root), found("b", consequence), a="b")["b"] == ("a" if explained else "")
+    assert ranked_causes(make_finding("a", root), make_finding("b", consequence), a="b")["b"] == (
+        "a" if explained else ""
+    )
 
 
 @pytest.mark.parametrize("past", ["a", "b"])
-def test_faults_of_two_boots_explain_each_other_never_and_those_of_the_running_one_stand_first(past: str) -> None:
-    one, other = (found(cause, at(100, ONE, cause), is_past=cause == past) for cause in "ab")
-    assert list(placed(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
+def test_faults_of_two_boots_do_not_explain_each_other(past: str) -> None:
+    one, other = (make_finding(cause, fault_onset(100, ONE, cause), is_past=cause == past) for cause in "ab")
+    assert list(ranked_causes(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
     # What has no time may be of now, and come from then.
-    lasting = found("b", severity="warning")
-    assert placed(found("a", at(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
-    assert placed(found("c", at(100), is_past=True), lasting) == {"c": "", "b": ""}
+    lasting = make_finding("b", severity="warning")
+    assert ranked_causes(make_finding("a", fault_onset(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
+    assert ranked_causes(make_finding("c", fault_onset(100), is_past=True), lasting) == {"c": "", "b": ""}
 
 
-def test_what_some_of_its_gpus_had_before_the_root_or_without_it_is_a_root_of_its_own() -> None:
-    both = found("b", at(150, ONE), at(151, OTHER))
-    assert placed(found("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}
-    assert placed(found("a", at(100, ONE), at(100, OTHER)), both, a="b") == {"a": "", "b": "a"}
-    assert placed(found("a", at(100, ONE), at(300, OTHER)), both, a="b") == {"a": "", "b": ""}
-    assert placed(found("a", at(100, ONE)), found("c", at(140, OTHER)), both, a="b", c="b")["b"] == "a"
+def test_consequence_that_exceeds_its_root_is_a_root() -> None:
+    both = make_finding("b", fault_onset(150, ONE), fault_onset(151, OTHER))
+    assert ranked_causes(make_finding("a", fault_onset(100, ONE)), both, a="b") == {"a": "", "b": ""}
+    assert ranked_causes(make_finding("a", fault_onset(100, ONE), fault_onset(100, OTHER)), both, a="b") == {
+        "a": "",
+        "b": "a",
+    }
+    assert ranked_causes(make_finding("a", fault_onset(100, ONE), fault_onset(300, OTHER)), both, a="b") == {
+        "a": "",
+        "b": "",
+    }
+    assert (
+        ranked_causes(
+            make_finding("a", fault_onset(100, ONE)), make_finding("c", fault_onset(140, OTHER)), both, a="b", c="b"
+        )["b"]
+        == "a"
+    )
 
 
-def test_by_way_of_a_fault_without_time_or_gpu_nothing_gets_the_root_of_another_gpu_or_a_later_one() -> None:
-    root, between = found("a", at(100, ONE)), found("b")
-    assert placed(root, between, found("c", at(200, OTHER)), a="b", b="c") == {"a": "", "c": "", "b": "a"}
-    assert placed(root, between, found("c", at(10)), a="b", b="c") == {"c": "", "a": "", "b": "a"}
-    assert placed(root, between, found("c", at(200, ONE)), a="b", b="c") == {"a": "", "b": "a", "c": "a"}
+def test_explanation_through_a_vague_fault_respects_gpu_and_time() -> None:
+    root, between = make_finding("a", fault_onset(100, ONE)), make_finding("b")
+    assert ranked_causes(root, between, make_finding("c", fault_onset(200, OTHER)), a="b", b="c") == {
+        "a": "",
+        "c": "",
+        "b": "a",
+    }
+    assert ranked_causes(root, between, make_finding("c", fault_onset(10)), a="b", b="c") == {
+        "c": "",
+        "a": "",
+        "b": "a",
+    }
+    assert ranked_causes(root, between, make_finding("c", fault_onset(200, ONE)), a="b", b="c") == {
+        "a": "",
+        "b": "a",
+        "c": "a",
+    }
 
 
-def test_of_several_reasons_the_first_in_rank_is_the_root() -> None:
-    assert placed(found("a", at(20)), found("b", at(10)), found("c", at(30)), a="c", b="c")["c"] == "b"
-    mild = found("a", at(10), severity="warning")
-    assert placed(mild, found("b", at(20)), found("c", at(30)), a="c", b="c")["c"] == "b"
+def test_highest_ranked_explanation_is_the_root() -> None:
+    assert (
+        ranked_causes(
+            make_finding("a", fault_onset(20)),
+            make_finding("b", fault_onset(10)),
+            make_finding("c", fault_onset(30)),
+            a="c",
+            b="c",
+        )["c"]
+        == "b"
+    )
+    mild = make_finding("a", fault_onset(10), severity="warning")
+    assert (
+        ranked_causes(mild, make_finding("b", fault_onset(20)), make_finding("c", fault_onset(30)), a="c", b="c")["c"]
+        == "b"
+    )
 
 
-def test_what_is_no_fault_is_no_reason() -> None:
-    assert placed(found("a", severity="info"), found("b"), a="b")["b"] == ""
+def test_information_is_no_explanation() -> None:
+    assert ranked_causes(make_finding("a", severity="info"), make_finding("b"), a="b")["b"] == ""
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (found("b", at(20)), found("a", at(10), severity="warning")),
-        (found("b", at(20)), found("a", at(10), confidence="likely")),
-        (found("b", at(10)), found("a", at(20), stack_layer="pci")),
-        (found("b", at(10, ONE)), found("a", at(20, OTHER))),
-        (found("b", stack_layer="pci"), found("a", at(20))),
-        (found("b", at(20), stack_layer="pci"), found("a", at(10, clock="zoned"))),
-        (found("a"), found("b")),
+        (make_finding("b", fault_onset(20)), make_finding("a", fault_onset(10), severity="warning")),
+        (make_finding("b", fault_onset(20)), make_finding("a", fault_onset(10), confidence="likely")),
+        (make_finding("b", fault_onset(10)), make_finding("a", fault_onset(20), stack_layer="pci")),
+        (make_finding("b", fault_onset(10, ONE)), make_finding("a", fault_onset(20, OTHER))),
+        (make_finding("b", stack_layer="pci"), make_finding("a", fault_onset(20))),
+        (make_finding("b", fault_onset(20), stack_layer="pci"), make_finding("a", fault_onset(10, clock="zoned"))),
+        (make_finding("a"), make_finding("b")),
     ],
 )
-def test_of_two_roots_the_graver_then_surer_then_earlier_then_deeper_comes_first(
-    first: Finding, second: Finding
-) -> None:
-    assert list(placed(first, second)) == list(placed(second, first)) == [first.cause, second.cause]
+def test_roots_are_ordered_by_severity_confidence_time_and_layer(first: Finding, second: Finding) -> None:
+    assert list(ranked_causes(first, second)) == list(ranked_causes(second, first)) == [first.cause, second.cause]
 
 
 CAUSES = "abcdef"
@@ -126,7 +161,7 @@ FINDINGS = st.tuples(
     *(
         st.none()
         | st.builds(
-            lambda cause, events, severity, sure, layer: found(
+            lambda cause, events, severity, sure, layer: make_finding(
                 cause, *events, severity=severity, confidence=sure, stack_layer=layer
             ),
             st.just(cause),
@@ -146,7 +181,7 @@ EDGES = st.fixed_dictionaries(
 
 @given(FINDINGS, EDGES, st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_the_order_in_which_they_were_found_changes_nothing(
+def test_ranking_does_not_depend_on_input_order(
     findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]], data: st.DataObject
 ) -> None:
     shuffled = tuple(data.draw(st.permutations(findings)))
@@ -155,7 +190,7 @@ def test_the_order_in_which_they_were_found_changes_nothing(
 
 @given(FINDINGS, EDGES)
 @settings(max_examples=examples(200), deadline=None)
-def test_what_explains_another_is_a_root_of_its_gpu_and_time(
+def test_every_explanation_is_a_root_of_its_gpu(
     findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]
 ) -> None:
     order = rank_findings(findings, explains)
@@ -186,7 +221,7 @@ def log(*lines: tuple[float, str]) -> tuple[str, str]:
     return "dmesg", "\n".join(f"[{seconds:12.6f}] {text}" for seconds, text in lines)
 
 
-def test_errors_of_the_link_that_were_there_before_the_gpu_fell_are_no_consequence_of_it() -> None:
+def test_link_errors_before_a_lost_gpu_are_no_consequence() -> None:
     storm = [(100.0 + second, line) for second in range(20) for line in (PORT, BAD_TLP)]
     before = node(log(*storm, (900.0, FALLEN)), ("lspci -tv", TREE))
     assert {one.cause: one.explained_by for one in before.findings} == {
@@ -197,7 +232,7 @@ def test_errors_of_the_link_that_were_there_before_the_gpu_fell_are_no_consequen
     assert [one.cause for one in after.roots] == ["gpu-fallen-off-bus"]
 
 
-def test_a_program_on_another_gpu_has_its_own_fault_and_the_earlier_comes_first() -> None:
+def test_faults_on_two_gpus_are_separate_roots_in_order_of_time() -> None:
     late = node(log((100.0, FALLEN), (2000.0, OF_OTHER)))
     assert [(one.cause, one.gpus) for one in late.roots] == [
         ("gpu-fallen-off-bus", (ONE,)),
@@ -209,7 +244,7 @@ def clocks(*pieces: tuple[str, str]) -> list[str]:
     return [message.clock for message in kernel.kernel_messages(take_snapshot(pasted.collect_pieces(pieces)))]
 
 
-def test_times_compare_within_one_boot_of_one_log_or_with_their_zone() -> None:
+def test_times_compare_within_one_boot_or_with_a_time_zone() -> None:
     one = clocks(("dmesg", "[    1.0] a\n[    2.0] b\n[    1.9] c\n[    0.1] d"))
     assert one[0] == one[1] == one[2] != one[3]
     assert len({*one, *clocks(("journalctl -k", "[    1.0] a"))}) == 3

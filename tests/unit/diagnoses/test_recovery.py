@@ -1,4 +1,4 @@
-"""What the driver asks for to recover a GPU is what is to be done: no less, no more, and nothing once it was done."""
+"""Recovery of a GPU as the driver asks for it: no less, no more, and nothing once it was done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
@@ -37,7 +37,7 @@ RESET = "sudo nvidia-smi --gpu-reset --id=0000:1b:00.0"
 REBOOT = "sudo systemctl reboot"
 
 
-def typed(found: Diagnosis) -> list[str]:
+def typed_commands(found: Diagnosis) -> list[str]:
     done = [command for fix in found.findings[0].remedy if not fix.when for command in fix.commands]
     return [command for command in done if command in {RESET, REBOOT}]
 
@@ -51,10 +51,10 @@ def typed(found: Diagnosis) -> list[str]:
         (4, "reset-gpu", [RESET]),
     ],
 )
-def test_what_is_asked_for_is_done(after: int, disruption: str, commands: list[str]) -> None:
-    found = seen(("dmesg -T", wish(after)))
+def test_requested_recovery_action_is_the_remedy(after: int, disruption: str, commands: list[str]) -> None:
+    found = diagnose_pieces(("dmesg -T", wish(after)))
     (root,) = found.roots
-    assert (root.cause, root.disruption, typed(found)) == ("xid-154-recovery-action", disruption, commands)
+    assert (root.cause, root.disruption, typed_commands(found)) == ("xid-154-recovery-action", disruption, commands)
 
 
 @pytest.mark.parametrize(
@@ -66,24 +66,24 @@ def test_what_is_asked_for_is_done(after: int, disruption: str, commands: list[s
         ("Drain and Reset", "reset-gpu"),
     ],
 )
-def test_nvidia_smi_asks_for_the_same(name: str, disruption: str) -> None:
+def test_recovery_action_is_read_from_nvidia_smi(name: str, disruption: str) -> None:
     rows = f"GPU 00000000:1B:00.0\n    Product Name : NVIDIA A100\n    GPU Recovery Action : {name}\n"
-    (root,) = seen(("nvidia-smi -q", rows)).roots
+    (root,) = diagnose_pieces(("nvidia-smi -q", rows)).roots
     assert (root.cause, root.disruption) == ("xid-154-recovery-action", disruption)
 
 
-def test_of_what_log_and_nvidia_smi_ask_for_the_graver_is_done() -> None:
+def test_more_severe_of_two_recovery_actions_is_done() -> None:
     rows = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA A100\n    GPU Recovery Action : {}\n"
     for action, after in (("Reboot", 1), ("Reset", 2)):
-        found = seen(("dmesg -T", wish(after)), ("nvidia-smi -q", rows.format(action)))
-        assert (found.roots[0].disruption, typed(found)) == ("reboot", [REBOOT])
+        found = diagnose_pieces(("dmesg -T", wish(after)), ("nvidia-smi -q", rows.format(action)))
+        assert (found.roots[0].disruption, typed_commands(found)) == ("reboot", [REBOOT])
 
 
-def test_what_was_taken_back_is_no_fault() -> None:
-    found = seen(("dmesg -T", wish(1) + wish(0, 1, at=606)))
+def test_withdrawn_recovery_action_is_no_fault() -> None:
+    found = diagnose_pieces(("dmesg -T", wish(1) + wish(0, 1, at=606)))
     assert found.is_healthy
     (told,) = found.findings
-    assert (told.disruption, typed(found), told.summary.endswith("does so no more")) == ("none", [], True)
+    assert (told.disruption, typed_commands(found), told.summary.endswith("does so no more")) == ("none", [], True)
     assert len(told.citations) == 2
 
 
@@ -98,12 +98,12 @@ GSP = "Timeout after 45s of waiting for RPC response from GPU1 GSP! Expected fun
         ("ecc-dbe-uncorrectable", xid(48, "An uncorrectable double bit error (DBE) has been detected")),
     ],
 )
-def test_a_node_is_rebooted_where_a_reset_is_not_enough(cause: str, log: str) -> None:
-    asked = seen(("dmesg -T", log + wish(1) + wish(2, 1, at=8)))
-    assert (asked.roots[0].cause, asked.roots[0].disruption, typed(asked)) == (cause, "reboot", [REBOOT])
+def test_reboot_replaces_a_reset_that_is_not_enough(cause: str, log: str) -> None:
+    asked = diagnose_pieces(("dmesg -T", log + wish(1) + wish(2, 1, at=8)))
+    assert (asked.roots[0].cause, asked.roots[0].disruption, typed_commands(asked)) == (cause, "reboot", [REBOOT])
     assert any("to 0x2" in citation.line for citation in asked.roots[0].citations)
-    less = seen(("dmesg -T", log + wish(1)))
-    assert (less.roots[0].disruption, typed(less)) == ("reset-gpu", [RESET])
+    less = diagnose_pieces(("dmesg -T", log + wish(1)))
+    assert (less.roots[0].disruption, typed_commands(less)) == ("reset-gpu", [RESET])
 
 
 @pytest.mark.parametrize(
@@ -114,21 +114,21 @@ def test_a_node_is_rebooted_where_a_reset_is_not_enough(cause: str, log: str) ->
         ("xid-95-uncontained-ecc", xid(95, "Uncontained: LTC TAG (0x5,0x0). RST: Yes, D-RST: No")),
     ],
 )
-def test_a_fault_after_which_the_driver_wants_nothing_any_more_asks_for_no_reset(cause: str, log: str) -> None:
+def test_fault_without_a_pending_recovery_action_needs_no_reset(cause: str, log: str) -> None:
     for later in ("", xid(31, "Ch 00000010, MMU Fault: ENGINE GRAPHICS faulted @ 0x7f_00000000", at=700)):
-        over = seen(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + later))
+        over = diagnose_pieces(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + later))
         (told,) = (one for one in over.findings if one.cause == cause)
         assert (told.severity, told.disruption) == ("info", "none")
         assert not any(RESET in fix.commands for fix in told.remedy)
-    again = seen(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + xid(119, GSP, at=1000)))
+    again = diagnose_pieces(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + xid(119, GSP, at=1000)))
     assert again.roots[0].severity == "error"
 
 
 ASKED = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA H100\n    GPU Recovery Action : {}\n"
 
 
-def asked_last(log: str, key: str, answer: str) -> Diagnosis:
-    """What a node or a capture shows, whose nvidia-smi was asked after its logs were read."""
+def diagnosis_of_capture(log: str, key: str, answer: str) -> Diagnosis:
+    """Return the diagnosis of a node or a capture whose nvidia-smi was asked after its logs were read."""
     evidence = {"dmesg": ("dmesg -T", log), key: ("nvidia-smi", answer)}
     return diagnose(take_snapshot({one: Capture(said, "ok", text.encode()) for one, (said, text) in evidence.items()}))
 
@@ -142,8 +142,10 @@ def asked_last(log: str, key: str, answer: str) -> Diagnosis:
         ("smi-query", "Reset", "error"),
     ],
 )
-def test_nvidia_smi_s_later_word_that_nothing_is_wanted_holds(key: str, action: str, severity: str) -> None:
-    found = asked_last(xid(95, "Uncontained: LTC TAG (0x5,0x0). RST: Yes, D-RST: No"), key, ASKED.format(action))
+def test_later_nvidia_smi_answer_overrides_the_log(key: str, action: str, severity: str) -> None:
+    found = diagnosis_of_capture(
+        xid(95, "Uncontained: LTC TAG (0x5,0x0). RST: Yes, D-RST: No"), key, ASKED.format(action)
+    )
     assert [one.severity for one in found.findings if one.cause == "xid-95-uncontained-ecc"] == [severity]
 
 
@@ -166,21 +168,23 @@ WISHES = {"": "", **{name: wish(number, at=8) for number, name in enumerate(NAME
         (FATAL, "Drain P2P", "error", "reset-gpu"),
     ],
 )
-def test_of_a_link_s_error_catalog_and_driver_decide(body: str, asked: str, severity: str, disruption: str) -> None:
-    (told,) = seen(("dmesg -T", xid(145, body) + WISHES[asked])).findings
+def test_nvlink_error_severity_follows_catalog_and_driver(
+    body: str, asked: str, severity: str, disruption: str
+) -> None:
+    (told,) = diagnose_pieces(("dmesg -T", xid(145, body) + WISHES[asked])).findings
     assert (told.cause, told.severity, told.disruption) == ("xid-145-149-nvlink5-fault", severity, disruption)
     at_once = [command for fix in told.remedy if not fix.when for command in fix.commands]
     assert any("--gpu-reset" in command for command in at_once) == (disruption == "reset-gpu")
 
 
-def test_a_link_s_error_of_which_the_driver_wants_nothing_is_no_fault() -> None:
+def test_nvlink_error_without_a_recovery_action_is_no_fault() -> None:
     rows = (
         "GPU 00000000:1B:00.0\n    GPU Recovery Action : None\nGPU 00000000:43:00.0\n    GPU Recovery Action : None\n"
     )
-    (told,) = seen(("dmesg -T", xid(145, LEFT_TO_DRIVER)), ("nvidia-smi -q", rows)).findings
+    (told,) = diagnose_pieces(("dmesg -T", xid(145, LEFT_TO_DRIVER)), ("nvidia-smi -q", rows)).findings
     assert (told.severity, told.disruption) == ("info", "none")
 
 
-def test_a_fatal_error_behind_one_that_is_to_be_ignored_is_what_counts() -> None:
-    (told,) = seen(("dmesg -T", xid(145, IGNORED) + xid(145, FATAL, at=2))).findings
+def test_fatal_nvlink_error_counts_beside_an_ignored_one() -> None:
+    (told,) = diagnose_pieces(("dmesg -T", xid(145, IGNORED) + xid(145, FATAL, at=2))).findings
     assert (told.severity, told.disruption) == ("error", "reset-gpu")

@@ -19,33 +19,33 @@ WORDS = count_words(
 )
 
 
-def test_the_file_holds_the_words_of_the_reports() -> None:
+def test_word_file_matches_the_reports() -> None:
     assert FILE.read_text() == dump_words(words_of(reports())), "python -m tests.scenarios.words writes it"
 
 
-def test_what_is_written_is_read() -> None:
+def test_word_file_round_trips() -> None:
     assert load_words(dump_words(WORDS)) == WORDS
 
 
-def test_a_word_of_few_reports_is_not_kept() -> None:
+def test_word_of_few_reports_is_not_kept() -> None:
     assert "alice" not in dump_words(WORDS)
 
 
-def test_a_cause_is_the_likelier_the_more_its_reports_have_the_word() -> None:
+def test_score_grows_with_the_share_of_reports_with_the_word() -> None:
     found = score_causes(WORDS, frozenset({"lost", "unheard"}))
     assert found["lost"] > 0 > found["key"]
 
 
-def test_a_word_of_all_reports_tells_nothing() -> None:
+def test_word_of_all_reports_scores_zero() -> None:
     found = score_causes(count_words([("a", SPOKEN)] * MIN_REPORTS + [("b", SPOKEN)] * MIN_REPORTS), SPOKEN)
     assert found["a"] == found["b"] == 0
 
 
-def test_case_and_numbers_are_no_words() -> None:
+def test_words_are_lowercase_without_numbers() -> None:
     assert extract_words(["NVRM: Xid 79", "xid 0000:01:00"]) == {"nvrm", "xid"}
 
 
-def test_where_nothing_decides_the_words_name_suspects_and_where_the_driver_works_they_do_not() -> None:
+def test_word_scores_rank_suspects_only_while_the_driver_fails() -> None:
     typed = {"source": "grep -rl nvidia.github.io /etc/apt/sources.list.d", "text": "nvidia-docker.list"}
     found = diagnosis([typed])
     assert not found.findings

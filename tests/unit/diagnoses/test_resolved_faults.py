@@ -34,7 +34,7 @@ LAPTOP = "01:00.0 3D controller [0302]: NVIDIA Corporation GA107M [GeForce RTX 3
 STUCK = "[   12.101] nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible\n"
 
 
-def seen(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
@@ -49,25 +49,25 @@ def seen(*pieces: tuple[str, str]) -> Diagnosis:
         ("journalctl -k -o short-iso --utc", "2026-11-21T20:00:00+0000 n1 kernel: "),
     ],
 )
-def test_of_a_paste_nobody_knows_whether_the_fault_came_first(source: str, stamp: str) -> None:
-    (root,) = seen(AT_WORK, (source, f"{stamp}{FELL}\n")).roots
+def test_undated_order_of_a_paste_leaves_the_fault_open(source: str, stamp: str) -> None:
+    (root,) = diagnose_pieces(AT_WORK, (source, f"{stamp}{FELL}\n")).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
-def test_another_gpu_at_work_says_nothing_of_this_one() -> None:
+def test_working_gpu_does_not_resolve_a_fault_of_another() -> None:
     other = ("dmesg -T", f"[Sat Nov 21 20:27:39 2026] {FELL.replace('07:00', '08:00')}\n")
-    assert [root.cause for root in seen(AT_WORK, other).roots] == ["gpu-fallen-off-bus"]
+    assert [root.cause for root in diagnose_pieces(AT_WORK, other).roots] == ["gpu-fallen-off-bus"]
 
 
-def test_a_gpu_without_readings_is_not_at_work() -> None:
+def test_gpu_without_readings_is_not_working() -> None:
     broken = (AT_WORK[0], AT_WORK[1].replace(" 34C ", " ERR!"))
-    (root,) = seen(broken, ("dmesg -T", f"[Sat Nov 21 20:27:39 2026] {FELL}\n")).roots
+    (root,) = diagnose_pieces(broken, ("dmesg -T", f"[Sat Nov 21 20:27:39 2026] {FELL}\n")).roots
     assert root.cause == "gpu-fallen-off-bus"
 
 
 @pytest.mark.parametrize(("key", "answer"), [("smi", AT_WORK), ("smi-query", QUERY)], ids=["table", "query"])
 @pytest.mark.parametrize("fault", [FELL, SILENT], ids=["79", "119"])
-def test_what_a_capture_asked_last_is_newer_than_its_logs(key: str, answer: tuple[str, str], fault: str) -> None:
+def test_capture_answers_are_newer_than_its_logs(key: str, answer: tuple[str, str], fault: str) -> None:
     log = f"[ 4242.123456] {fault}\n"
     evidence = {
         "dmesg": Capture("dmesg", "ok", log.encode()),
@@ -76,21 +76,23 @@ def test_what_a_capture_asked_last_is_newer_than_its_logs(key: str, answer: tupl
     assert diagnose(take_snapshot(evidence)).is_healthy
 
 
-def test_a_notebooks_gpu_that_slept_and_works_has_no_fault() -> None:
+def test_laptop_gpu_that_slept_and_works_has_no_fault() -> None:
     works = (AT_WORK[0], AT_WORK[1].replace("07:00.0", "01:00.0"))
-    assert seen(works, ("lspci -nn", LAPTOP), ("dmesg", STUCK)).is_healthy
-    assert [root.cause for root in seen(("lspci -nn", LAPTOP), ("dmesg", STUCK)).roots] == ["gpu-stuck-d3cold"]
+    assert diagnose_pieces(works, ("lspci -nn", LAPTOP), ("dmesg", STUCK)).is_healthy
+    assert [root.cause for root in diagnose_pieces(("lspci -nn", LAPTOP), ("dmesg", STUCK)).roots] == [
+        "gpu-stuck-d3cold"
+    ]
 
 
-def test_a_process_cannot_lose_a_gpu_by_its_name() -> None:
+def test_process_name_cannot_look_like_a_lost_gpu() -> None:
     line = "[  100.1] NVRM: Xid (PCI:0000:07:00): 31, pid=1, name=GPU is lost, Ch 00000001, intr 00000000. MMU Fault\n"
-    assert "gpu-fallen-off-bus" not in [finding.cause for finding in seen(("dmesg", line)).findings]
+    assert "gpu-fallen-off-bus" not in [finding.cause for finding in diagnose_pieces(("dmesg", line)).findings]
 
 
 @pytest.mark.parametrize("row", ["| ERR!  34C    P0    62W / 400W |", "|  0%   34C    P0    ERR! / 400W |"])
-def test_a_gpu_that_answers_and_cannot_be_read_is_not_well(row: str) -> None:
+def test_gpu_with_unreadable_values_is_not_healthy(row: str) -> None:
     table = "\n".join((*TABLE.splitlines()[:2], f"{row}      0MiB / 81920MiB |      0%      Default |"))
-    found = seen(("nvidia-smi", table))
+    found = diagnose_pieces(("nvidia-smi", table))
     assert not found.findings
     assert found.suspects
     live = {

@@ -1,4 +1,4 @@
-"""What holds for all rules: ids are unique, explanations run one way, texts and addresses are there."""
+"""Laws of all rules: ids are unique, explanations run one way, texts and addresses exist."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def by_cause(rule: Rule) -> str:
     return rule.cause
 
 
-def test_ids_are_unique() -> None:
+def test_cause_and_family_ids_are_unique() -> None:
     causes = [rule.cause for rule in ALL]
     assert sorted(causes) == sorted(set(causes))
     assert len({family.id for family in rule_families()}) == len(rule_families())
 
 
-def test_no_cause_explains_itself_over_others() -> None:
+def test_explanations_have_no_cycle() -> None:
     done: set[str] = set()
     way: list[str] = []
 
@@ -54,7 +54,7 @@ def test_every_known_cause_has_a_rule(cause: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL, ids=by_cause)
-def test_a_rule_has_its_texts(rule: Rule) -> None:
+def test_rule_has_a_well_formed_id_title_and_story(rule: Rule) -> None:
     assert re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)+", rule.cause)
     assert rule.title.strip()
     assert not rule.title.endswith(".")
@@ -63,7 +63,7 @@ def test_a_rule_has_its_texts(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL, ids=by_cause)
-def test_a_rule_names_public_sources(rule: Rule) -> None:
+def test_rule_cites_public_https_sources(rule: Rule) -> None:
     assert rule.sources
     for source in rule.sources:
         address = urlsplit(source)
@@ -72,5 +72,5 @@ def test_a_rule_names_public_sources(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GROUPS))
-def test_a_group_names_causes_that_exist(name: str) -> None:
+def test_group_names_existing_causes(name: str) -> None:
     assert GROUPS[name] <= {*KNOWN, *rules_by_cause()}

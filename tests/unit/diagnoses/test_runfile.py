@@ -43,19 +43,19 @@ def commands(finding: Finding) -> list[str]:
     return [command for fix in finding.remedy for command in fix.commands]
 
 
-def test_where_packages_have_a_module_the_installer_goes() -> None:
+def test_installer_driver_is_removed_where_packages_have_a_module() -> None:
     finding = root(DKMS, UNINSTALLER)
     assert finding.cause == "runfile-leftover"
     assert commands(finding)[0] == "sudo nvidia-uninstall --silent"
     assert "nvidia-dkms-535" in commands(finding)[1]
 
 
-def test_where_nobody_saw_whose_the_module_is_a_whole_driver_comes_in_its_place() -> None:
+def test_installer_driver_of_unknown_origin_is_replaced() -> None:
     finding = root(("dpkg -l | grep libnvidia-compute", LIBRARY), UNINSTALLER)
     assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]
 
 
 @pytest.mark.parametrize("pattern", ["(", "*nvidia", "libnvidia"])
-def test_a_list_that_may_have_left_the_module_out_says_nothing_of_it(pattern: str) -> None:
+def test_filtered_package_list_proves_no_missing_module(pattern: str) -> None:
     finding = root((f"dpkg -l | grep -E '{pattern}'", LIBRARY), UNINSTALLER)
     assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]

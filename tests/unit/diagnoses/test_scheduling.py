@@ -1,4 +1,4 @@
-"""Why a pod gets no GPU: what looks alike is told apart, and where the deciding piece is missing nothing is claimed."""
+"""Reasons why a pod gets no GPU: look-alikes are told apart, and without the deciding piece nothing is claimed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gpunode.facts import pasted
 WAITS = ("kubectl describe pod", "Warning  FailedScheduling  0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 def node(capacity: int | None, allocatable: int | None, used: int | None = None, head: str = "") -> tuple[str, str]:
-    """A described node: None leaves the resource out, where the section is shown."""
+    """Return a described node: None leaves the resource out, where the section is shown."""
     lines = [head, "Capacity:", "  cpu:  8", *([f"  nvidia.com/gpu:  {capacity}"] if capacity is not None else [])]
     lines += ["Allocatable:", "  cpu:  8", *([f"  nvidia.com/gpu:  {allocatable}"] if allocatable is not None else [])]
     lines += ["Allocated resources:", "  cpu  1  1"]
@@ -49,7 +49,7 @@ TAINT = "Taints:  nvidia.com/gpu=present:NoSchedule"
         (node(4, 4, 2), []),
     ],
 )
-def test_one_message_of_the_scheduler_has_many_causes(one: tuple[str, str], wanted: list[str]) -> None:
+def test_scheduler_message_is_attributed_by_further_evidence(one: tuple[str, str], wanted: list[str]) -> None:
     assert roots(WAITS, one) == wanted
 
 
@@ -68,7 +68,7 @@ REFUSED = "0/3 nodes are available: "
         ("3 Insufficient memory.", False),
     ],
 )
-def test_a_taint_counts_unless_the_cluster_sets_it_itself(message: str, *, wanted: bool) -> None:
+def test_taint_counts_unless_the_cluster_manages_it(message: str, *, wanted: bool) -> None:
     assert (roots(("kubectl get events", REFUSED + message)) == ["pod-missing-gpu-toleration"]) is wanted
 
 
@@ -77,18 +77,18 @@ def pod(tolerations: str) -> tuple[str, str]:
     return "kubectl describe pod train", f"{head}\n{tolerations}\nEvents:"
 
 
-def test_by_facts_a_pod_without_the_toleration_is_kept_off() -> None:
+def test_pod_without_the_toleration_is_kept_off_by_the_taint() -> None:
     bare = pod("Tolerations:  node.kubernetes.io/not-ready:NoExecute op=Exists for 300s")
     assert roots(bare, node(1, 1, 0, TAINT)) == ["pod-missing-gpu-toleration"]
 
 
-def test_by_facts_a_pod_with_the_toleration_is_not() -> None:
+def test_pod_with_the_toleration_is_not_kept_off() -> None:
     assert roots(pod("Tolerations:  nvidia.com/gpu:NoSchedule op=Exists"), node(1, 1, 0, TAINT)) == []
 
 
-def test_a_taint_explains_that_the_plugin_is_not_there() -> None:
+def test_taint_explains_the_missing_plugin() -> None:
     daemons = ("kubectl get ds -A", "gpu   nvidia-device-plugin   0   0   0   0   0   <none>   4m")
-    diagnosis = found(daemons, node(None, None, None, f"{LABELS}\n{TAINT}"))
+    diagnosis = diagnose_pieces(daemons, node(None, None, None, f"{LABELS}\n{TAINT}"))
     assert [finding.cause for finding in diagnosis.roots] == ["pod-missing-gpu-toleration"]
     assert {finding.explained_by for finding in diagnosis.findings} == {"", "pod-missing-gpu-toleration"}
 
@@ -112,7 +112,7 @@ NO_NVML = (
         ("docker ps", "CONTAINER ID   IMAGE                  NAMES\n0a1b   kindest/node:v1.30.0   dev-worker"),
     ],
 )
-def test_a_node_in_a_container_is_known_by_what_made_it(sign: tuple[str, str]) -> None:
+def test_nested_node_is_recognized_by_its_tool(sign: tuple[str, str]) -> None:
     assert roots(sign, NO_NVML) == ["nested-node-config-not-applied"]
 
 
@@ -120,12 +120,12 @@ def test_a_node_in_a_container_is_known_by_what_made_it(sign: tuple[str, str]) -
     "sign",
     ["minikube start --driver=none", "minikube start --driver=kvm2", "minikube start --driver=docker --gpus=all"],
 )
-def test_a_node_that_is_the_host_or_was_given_the_gpus_is_not(sign: str) -> None:
+def test_host_or_nested_node_with_gpus_is_not_blamed(sign: str) -> None:
     assert "nested-node-config-not-applied" not in roots(("shell", sign), NO_NVML)
 
 
-def test_a_nested_node_that_works_is_no_finding() -> None:
-    assert not found(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings
+def test_working_nested_node_has_no_finding() -> None:
+    assert not diagnose_pieces(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings
 
 
 # Clusters in which all is as it should be.
@@ -157,8 +157,8 @@ OFFERS = "Capacity:\n  cpu: 8\n  nvidia.com/gpu: 4\nAllocatable:\n  cpu: 8\n  nv
         ),
     ],
 )  # fmt: skip
-def test_a_cluster_in_order_has_no_finding(pieces: tuple[tuple[str, str], ...]) -> None:
-    assert not found(*pieces).findings
+def test_working_cluster_has_no_finding(pieces: tuple[tuple[str, str], ...]) -> None:
+    assert not diagnose_pieces(*pieces).findings
 
 
 DAEMON_SETS = (
@@ -171,7 +171,7 @@ SHOWN_LABELS = (
 )
 
 
-def scheduled(desired: int, label: str | None, *more: tuple[str, str]) -> Diagnosis:
+def diagnose_daemon_set(desired: int, label: str | None, *more: tuple[str, str]) -> Diagnosis:
     labels = () if label is None else (("kubectl get nodes --show-labels", SHOWN_LABELS.format(label)),)
     pieces = (("kubectl get ds -n nvidia-device-plugin", DAEMON_SETS.format(desired)), *labels, *more)
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
@@ -181,14 +181,18 @@ def scheduled(desired: int, label: str | None, *more: tuple[str, str]) -> Diagno
     "label",
     ["nvidia.com/gpu.present=true,", "feature.node.kubernetes.io/pci-10de.present=true,"],
 )
-def test_a_node_with_its_label_is_not_the_reason_why_no_plugin_is_wanted(label: str) -> None:
-    assert not scheduled(0, label).findings
-    assert not scheduled(1, "").findings
-    assert [one.cause for one in scheduled(0, "").findings] == ["gpu-node-not-labelled"]
-    assert [one.cause for one in scheduled(0, "nvidia.com/gpu.present=false,").findings] == ["gpu-node-not-labelled"]
+def test_missing_node_label_explains_that_no_plugin_is_scheduled(label: str) -> None:
+    assert not diagnose_daemon_set(0, label).findings
+    assert not diagnose_daemon_set(1, "").findings
+    assert [one.cause for one in diagnose_daemon_set(0, "").findings] == ["gpu-node-not-labelled"]
+    assert [one.cause for one in diagnose_daemon_set(0, "nvidia.com/gpu.present=false,").findings] == [
+        "gpu-node-not-labelled"
+    ]
 
 
-def test_where_no_label_was_shown_it_is_likely_and_a_taint_is_an_answer() -> None:
-    assert [(one.cause, one.confidence) for one in scheduled(0, None).findings] == [("gpu-node-not-labelled", "likely")]
+def test_unseen_label_is_a_likely_cause_and_a_taint_an_alternative() -> None:
+    assert [(one.cause, one.confidence) for one in diagnose_daemon_set(0, None).findings] == [
+        ("gpu-node-not-labelled", "likely")
+    ]
     taint = ("kubectl describe node gpu1 | grep Taints", "Taints:             nvidia.com/gpu=true:NoSchedule\n")
-    assert [one.cause for one in scheduled(0, "", taint).findings] == ["pod-missing-gpu-toleration"]
+    assert [one.cause for one in diagnose_daemon_set(0, "", taint).findings] == ["pod-missing-gpu-toleration"]

@@ -14,13 +14,13 @@ from gpunode.facts import pasted
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
 
 
-def found(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report")))
 
 
 def roots(*pieces: tuple[str, str]) -> list[str]:
-    return [finding.cause for finding in found(*pieces).roots]
+    return [finding.cause for finding in diagnose_pieces(*pieces).roots]
 
 
 CONFIG = (
@@ -41,18 +41,18 @@ CONFIG = (
         (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 8\nAllocatable:\n  nvidia.com/gpu: 8"), True),
     ],
 )
-def test_a_configuration_of_sharing_is_applied_or_not(shown: tuple[str, str], *, is_applied: bool) -> None:
+def test_time_slicing_config_is_applied_or_not(shown: tuple[str, str], *, is_applied: bool) -> None:
     assert roots(CONFIG, shown) == ([] if is_applied else ["time-slicing-config-not-applied"])
 
 
-def test_a_plugin_that_was_asked_for_no_sharing_is_healthy() -> None:
-    assert not found((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }')).findings
+def test_plugin_without_requested_sharing_is_healthy() -> None:
+    assert not diagnose_pieces((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }')).findings
 
 
-def test_the_remedy_follows_what_is_wrong() -> None:
+def test_time_slicing_remedy_depends_on_the_plugin_deployment() -> None:
     static = ("shell", "kubectl apply -f https://example.org/v0.16.1/deployments/static/nvidia-device-plugin.yml")
     empty = (LOG, '"sharing": {\n    "timeSlicing": {}\n  }')
-    (finding,) = found(CONFIG, empty, static).roots
+    (finding,) = diagnose_pieces(CONFIG, empty, static).roots
     assert finding.remedy[0].kind == "remove"
-    (finding,) = found(CONFIG, empty).roots
+    (finding,) = diagnose_pieces(CONFIG, empty).roots
     assert finding.remedy[0].kind == "configure"

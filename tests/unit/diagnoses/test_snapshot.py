@@ -5,7 +5,7 @@ from gpunode.facts import pasted
 from gpunode.facts.patterns import Pattern
 
 
-def test_registers_of_packages_have_no_messages() -> None:
+def test_package_logs_contain_no_kernel_messages() -> None:
     evidence = pasted.collect_pieces(
         [("/var/log/dpkg.log", "NVRM: GPU is lost\n"), ("journalctl -u x", "all is well\n")]
     )

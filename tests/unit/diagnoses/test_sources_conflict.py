@@ -45,7 +45,7 @@ def remedy(path: str, text: str) -> list[str]:
         ),
     ],
 )
-def test_of_a_file_with_other_archives_one_entry_goes(path: str, text: str, after: str, tmp_path: Path) -> None:
+def test_only_the_conflicting_source_entry_is_removed(path: str, text: str, after: str, tmp_path: Path) -> None:
     words = remedy(path, text)
     assert words[-1] == path
     (file := tmp_path / "file").write_text(text)

@@ -1,4 +1,4 @@
-"""Where in the stack each cause lies, and what the stack of a broken node shows of it."""
+"""Stack layer of each cause, and what the stack of a broken node shows of it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gpunode.facts import pasted
 from tests.scenarios.reports import Report, some_reports
 
 
-def test_every_layer_has_a_title_and_a_cause() -> None:
+def test_every_stack_layer_has_a_title_and_a_cause() -> None:
     assert list(TITLES) == list(STACK)
     assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK)
 
 
-def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
-    """The stack of the node that these pieces show."""
+def layer_states(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
+    """Return the stack of the node that these pieces show."""
     seen = take_snapshot(pasted.collect_pieces(rows))
     return {layer.id: layer for layer in stack_layers(seen, diagnose(seen))}
 
 
 @pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)
-def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
-    layers = shown(tuple((piece["source"], piece["text"]) for piece in report.evidence))
+def test_root_cause_breaks_only_its_own_layer(report: Report) -> None:
+    layers = layer_states(tuple((piece["source"], piece["text"]) for piece in report.evidence))
     own = layers[rules_by_cause()[report.cause].stack_layer]
     assert report.cause in own.findings
     assert [layer.id for layer in layers.values() if report.cause in layer.findings] == [own.id]
@@ -34,6 +34,6 @@ def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
     }
 
 
-def test_packages_are_shown_with_who_manages_them() -> None:
+def test_package_layer_names_the_package_manager() -> None:
     listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
-    assert shown((("dpkg -l", listed),))["packages"].summary == "apt: 2 listed"
+    assert layer_states((("dpkg -l", listed),))["packages"].summary == "apt: 2 listed"

@@ -24,45 +24,47 @@ SMI = (
 SAYS_803 = "code=803(cudaErrorSystemDriverMismatch): system has unsupported display driver / cuda driver combination"
 
 
-def listed(packages: dict[str, str], state: str = "ii") -> str:
+def dpkg_list(packages: dict[str, str], state: str = "ii") -> str:
     return "\n".join(f"{state}  {name}  {version}  amd64  NVIDIA" for name, version in packages.items())
 
 
-def told(packages: dict[str, str], *more: tuple[str, str], smi: str = SMI) -> Diagnosis:
-    return diagnose(take_snapshot(pasted.collect_pieces([("dpkg -l", listed(packages)), ("nvidia-smi", smi), *more])))
+def diagnose_packages(packages: dict[str, str], *more: tuple[str, str], smi: str = SMI) -> Diagnosis:
+    return diagnose(
+        take_snapshot(pasted.collect_pieces([("dpkg -l", dpkg_list(packages)), ("nvidia-smi", smi), *more]))
+    )
 
 
 @pytest.mark.parametrize("version", ["580.65.06-1", "580.191.01-1", "595.91.07-1"])
-def test_a_libcuda_of_another_version_is_found_before_a_program_says_so(version: str) -> None:
-    (finding,) = told({**WHOLE, "libcuda1": version}).findings
+def test_libcuda_of_another_version_is_found_before_cuda_fails(version: str) -> None:
+    (finding,) = diagnose_packages({**WHOLE, "libcuda1": version}).findings
     assert (finding.cause, finding.confidence) == (PARTIAL, "likely")
     assert f"libcuda1 is {version[:-2]}" in finding.summary
     assert [fix.commands for fix in finding.remedy] == [("sudo gpunode setup",)]
 
 
-def test_what_cuda_says_of_it_is_no_compatibility_package() -> None:
-    (finding,) = told({**WHOLE, "libcuda1": "580.65.06-1"}, ("./vectorAdd", SAYS_803)).findings
+def test_error_803_of_a_partial_upgrade_is_no_compat_package() -> None:
+    (finding,) = diagnose_packages({**WHOLE, "libcuda1": "580.65.06-1"}, ("./vectorAdd", SAYS_803)).findings
     assert (finding.cause, finding.confidence) == (PARTIAL, "certain")
     assert any("803" in citation.line for citation in finding.citations)
 
 
-def test_that_apt_misses_the_version_is_no_second_repository() -> None:
+def test_unmet_dependency_of_a_partial_upgrade_is_no_second_repository() -> None:
     said = (
         "The following packages have unmet dependencies:\n nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1) but "
     )
     apt = ("apt-get check", f"{said}580.65.06-1 is installed\nE: Unmet dependencies. Try 'apt --fix-broken install'.")
-    (finding,) = told({**WHOLE, "libcuda1": "580.65.06-1"}, apt).findings
+    (finding,) = diagnose_packages({**WHOLE, "libcuda1": "580.65.06-1"}, apt).findings
     assert finding.cause == PARTIAL
 
 
-def test_a_hold_is_the_reason_where_there_is_one() -> None:
+def test_package_hold_explains_a_partial_upgrade() -> None:
     apt = ("apt-get check", "E: Unmet dependencies. nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1)")
     hold = ("apt-mark showhold", "libcuda1")
-    found = told({**WHOLE, "libcuda1": "580.65.06-1"}, apt, hold)
+    found = diagnose_packages({**WHOLE, "libcuda1": "580.65.06-1"}, apt, hold)
     assert [finding.cause for finding in found.roots] == ["held-or-broken-packages"]
 
 
-def test_without_the_list_of_packages_it_may_be_one() -> None:
+def test_error_803_without_a_package_list_suggests_a_compat_package() -> None:
     found = diagnose(take_snapshot(pasted.collect_pieces([("nvidia-smi", SMI), ("./vectorAdd", SAYS_803)])))
     assert [finding.cause for finding in found.findings] == ["cuda-compat-lib-mismatch"]
 
@@ -78,10 +80,10 @@ def test_without_the_list_of_packages_it_may_be_one() -> None:
         dict.fromkeys(WHOLE, "595.91.07-1"),  # listed at another time
     ],
 )
-def test_what_is_whole_or_tells_of_something_else_is_no_fault(packages: dict[str, str]) -> None:
-    assert PARTIAL not in [finding.cause for finding in told(packages).findings]
+def test_consistent_or_unrelated_packages_are_no_fault(packages: dict[str, str]) -> None:
+    assert PARTIAL not in [finding.cause for finding in diagnose_packages(packages).findings]
 
 
-def test_what_is_left_of_a_removed_package_is_no_library() -> None:
-    rest = ("dpkg -l 'lib*'", listed({"libnvidia-ptxjitcompiler1": "580.65.06-1"}, "rc"))
-    assert told(WHOLE, rest).findings == ()
+def test_residue_of_a_removed_package_is_no_library() -> None:
+    rest = ("dpkg -l 'lib*'", dpkg_list({"libnvidia-ptxjitcompiler1": "580.65.06-1"}, "rc"))
+    assert diagnose_packages(WHOLE, rest).findings == ()

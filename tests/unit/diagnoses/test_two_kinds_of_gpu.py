@@ -36,7 +36,7 @@ LEGACY = (
 )
 
 
-def told(*rows: tuple[str, str]) -> Diagnosis:
+def diagnose_rows(*rows: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces([SYSTEM, KERNEL, PACKAGES, *rows])))
 
 
@@ -56,21 +56,21 @@ def commands(finding: Finding) -> list[str]:
     ],
     ids=["bound", "bound-and-works", "told-and-works", "works", "told", "by-table"],
 )
-def test_a_display_card_takes_no_driver_away(rows: tuple[tuple[str, str], ...], severity: str) -> None:
-    (finding,) = told(*rows).findings
+def test_unsupported_display_card_does_not_change_the_driver(rows: tuple[tuple[str, str], ...], severity: str) -> None:
+    (finding,) = diagnose_rows(*rows).findings
     assert (finding.cause, finding.severity) == ("gpu-legacy-unsupported-by-branch", severity)
     assert commands(finding) == []
     assert finding.remedy[0].text.startswith("leave the driver as it is")
     assert "GeForce GT 710" in finding.summary
 
 
-def test_a_card_that_is_alone_has_its_branch_installed() -> None:
-    (finding,) = told(("lspci -nn -d 10de:", OLD), LEGACY).findings
+def test_single_legacy_gpu_gets_its_branch() -> None:
+    (finding,) = diagnose_rows(("lspci -nn -d 10de:", OLD), LEGACY).findings
     assert finding.severity == "error"
     assert "sudo apt-get install nvidia-driver-470" in commands(finding)
 
 
-def test_a_maintained_branch_that_drives_both_is_offered() -> None:
+def test_maintained_branch_for_both_gpus_is_suggested() -> None:
     p100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GP100GL [Tesla P100 PCIe 16GB] [10de:15f8] (rev a1)"
     bus = ("lspci -nn -d 10de:", f"{p100}\n{NEW}")
     smi = ("nvidia-smi", "| NVIDIA-SMI 595.58.03    Driver Version: 595.58.03     CUDA Version: 13.2 |")
@@ -80,7 +80,7 @@ def test_a_maintained_branch_that_drives_both_is_offered() -> None:
     assert "sudo gpunode setup --driver 580" in commands(finding)
 
 
-def test_two_gpus_of_one_kind_that_are_bound_and_fail_are_an_error() -> None:
+def test_two_failing_gpus_of_one_kind_are_an_error() -> None:
     b200 = (
         "3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)\n\tKernel driver in use: nvidia\n"
     )
@@ -97,9 +97,9 @@ def test_two_gpus_of_one_kind_that_are_bound_and_fail_are_an_error() -> None:
     assert (finding.cause, finding.severity) == ("proprietary-module-on-blackwell", "error")
 
 
-def test_a_gpu_that_the_driver_leaves_alone_is_not_missing() -> None:
+def test_unsupported_gpu_is_not_counted_as_missing() -> None:
     third = NEW.replace("41:00.0", "61:00.0")
-    found = told(("lspci -nn -d 10de:", f"{OLD}\n{NEW}\n{third}"), WORKS)
+    found = diagnose_rows(("lspci -nn -d 10de:", f"{OLD}\n{NEW}\n{third}"), WORKS)
     (missing,) = (one for one in found.findings if one.cause == "gpu-missing-from-inventory")
     assert missing.summary.startswith("2 GPUs are on the PCI bus and nvidia-smi shows 1")
-    assert "gpu-missing-from-inventory" not in [one.cause for one in told(BUS, WORKS).findings]
+    assert "gpu-missing-from-inventory" not in [one.cause for one in diagnose_rows(BUS, WORKS).findings]

@@ -10,7 +10,7 @@ from gpunode.workflow.doctor import diagnose_evidence
 WORKS = ("nvidia-smi -L", "GPU 0: NVIDIA RTX A4000 (UUID: GPU-1)")
 
 
-def test_a_gpu_that_is_listed_and_nothing_that_complains_is_healthy() -> None:
+def test_listed_gpu_without_errors_is_healthy() -> None:
     assert diagnose_evidence(pasted.collect_pieces([WORKS])).verdict == "healthy"
 
 
@@ -22,7 +22,7 @@ def test_a_gpu_that_is_listed_and_nothing_that_complains_is_healthy() -> None:
         ("nvidia-ctk cdi generate", "ERRO[0000] failed to do what nobody has seen before"),
     ],
 )
-def test_a_complaint_that_no_rule_knows_is_cited_and_is_no_health(source: str, text: str) -> None:
+def test_unknown_error_is_cited_and_prevents_healthy(source: str, text: str) -> None:
     found = diagnose_evidence(pasted.collect_pieces([WORKS, (source, text)]))
     assert found.verdict == "unknown"
     assert not found.diagnosis.findings
@@ -31,6 +31,6 @@ def test_a_complaint_that_no_rule_knows_is_cited_and_is_no_health(source: str, t
     assert {citation.line for citation in (*asked, *suspected)} == {text}
 
 
-def test_a_service_may_fail_at_what_has_nothing_to_do_with_gpus() -> None:
+def test_service_error_unrelated_to_gpus_is_healthy() -> None:
     log = ("journalctl -u docker", "dockerd: error: could not reach the mirror")
     assert diagnose_evidence(pasted.collect_pieces([WORKS, log])).verdict == "healthy"

@@ -15,19 +15,19 @@ NEWEST = Choice(615, "", "open", "")
 MODULES = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
 
 
-def installed(*names: str) -> dict[str, PackageState]:
+def installed_packages(*names: str) -> dict[str, PackageState]:
     return {name: PackageState("1") for name in names}
 
 
 @pytest.mark.parametrize("choice", [PASCAL, TURING_LTS, TURING, NEWEST])
-def test_compute_is_the_same_set_of_names_in_every_branch(choice: Choice) -> None:
+def test_compute_scope_has_the_same_names_in_every_branch(choice: Choice) -> None:
     packages = DEBIAN.driver_packages(choice, "compute")
 
     assert packages == ("nvidia-driver-cuda", MODULES[choice.flavour], "nvidia-persistenced")
     assert DEBIAN.dkms_package(choice) in packages
 
 
-def test_media_adds_encoding_and_decoding() -> None:
+def test_media_scope_adds_encoding_and_decoding() -> None:
     added = set(DEBIAN.driver_packages(TURING, "media")) - set(DEBIAN.driver_packages(TURING, "compute"))
 
     assert added == {"libnvidia-encode1", "libnvcuvid1"}
@@ -42,7 +42,7 @@ def test_media_adds_encoding_and_decoding() -> None:
         (Choice(595, "", "proprietary", ""), "cuda-drivers"),
     ],
 )
-def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
+def test_full_scope_uses_the_nvidia_meta_package(choice: Choice, meta: str) -> None:
     assert DEBIAN.driver_packages(choice, "full") == (meta, MODULES[choice.flavour], "nvidia-persistenced")
 
 
@@ -57,7 +57,7 @@ def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
         ("5.15.158-2-pve", "pve-headers-5.15.158-2-pve"),
     ],
 )
-def test_the_headers_of_exactly_one_kernel(kernel: str, package: str) -> None:
+def test_headers_package_of_one_kernel(kernel: str, package: str) -> None:
     assert DEBIAN.headers(kernel) == PackageId(package)
 
 
@@ -78,19 +78,19 @@ def test_the_headers_of_exactly_one_kernel(kernel: str, package: str) -> None:
         ("5.15.158-2-pve", "pve-kernel-5.15", "pve-headers-5.15"),
     ],
 )
-def test_the_meta_package_follows_the_kernels_own(kernel: str, image: str, meta: str) -> None:
+def test_headers_meta_package_follows_the_kernel_meta_package(kernel: str, image: str, meta: str) -> None:
     others = "linux-image-6.1.0-37-amd64", "linux-base"
 
-    assert DEBIAN.headers_meta(kernel, by_id(installed(image, *others))) == meta
-    assert DEBIAN.headers_meta(kernel, by_id(installed(*others))) is None
+    assert DEBIAN.headers_meta(kernel, by_id(installed_packages(image, *others))) == meta
+    assert DEBIAN.headers_meta(kernel, by_id(installed_packages(*others))) is None
 
 
-def test_a_removed_kernel_meta_package_brings_no_kernels() -> None:
+def test_removed_kernel_meta_package_does_not_count() -> None:
     removed = {"linux-image-amd64": PackageState("6.1.140-1", config_files_only=True)}
 
     assert DEBIAN.headers_meta("6.1.0-37-amd64", by_id(removed)) is None
 
 
 @pytest.mark.parametrize("kernel", ["6.11.0-custom", "6.1.0", "", "6.8.0-51-generic", "-", "6.1.0-37-"])
-def test_a_kernel_that_is_not_debians_has_no_meta_package(kernel: str) -> None:
-    assert DEBIAN.headers_meta(kernel, by_id(installed("linux-image-amd64", "linux-image-generic"))) is None
+def test_foreign_kernel_has_no_headers_meta_package(kernel: str) -> None:
+    assert DEBIAN.headers_meta(kernel, by_id(installed_packages("linux-image-amd64", "linux-image-generic"))) is None

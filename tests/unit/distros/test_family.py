@@ -40,11 +40,11 @@ def test_supported_releases(id_: str, version: str, supported: bool) -> None:
     assert (family(distro(id_, version)) is not None) is supported
 
 
-def test_a_distribution_that_is_only_like_debian_has_no_family() -> None:
+def test_distribution_only_similar_to_debian_has_no_family() -> None:
     assert family(Distro("devuan", "5", "", "", like=("debian",))) is None
 
 
-def test_a_derivative_has_the_family_and_the_repository_of_its_base() -> None:
+def test_derivative_has_the_family_and_repository_of_its_base() -> None:
     mint = Distro("linuxmint", "22.1", "", "", like=("ubuntu", "debian"))
 
     assert family(mint) is UBUNTU
@@ -54,7 +54,7 @@ def test_a_derivative_has_the_family_and_the_repository_of_its_base() -> None:
 @pytest.mark.parametrize(
     "row", [*tables.rows("releases.csv")], ids=lambda row: f"{row['distribution']}{row['version']}"
 )
-def test_a_row_of_the_releases_is_whole(row: Mapping[str, str]) -> None:
+def test_release_row_is_complete(row: Mapping[str, str]) -> None:
     found = release(distro(row["distribution"], row["version"]))
 
     assert found is not None
@@ -74,13 +74,13 @@ def test_every_repository_belongs_to_a_release() -> None:
     assert {row["dir"] for row in tables.rows("cuda_repositories.csv")} <= named
 
 
-def test_the_supported_releases_are_listed_as_a_person_writes_them() -> None:
+def test_supported_releases_are_listed_readably() -> None:
     assert list_supported() == "Debian 12 and 13 and Ubuntu 22.04, 24.04 and 26.04"
 
 
 @pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
 @pytest.mark.parametrize("scope", SCOPES)
-def test_every_choice_names_its_modules_and_never_an_empty_meta_package(known: Family, scope: Scope) -> None:
+def test_every_choice_includes_its_module_package(known: Family, scope: Scope) -> None:
     for branch in branches.all_branches():
         for flavour in branch.flavours:
             choice = Choice(branch.number, "", flavour, "")
@@ -90,7 +90,7 @@ def test_every_choice_names_its_modules_and_never_an_empty_meta_package(known: F
             assert branch.number < branches.OPEN_ONLY_FROM or "cuda-drivers" not in packages
 
 
-def test_the_toolkit_is_four_packages() -> None:
+def test_toolkit_has_four_packages() -> None:
     assert names(TOOLKIT_PACKAGES) == {
         "nvidia-container-toolkit",
         "nvidia-container-toolkit-base",
@@ -99,7 +99,7 @@ def test_the_toolkit_is_four_packages() -> None:
     }
 
 
-def test_a_list_file_is_byte_for_byte_nvidias_own() -> None:
+def test_list_file_equals_that_of_nvidia() -> None:
     repository = cuda_repository(distro("debian", "12"), "amd64")
     assert repository is not None
 
@@ -113,7 +113,7 @@ def test_a_list_file_is_byte_for_byte_nvidias_own() -> None:
     )
 
 
-def test_the_pin_says_what_it_is_for_and_which_version_it_holds() -> None:
+def test_pin_file_states_its_purpose_and_version() -> None:
     for known in DISTROS:
         branch = pin(Choice(580, "", "proprietary", ""), known.origins).decode()
         exact = pin(Choice(580, "580.178.04", "proprietary", ""), known.origins).decode()

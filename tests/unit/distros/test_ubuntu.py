@@ -26,12 +26,12 @@ OLD = Choice(570, "", "open", "")
         (OLD, "libnvidia-compute-570 nvidia-utils-570 nvidia-dkms-570-open nvidia-compute-utils-570"),
     ],
 )
-def test_compute_carries_the_branch_in_its_names_up_to_580(choice: Choice, packages: str) -> None:
+def test_compute_package_names_include_the_branch_up_to_580(choice: Choice, packages: str) -> None:
     assert UBUNTU.driver_packages(choice, "compute") == tuple(packages.split())
     assert UBUNTU.dkms_package(choice) in packages.split()
 
 
-def test_media_adds_encoding_and_decoding() -> None:
+def test_media_scope_adds_encoding_and_decoding() -> None:
     def added(choice: Choice) -> set[str]:
         return set(UBUNTU.driver_packages(choice, "media")) - set(UBUNTU.driver_packages(choice, "compute"))
 
@@ -49,7 +49,7 @@ def test_media_adds_encoding_and_decoding() -> None:
         (Choice(595, "", "proprietary", ""), "cuda-drivers"),
     ],
 )
-def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
+def test_full_scope_uses_the_nvidia_meta_package(choice: Choice, meta: str) -> None:
     packages = UBUNTU.driver_packages(choice, "full")
 
     assert packages[0] == meta
@@ -57,7 +57,7 @@ def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
     assert "nvidia-persistenced" in packages
 
 
-def test_the_headers_of_exactly_one_kernel() -> None:
+def test_headers_package_of_one_kernel() -> None:
     assert UBUNTU.headers("6.8.0-51-generic") == PackageId("linux-headers-6.8.0-51-generic")
 
 
@@ -81,7 +81,9 @@ def test_the_headers_of_exactly_one_kernel() -> None:
         ("6.11.0-1013-oem", {"oem-24.04b": "6.11.0-1013.13"}, "oem-24.04b"),
     ],
 )
-def test_the_meta_package_follows_the_kernels_own(kernel: str, metas: dict[str, str], expected: str) -> None:
+def test_headers_meta_package_follows_the_kernel_meta_package(
+    kernel: str, metas: dict[str, str], expected: str
+) -> None:
     assert meta(kernel, metas) == f"linux-headers-{expected}"
 
 
@@ -94,20 +96,20 @@ def meta(kernel: str, metas: dict[str, str], *, removed: bool = False) -> str | 
 BOTH = {"generic": "6.8.0-51.52", "generic-hwe-24.04": "6.11.0-29.29~24.04.1"}
 
 
-def test_of_two_meta_packages_the_running_kernels_is_followed() -> None:
+def test_headers_follow_the_meta_package_of_the_running_kernel() -> None:
     assert meta("6.8.0-51-generic", BOTH) == "linux-headers-generic"
     assert meta("6.11.0-29-generic", BOTH) == "linux-headers-generic-hwe-24.04"
 
 
-def test_before_the_reboot_into_a_new_series_its_meta_package_is_followed() -> None:
+def test_headers_follow_the_newer_kernel_series_before_the_reboot() -> None:
     assert meta("6.5.0-14-generic", {"generic-hwe-22.04": "6.8.0-51.52~22.04.1"}) == "linux-headers-generic-hwe-22.04"
     assert meta("6.5.0-14-generic", BOTH) == "linux-headers-generic-hwe-24.04"
 
 
 @pytest.mark.parametrize("kernel", ["6.8.0-51-generic", "6.8.0-1021-aws", "6.8.0", "", "6.11.0-custom"])
-def test_no_meta_package_of_another_flavour_is_followed(kernel: str) -> None:
+def test_meta_package_of_another_flavour_is_ignored(kernel: str) -> None:
     assert meta(kernel, {"generic-64k": "6.8.0-51.52", "aws-64k": "6.8.0-1021.23", "azure": "6.8.0-1021.2"}) is None
 
 
-def test_a_removed_kernel_meta_package_brings_no_kernels() -> None:
+def test_removed_kernel_meta_package_does_not_count() -> None:
     assert meta("6.8.0-51-generic", {"generic": "6.8.0-51.52"}, removed=True) is None

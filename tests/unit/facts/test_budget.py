@@ -9,7 +9,7 @@ from gpunode.facts.evidence import Capture
 XID = b"NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus.\n"
 
 
-def test_the_first_messages_of_a_fault_stay_beside_the_newest_lines() -> None:
+def test_first_fault_messages_and_newest_lines_are_kept() -> None:
     log = Capture("journalctl -b", "ok", XID + b"audit: noise\n" * 400_000 + b"the end\n")
     found, left_out = trim_evidence({"journal": log})
     data = found["journal"].data
@@ -19,26 +19,26 @@ def test_the_first_messages_of_a_fault_stay_beside_the_newest_lines() -> None:
     assert "journalctl -b" in left_out[0]
 
 
-def test_a_line_without_end_is_bounded() -> None:
+def test_endless_line_is_cut() -> None:
     found, left_out = trim_evidence({"text": Capture("pasted text", "ok", b"a" * (MAX_BYTES + 1))})
     assert len(found["text"].data) <= MAX_BYTES
     assert left_out
 
 
-def test_tables_of_packages_stay_whole() -> None:
+def test_package_tables_are_not_cut() -> None:
     status = Capture("/var/lib/dpkg/status", "ok", b"Package: a\n\n" * MAX_LINES_PER_SOURCE)
     assert trim_evidence({"dpkg-status": status}) == ({"dpkg-status": status}, ())
 
 
 @given(st.lists(st.integers(0, 100)), st.integers(0, 500))
-def test_shares_are_no_more_than_all(sizes: list[int], total: int) -> None:
+def test_fair_shares_do_not_exceed_the_total(sizes: list[int], total: int) -> None:
     most = fair_share(sizes, total)
     assert sum(min(size, most) for size in sizes) <= total
     assert sum(sizes) > total or most >= max(sizes, default=0)
 
 
 @given(st.lists(st.sampled_from([XID, b"x\n", b"\n", b"y" * 50 + b"\n"])), st.integers(1, 20), st.integers(100, 2000))
-def test_what_is_kept_are_lines_of_the_log_and_its_end(rows: list[bytes], lines: int, size: int) -> None:
+def test_kept_lines_are_the_end_of_the_log(rows: list[bytes], lines: int, size: int) -> None:
     data = b"".join(rows)
     kept = keep_newest(data, lines, size)
     assert len(kept) <= max(size, 0) or kept == data

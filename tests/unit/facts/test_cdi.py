@@ -85,12 +85,12 @@ def spec(data: bytes, path: str = RUN) -> cdi.CdiSpec:
     return found
 
 
-def named(*names: str, path: str = RUN, kind: str = "nvidia.com/gpu") -> bytes:
+def cdi_file(*names: str, path: str = RUN, kind: str = "nvidia.com/gpu") -> bytes:
     devices = [{"name": name, "containerEdits": {"env": [path]}} for name in names]
     return json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices}).encode()
 
 
-def test_what_nvidia_ctk_writes_is_understood() -> None:
+def test_cdi_spec_of_nvidia_ctk_is_parsed() -> None:
     found = spec(WRITTEN)
     assert (found.version, found.kind, [*found.devices]) == ("0.7.0", "nvidia.com/gpu", ["0", "1:0", "all"])
     assert found.drivers == {"580.95.05"}
@@ -100,19 +100,19 @@ def test_what_nvidia_ctk_writes_is_understood() -> None:
     assert {"/usr/bin/nvidia-cdi-hook", "/run/nvidia-persistenced/socket", "/dev/nvidiactl"} <= {*found.paths}
 
 
-def test_so_is_what_older_toolkits_wrote() -> None:
+def test_cdi_spec_of_older_toolkits_is_parsed() -> None:
     found = spec(FORMER)
     assert [*found.devices] == ["all"]
     assert found.drivers == {"535.104.05"}
     assert found.gpus == {0}
 
 
-def test_json_is_read_whatever_the_file_is_called() -> None:
+def test_json_cdi_spec_is_parsed_under_any_file_name() -> None:
     for path in ("/etc/cdi/x.json", RUN):
-        assert [*spec(named("all"), path).devices] == ["all"]
+        assert [*spec(cdi_file("all"), path).devices] == ["all"]
 
 
-def test_in_a_driver_container_it_is_the_hosts_path_that_must_be_there() -> None:
+def test_cdi_paths_use_the_host_path() -> None:
     data = WRITTEN.replace(b"hostPath: /dev/nvidiactl", b"hostPath: /run/nvidia/driver/dev/nvidiactl")
     assert "/run/nvidia/driver/dev/nvidiactl" in spec(data).paths
 
@@ -131,44 +131,46 @@ def test_in_a_driver_container_it_is_the_hosts_path_that_must_be_there() -> None
         (b"cdiVersion: 0.5.0\nkind: a/b\ndevices:\n- containerEdits: {}\n", "name is missing"),
     ],
 )
-def test_what_is_no_specification_says_why(data: bytes, why: str) -> None:
+def test_invalid_cdi_spec_says_why(data: bytes, why: str) -> None:
     found = cdi.read_spec(RUN, data)
     assert isinstance(found, cdi.UnreadableSpec)
     assert why in found.reason
 
 
 @given(st.binary(max_size=200) | st.text(" -:\n'\"#ab{}[]|&", max_size=60).map(str.encode))
-def test_any_bytes_are_a_specification_or_unread(data: bytes) -> None:
+def test_any_bytes_are_a_spec_or_unreadable(data: bytes) -> None:
     assert isinstance(cdi.read_spec(RUN, data), cdi.CdiSpec | cdi.UnreadableSpec)
 
 
 # Which one counts.
 
 
-def test_the_folder_that_comes_later_wins() -> None:
-    offer = cdi.resolve_devices({ETC: named("all", "0"), RUN: named("all")})
+def test_later_cdi_folder_overrides_an_earlier_one() -> None:
+    offer = cdi.resolve_devices({ETC: cdi_file("all", "0"), RUN: cdi_file("all")})
     assert {name: one.path for name, one in offer.devices.items()} == {"all": RUN, "0": ETC}
-    assert cdi.resolve_devices({RUN: named("all")}, ("/etc/cdi",)).devices == {}
+    assert cdi.resolve_devices({RUN: cdi_file("all")}, ("/etc/cdi",)).devices == {}
 
 
-def test_a_name_that_two_files_of_one_folder_have_is_nobodys() -> None:
+def test_device_in_two_files_of_one_folder_is_a_conflict() -> None:
     other = "/var/run/cdi/other.json"
-    offer = cdi.resolve_devices({ETC: named("all"), RUN: named("all", "0"), other: named("all")})
+    offer = cdi.resolve_devices({ETC: cdi_file("all"), RUN: cdi_file("all", "0"), other: cdi_file("all")})
     assert {**offer.conflicts} == {"all": (RUN, other)}
     assert [*offer.devices] == ["0"]
 
 
-def test_a_conflict_in_a_folder_that_another_overrules_is_none() -> None:
-    offer = cdi.resolve_devices({"/etc/cdi/a.json": named("all"), "/etc/cdi/b.json": named("all"), RUN: named("all")})
+def test_overridden_conflict_is_no_conflict() -> None:
+    offer = cdi.resolve_devices(
+        {"/etc/cdi/a.json": cdi_file("all"), "/etc/cdi/b.json": cdi_file("all"), RUN: cdi_file("all")}
+    )
     assert (offer.conflicts, offer.devices["all"].path) == ({}, RUN)
 
 
-def test_other_kinds_and_files_that_no_engine_reads_do_not_count() -> None:
+def test_other_kinds_and_unread_files_are_ignored() -> None:
     files = {
-        "/etc/cdi/other.json": named("all", kind="vendor.com/net"),
-        "/etc/cdi/nvidia.yml": named("all"),
-        "/etc/cdi/nvidia.yaml.bak": named("all"),
-        "/etc/cdi/sub/nvidia.json": named("all"),
+        "/etc/cdi/other.json": cdi_file("all", kind="vendor.com/net"),
+        "/etc/cdi/nvidia.yml": cdi_file("all"),
+        "/etc/cdi/nvidia.yaml.bak": cdi_file("all"),
+        "/etc/cdi/sub/nvidia.json": cdi_file("all"),
         "/etc/cdi/flow.yaml": b"[cdiVersion: 0.5.0",
     }
     offer = cdi.resolve_devices(files)

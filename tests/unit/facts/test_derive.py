@@ -31,7 +31,7 @@ def listing(source: str, *found: Found) -> Capture:
 
 
 def node(**changed: Capture | None) -> Evidence:
-    """A converged-looking node; keys with ``_`` for ``-``; None takes the capture away."""
+    """Return a converged-looking node; keys with ``_`` for ``-``; None takes the capture away."""
     usual = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
     usual |= {
         "os-release": ok("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nNAME="Debian"\n'),
@@ -48,7 +48,7 @@ def node(**changed: Capture | None) -> Evidence:
     return {key: capture for key, capture in usual.items() if changed.get(key.replace("-", "_"), capture) is not None}
 
 
-def test_an_ordinary_node() -> None:
+def test_facts_of_an_ordinary_node() -> None:
     facts = derive(node())
     assert need(facts.distro, "the distribution").codename == "bookworm"
     assert need(facts.architecture, "the architecture") == "amd64"
@@ -62,7 +62,7 @@ def test_an_ordinary_node() -> None:
     )
 
 
-def test_a_file_is_missing_only_where_somebody_looked() -> None:
+def test_file_is_missing_only_if_it_was_probed() -> None:
     facts = derive(node(apt_preferences_d=Capture("/etc/apt/preferences.d/*", "denied", error="Permission denied")))
     assert facts.file("/etc/docker/daemon.json") == Known(None, "file:/etc/docker/daemon.json")
     assert facts.file("/etc/modprobe.d/nouveau.conf") == Known(None, "modprobe-d")
@@ -74,7 +74,7 @@ def unknown_facts(facts: Facts) -> set[str]:
     return {one.name for one in dataclasses.fields(facts) if isinstance(getattr(facts, one.name), Unknown)}
 
 
-def test_no_evidence_is_no_facts() -> None:
+def test_missing_evidence_gives_unknown_facts() -> None:
     facts = derive({})
     assert unknown_facts(facts) >= {"distro", "platform", "devices", "packages", "modules", "loaded_driver", "sources"}
     assert all(isinstance(unit, Unknown) for unit in facts.units.values())
@@ -97,7 +97,7 @@ def test_no_evidence_is_no_facts() -> None:
     ],
 )
 @pytest.mark.parametrize("outcome", ["denied", "failed", "timeout"])
-def test_what_would_not_answer_is_not_taken_for_missing(key: str, fact: str, outcome: Outcome) -> None:
+def test_failed_probe_gives_an_unknown_fact(key: str, fact: str, outcome: Outcome) -> None:
     facts = derive(node(**{key: Capture("the source", outcome, error="the system's word")}))
     unknown = getattr(facts, fact)
     assert isinstance(unknown, Unknown)
@@ -105,7 +105,7 @@ def test_what_would_not_answer_is_not_taken_for_missing(key: str, fact: str, out
     assert unknown.probe == key.replace("_", "-")
 
 
-def test_sysfs_serves_where_lspci_is_missing() -> None:
+def test_sysfs_replaces_a_missing_lspci() -> None:
     alias = Found(
         "/sys/bus/pci/devices/0000:01:00.0/modalias", data=b"pci:v000010DEd00001B80sv00001043sd000085AAbc03sc00i00\n"
     )
@@ -114,7 +114,7 @@ def test_sysfs_serves_where_lspci_is_missing() -> None:
     assert isinstance(derive(node()).devices, Unknown)
 
 
-def test_an_image_does_not_borrow_the_kernel_that_runs_beside_it() -> None:
+def test_image_does_not_use_facts_of_the_running_kernel() -> None:
     loaded = ok("/proc/modules", "nouveau 1 0 - Live 0x0\n")
     facts = derive(node(modules=loaded, units=ok("systemctl show x.service", "Id=x.service\n")), image=True)
     assert need(facts.platform, "the platform").kind == "image"
@@ -125,7 +125,7 @@ def test_an_image_does_not_borrow_the_kernel_that_runs_beside_it() -> None:
     assert facts.units["x.service"] == Known(Unit(ServiceState(False, False), exists=False), "unit-wants")
 
 
-def test_an_image_needs_no_more_than_what_is_stored_in_it() -> None:
+def test_image_facts_come_from_stored_files() -> None:
     asked = list_probes(image=True)
     assert not any(probe.argv or probe.source.startswith(("/proc", "/sys", "/dev")) for probe in asked)
     evidence = node(unit_files_lib=listing("", Found("/lib/systemd/system/crio.service")))
@@ -135,7 +135,7 @@ def test_an_image_needs_no_more_than_what_is_stored_in_it() -> None:
     assert isinstance(facts.unit("nobody-asked.service"), Unknown)
 
 
-def test_a_node_without_systemd_still_knows_its_units() -> None:
+def test_unit_states_are_read_from_files_without_systemd() -> None:
     error = "System has not been booted with systemd as init system (PID 1). Can't operate.\n"
     units = Capture("systemctl show containerd.service", "failed", error=error, exit_status=1)
     wants = listing("", Found("/etc/systemd/system/multi-user.target.wants/containerd.service"))
@@ -144,23 +144,23 @@ def test_a_node_without_systemd_still_knows_its_units() -> None:
     assert facts.units["containerd.service"] == Known(Unit(ServiceState(True, False)), "unit-wants")
 
 
-def test_in_a_chroot_systemctl_succeeds_and_tells_nothing_but_why() -> None:
+def test_systemctl_in_a_chroot_gives_unknown_units() -> None:
     error = "Running in chroot, ignoring command 'show'\n"
     facts = derive(node(units=Capture("systemctl show docker.service", "ok", error=error, exit_status=0)))
     assert facts.units["docker.service"] == Unknown("Running in chroot, ignoring command 'show'", "units")
 
 
-def test_a_systemd_that_does_not_answer_leaves_units_unknown() -> None:
+def test_unresponsive_systemd_gives_unknown_units() -> None:
     facts = derive(node(units=Capture("systemctl show docker.service", "timeout")))
     assert isinstance(facts.units["docker.service"], Unknown)
 
 
-def test_a_kernel_without_modules_has_none_loaded() -> None:
+def test_kernel_without_modules_has_none_loaded() -> None:
     assert derive(node()).modules == Known(frozenset(), "modules")
     assert isinstance(derive(node(boot_id=Capture("/proc", "absent"))).modules, Unknown)
 
 
-def test_more_files_and_units_can_be_asked_for() -> None:
+def test_additional_files_and_units_are_probed() -> None:
     asked = {probe.key: probe for probe in list_probes(["crio.service"], ["/etc/cufile.json"])}
     assert asked["file:/etc/cufile.json"].path == "/etc/cufile.json"
     assert "crio.service" in asked["units"].argv
@@ -182,6 +182,6 @@ CAPTURES = st.builds(
 
 
 @given(st.dictionaries(KEYS, CAPTURES), st.booleans())
-def test_no_evidence_whatever_makes_derive_fail(evidence: Mapping[str, Capture], image: bool) -> None:
+def test_derive_never_fails(evidence: Mapping[str, Capture], image: bool) -> None:
     packages = derive({**node(), **evidence}, image=image).packages
     assert isinstance(packages, Known | Unknown)

@@ -64,46 +64,48 @@ RANCHER = "/var/lib/rancher"
 
 
 def evidence(files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()) -> Evidence:
-    """A node with these files, on which these units run or would start at boot."""
+    """Return a node with these files, on which these units run or would start at boot."""
     captured = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
     for key, folder in FOLDERS.items():
         found = (Found(path, data=text.encode()) for path, text in files.items() if path.rpartition("/")[0] == folder)
         captured[key] = Capture(f"{folder}/*", "ok", encode_found(found))
     captured |= {f"file:{path}": Capture(path, "ok", text.encode()) for path, text in files.items()}
-    shown = [_shown(name, "active", "enabled") for name in running]
-    shown += [_shown(name, "inactive", "enabled") for name in enabled]
+    shown = [_unit_state(name, "active", "enabled") for name in running]
+    shown += [_unit_state(name, "inactive", "enabled") for name in enabled]
     names = captured["units"].source.split("StateChangeTimestamp ", 1)[1].split()
     shown += [f"Id={name}\nLoadState=not-found\n" for name in names if name not in {*running, *enabled}]
     captured["units"] = Capture(captured["units"].source, "ok", "\n".join(shown).encode())
     return captured
 
 
-def _shown(name: str, active: str, enabled: str) -> str:
+def _unit_state(name: str, active: str, enabled: str) -> str:
     return f"Id={name}\nLoadState=loaded\nActiveState={active}\nUnitFileState={enabled}\nMainPID=0\n"
 
 
-def found(files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()) -> Fact[Kubelet | None]:
+def read_kubelet(
+    files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()
+) -> Fact[Kubelet | None]:
     return derive(evidence(files, tuple(running), tuple(enabled))).kubelet
 
 
-def test_a_node_without_a_kubelet() -> None:
-    assert found({}) == Known(None, "units")
+def test_node_without_a_kubelet() -> None:
+    assert read_kubelet({}) == Known(None, "units")
 
 
-def test_a_node_at_which_nobody_looked() -> None:
+def test_unprobed_node_has_an_unknown_kubelet() -> None:
     assert isinstance(derive({}).kubelet, Unknown)
 
 
-def test_kubeadm_puts_the_socket_into_its_flags() -> None:
-    told = found(KUBEADM, ["kubelet.service"])
+def test_kubeadm_socket_is_read_from_flags() -> None:
+    told = read_kubelet(KUBEADM, ["kubelet.service"])
     assert told == Known(
         Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd"), "file:/var/lib/kubelet/config.yaml"
     )
 
 
-def test_kubeadm_of_1_32_and_later_puts_the_socket_into_the_configuration() -> None:
+def test_kubeadm_1_32_socket_is_read_from_the_configuration() -> None:
     config = CONFIG.replace('containerRuntimeEndpoint: ""', "containerRuntimeEndpoint: unix:///run/crio/crio.sock")
-    told = found(
+    told = read_kubelet(
         {**KUBEADM, "/var/lib/kubelet/config.yaml": config, "/var/lib/kubelet/kubeadm-flags.env": ""},
         ["kubelet.service"],
     )
@@ -111,43 +113,43 @@ def test_kubeadm_of_1_32_and_later_puts_the_socket_into_the_configuration() -> N
     assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "systemd")
 
 
-def test_a_kubelet_that_was_told_nothing_has_its_defaults() -> None:
-    told = found({"/lib/systemd/system/kubelet.service": UNIT}, ["kubelet.service"])
+def test_kubelet_without_options_has_defaults() -> None:
+    told = read_kubelet({"/lib/systemd/system/kubelet.service": UNIT}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "cgroupfs")
 
 
-def test_what_the_administrator_adds_comes_last_and_wins() -> None:
+def test_extra_args_override() -> None:
     own = "KUBELET_EXTRA_ARGS=--cgroup-driver cgroupfs --container-runtime-endpoint='unix:///var/run/crio/crio.sock'\n"
-    told = found({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "cgroupfs")
 
 
-def test_of_two_drop_ins_with_one_name_the_administrators_counts() -> None:
+def test_drop_in_in_etc_overrides_one_of_the_same_name() -> None:
     own = (
         "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint=unix:///run/other.sock\n"
     )
-    told = found({**KUBEADM, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == "/run/other.sock"
 
 
 @pytest.mark.parametrize("folder", ["/etc", "/run", "/usr/local/lib", "/lib"])
-def test_a_drop_in_counts_in_every_folder_of_systemd(folder: str) -> None:
+def test_drop_ins_are_read_from_every_systemd_folder(folder: str) -> None:
     own = """[Service]
 Environment="KUBELET_EXTRA_ARGS=--container-runtime-endpoint=/run/crio/crio.sock 'of no interest"
 [Install]
 ExecStart=
 """
-    told = found({**KUBEADM, f"{folder}/systemd/system/kubelet.service.d/20-own.conf": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, f"{folder}/systemd/system/kubelet.service.d/20-own.conf": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == "/run/crio/crio.sock"
 
 
-def test_nobody_looks_into_the_run_of_an_image() -> None:
+def test_run_folder_of_an_image_is_not_read() -> None:
     stored = {probe.key for probe in kubelet_probes(image=True)}
     wants = {"unit-wants": "/etc/systemd/system/multi-user.target.wants/kubelet.service"}
     wants["unit-files-lib"] = "/lib/systemd/system/kubelet.service"
@@ -158,15 +160,15 @@ def test_nobody_looks_into_the_run_of_an_image() -> None:
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")
 
 
-def test_a_folder_at_which_nobody_looked_may_hold_a_drop_in() -> None:
+def test_unprobed_drop_in_folder_gives_an_unknown_kubelet() -> None:
     seen = dict(evidence(KUBEADM, ["kubelet.service"]))
     del seen["kubelet-unit-run"]
     assert derive(seen).kubelet == Unknown("not captured", "file:/run/systemd/system/kubelet.service.d")
 
 
-def test_a_kubelet_with_dockershim_uses_docker() -> None:
+def test_kubelet_with_dockershim_uses_docker() -> None:
     unit = UNIT.replace("/usr/bin/kubelet", "/usr/bin/kubelet --container-runtime=docker")
-    told = found({"/lib/systemd/system/kubelet.service": unit}, ["kubelet.service"])
+    told = read_kubelet({"/lib/systemd/system/kubelet.service": unit}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == "/run/dockershim.sock"
@@ -182,8 +184,8 @@ EKS = {
 }
 
 
-def test_eks_writes_json() -> None:
-    told = found(EKS, ["kubelet.service"])
+def test_eks_json_configuration_is_read() -> None:
+    told = read_kubelet(EKS, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")
 
@@ -199,13 +201,13 @@ def test_eks_writes_json() -> None:
         (ETC, "", "how it is started"),
     ],
 )
-def test_what_may_mean_something_else_is_not_guessed(path: str, text: str, reason: str) -> None:
-    told = found({**KUBEADM, path: text}, ["kubelet.service"])
+def test_ambiguous_kubelet_configuration_is_unknown(path: str, text: str, reason: str) -> None:
+    told = read_kubelet({**KUBEADM, path: text}, ["kubelet.service"])
     assert isinstance(told, Unknown)
     assert reason in told.reason
 
 
-def test_the_words_with_which_it_runs_count_more_than_its_unit() -> None:
+def test_running_command_line_overrides_the_unit() -> None:
     seen = dict(evidence(KUBEADM, ["kubelet.service"], ()))
     words = (
         "/usr/bin/kubelet\0--config=/var/lib/kubelet/config.yaml\0--container-runtime-endpoint\0/run/crio/crio.sock\0"
@@ -221,8 +223,8 @@ def test_the_words_with_which_it_runs_count_more_than_its_unit() -> None:
     assert told.value.socket == CONTAINERD
 
 
-def test_a_unit_that_systemd_knows_and_nobody_finds_is_unknown() -> None:
-    told = found({}, ["kubelet.service"])
+def test_unit_without_a_unit_file_is_unknown() -> None:
+    told = read_kubelet({}, ["kubelet.service"])
     assert isinstance(told, Unknown)
     assert "unit file" in told.reason
 
@@ -236,14 +238,16 @@ def test_a_unit_that_systemd_knows_and_nobody_finds_is_unknown() -> None:
         ("", None),
     ],
 )
-def test_systemd_tells_which_process_it_is(units: str, path: str | None) -> None:
+def test_kubelet_process_is_found_by_systemd(units: str, path: str | None) -> None:
     probe = kubelet_command_probe(Capture("systemctl show", "ok", units.encode()))
     assert (probe.path if probe else None) == path
 
 
-def test_a_configuration_in_a_place_that_nobody_knows_is_unknown() -> None:
+def test_unprobed_kubelet_configuration_is_unknown() -> None:
     dropin = KUBEADM_DROPIN.replace("/var/lib/kubelet/config.yaml", "/opt/kubelet.yaml")
-    told = found({**KUBEADM, "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": dropin}, ["kubelet.service"])
+    told = read_kubelet(
+        {**KUBEADM, "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": dropin}, ["kubelet.service"]
+    )
     assert told == Unknown("not captured", "file:/opt/kubelet.yaml")
 
 
@@ -260,9 +264,9 @@ def crictl(socket: str) -> str:
         ("rke2", "rke2-agent.service"),
     ],
 )
-def test_k3s_and_rke2_have_a_socket_of_their_own(kind: str, unit: str) -> None:
+def test_k3s_and_rke2_have_their_own_socket(kind: str, unit: str) -> None:
     files = {f"{RANCHER}/{kind}/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")}
-    told = found(files, [unit])
+    told = read_kubelet(files, [unit])
     assert isinstance(told, Known)
     assert told.value is not None
     assert (told.value.kind, told.value.unit) == (kind, unit)
@@ -271,16 +275,16 @@ def test_k3s_and_rke2_have_a_socket_of_their_own(kind: str, unit: str) -> None:
     assert told.value.cgroup_driver is None
 
 
-def test_k3s_may_use_a_containerd_that_is_not_its_own() -> None:
-    told = found({f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl(CONTAINERD)}, ["k3s.service"])
+def test_k3s_may_use_an_external_containerd() -> None:
+    told = read_kubelet({f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl(CONTAINERD)}, ["k3s.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == CONTAINERD
 
 
-def test_k3s_may_keep_its_data_elsewhere() -> None:
+def test_k3s_may_use_another_data_folder() -> None:
     config = "token: redacted\ndata-dir: /data/k3s/  # the fast disk\nnode-label:\n  - gpu=nvidia\n"
-    told = found({"/etc/rancher/k3s/config.yaml": config}, ["k3s.service"])
+    told = read_kubelet({"/etc/rancher/k3s/config.yaml": config}, ["k3s.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert (told.value.data, told.value.socket) == ("/data/k3s", "/run/k3s/containerd/containerd.sock")
@@ -296,8 +300,10 @@ MICROK8S = """\
 """
 
 
-def test_microk8s_names_its_socket_with_the_snaps_variables() -> None:
-    told = found({"/var/snap/microk8s/current/args/kubelet": MICROK8S}, ["snap.microk8s.daemon-kubelite.service"])
+def test_microk8s_socket_variables_are_expanded() -> None:
+    told = read_kubelet(
+        {"/var/snap/microk8s/current/args/kubelet": MICROK8S}, ["snap.microk8s.daemon-kubelite.service"]
+    )
     assert isinstance(told, Known)
     assert told.value == Kubelet(
         "microk8s",
@@ -307,42 +313,42 @@ def test_microk8s_names_its_socket_with_the_snaps_variables() -> None:
     )
 
 
-def test_k0s_runs_a_containerd_of_its_own() -> None:
-    told = found({"/etc/k0s/containerd.toml": "# k0s_managed=true\nversion = 3\n"}, ["k0sworker.service"])
+def test_k0s_runs_its_own_containerd() -> None:
+    told = read_kubelet({"/etc/k0s/containerd.toml": "# k0s_managed=true\nversion = 3\n"}, ["k0sworker.service"])
     assert isinstance(told, Known)
     assert told.value == Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
 
 
-def test_k0s_without_a_containerd_may_use_another_runtime() -> None:
-    told = found({}, ["k0sworker.service"])
+def test_k0s_without_containerd_is_unknown() -> None:
+    told = read_kubelet({}, ["k0sworker.service"])
     assert isinstance(told, Unknown)
     assert "--cri-socket" in told.reason
 
 
-def test_the_kubelet_that_runs_is_meant_whatever_else_is_left_behind() -> None:
+def test_running_kubelet_is_preferred_to_an_enabled_one() -> None:
     files = {**KUBEADM, f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")}
-    told = found(files, running=["k3s.service"], enabled=["kubelet.service"])
+    told = read_kubelet(files, running=["k3s.service"], enabled=["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.kind == "k3s"
 
 
-def test_an_image_has_the_kubelet_that_will_start() -> None:
-    told = found(KUBEADM, enabled=["kubelet.service"])
+def test_image_uses_the_enabled_kubelet() -> None:
+    told = read_kubelet(KUBEADM, enabled=["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.socket == CONTAINERD
 
 
-def test_files_alone_tell_where_no_unit_is_known() -> None:
-    told = found({f"{RANCHER}/rke2/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")})
+def test_kubelet_is_found_by_files_without_a_unit() -> None:
+    told = read_kubelet({f"{RANCHER}/rke2/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")})
     assert isinstance(told, Known)
     assert told.value is not None
     assert (told.value.kind, told.value.unit) == ("rke2", "")
 
 
-def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
-    told = found(KUBEADM, ["kubelet.service", "k3s.service"])
+def test_two_running_kubelets_are_unknown() -> None:
+    told = read_kubelet(KUBEADM, ["kubelet.service", "k3s.service"])
     assert told == Unknown("kubelet.service and k3s.service are both running here", "units")
 
 
@@ -363,7 +369,7 @@ def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
         ("", {}),
     ],
 )
-def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
+def test_top_level_yaml_keys_are_read(text: str, value: Mapping[str, str | None]) -> None:
     assert read_top_level_texts(text, ("cgroupDriver",)) == value
 
 
@@ -382,7 +388,7 @@ def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
         "cgroupDriver systemd\n",
     ],
 )
-def test_yaml_that_may_mean_something_else(text: str) -> None:
+def test_ambiguous_yaml_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         read_top_level_texts(text, ("cgroupDriver",))
 
@@ -420,8 +426,8 @@ ExecStart=/usr/local/bin/k3s \\
         ),
     ],
 )
-def test_the_name_that_a_kubelet_was_told_for_its_node_is_known(files: dict[str, str], unit: str, name: str) -> None:
-    told = found(files, [unit])
+def test_node_name_given_to_the_kubelet_is_read(files: dict[str, str], unit: str, name: str) -> None:
+    told = read_kubelet(files, [unit])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.node_name == name
@@ -441,8 +447,8 @@ def test_the_name_that_a_kubelet_was_told_for_its_node_is_known(files: dict[str,
         ),
     ],
 )
-def test_a_static_cpu_manager_is_read_from_flags_and_file(files: Mapping[str, str], unit: str) -> None:
-    told = found(files, [unit])
+def test_static_cpu_manager_is_read_from_flags_and_file(files: Mapping[str, str], unit: str) -> None:
+    told = read_kubelet(files, [unit])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.static_cpus
@@ -501,7 +507,7 @@ K3S_ENV = "/etc/systemd/system/k3s-agent.service.env"
         ),
     ],
 )
-def test_k3s_reads_its_folder_flags_and_environment(files: Mapping[str, str], name: str, static: bool) -> None:
+def test_k3s_config_folder_flags_and_environment_are_merged(files: Mapping[str, str], name: str, static: bool) -> None:
     """Source: docs.k3s.io, "Configuration Options": the last value counts, + adds; flags before the environment."""
     unit = {"/etc/systemd/system/k3s-agent.service": K3S_UNIT}
     seen = evidence({**unit, **files}, ["k3s-agent.service"])
@@ -513,7 +519,7 @@ def test_k3s_reads_its_folder_flags_and_environment(files: Mapping[str, str], na
     assert b"secret" not in b"".join(one.data for one in redacted.values())
 
 
-def test_a_capture_without_the_folder_of_k3s_still_tells_its_kubelet() -> None:
+def test_k3s_config_file_is_read_without_the_folder() -> None:
     seen = dict(evidence({K3S_DIR: "node-name: a\n"}, ["k3s-agent.service"]))
     del seen["k3s-config-d"]
     told = derive(seen).kubelet
@@ -522,18 +528,18 @@ def test_a_capture_without_the_folder_of_k3s_still_tells_its_kubelet() -> None:
     assert told.value.node_name == "a"
 
 
-def test_a_file_that_flags_make_needless_may_be_unreadable() -> None:
+def test_unreadable_file_is_ignored_where_flags_override_it() -> None:
     own = "KUBELET_EXTRA_ARGS=--cgroup-driver=systemd --container-runtime-endpoint=/run/crio/crio.sock\n"
-    told = found(
+    told = read_kubelet(
         {**KUBEADM, "/etc/default/kubelet": own, "/var/lib/kubelet/config.yaml": "{a: b}\n"}, ["kubelet.service"]
     )
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "systemd")
 
 
-def test_the_labels_of_the_node_are_read_from_its_flags() -> None:
+def test_node_labels_are_read_from_flags() -> None:
     own = "KUBELET_EXTRA_ARGS=--node-labels=a=b,c=d\n"
-    told = found({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
+    told = read_kubelet({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.labels == "a=b,c=d"

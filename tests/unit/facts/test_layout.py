@@ -23,13 +23,13 @@ def access(path: str, minor: int) -> Found:
     return Found(f"/proc/driver/nvidia/capabilities/{path}/access", data=text.encode())
 
 
-def test_gpus_by_minor_and_uuid_without_those_that_the_driver_leaves_alone() -> None:
+def test_excluded_gpus_are_not_listed() -> None:
     sleeping = "GPU-????????-????-????-????-????????????"
     found = read_layout([gpu(0), gpu(1, sleeping), gpu(2, excluded="Yes")], [])
     assert found == GpuLayout(frozenset({0, 1}), frozenset({UUID}), frozenset())
 
 
-def test_mig_devices_by_the_capabilities_that_open_them() -> None:
+def test_mig_capabilities_are_listed() -> None:
     instances = [
         access("gpu0/mig/gi1", 12),
         access("gpu0/mig/gi1/ci0", 13),
@@ -42,6 +42,6 @@ def test_mig_devices_by_the_capabilities_that_open_them() -> None:
 
 
 @pytest.mark.parametrize("data", [None, b"", b"Device Minor: \t ?\n"])
-def test_what_is_not_as_the_driver_writes_it_is_not_guessed(data: bytes | None) -> None:
+def test_malformed_proc_files_are_refused(data: bytes | None) -> None:
     with pytest.raises(ValueError, match=r"could not be read|Device Minor"):
         read_layout([Found("/proc/driver/nvidia/gpus/x/information", data=data)], [])

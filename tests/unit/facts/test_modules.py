@@ -21,50 +21,52 @@ OPEN = (
 @pytest.mark.parametrize(
     ("text", "driver"), [(PROPRIETARY, LoadedDriver("535.183.01", False)), (OPEN, LoadedDriver("580.95.05", True))]
 )
-def test_both_flavours_of_the_driver_are_read(text: str, driver: LoadedDriver) -> None:
+def test_both_driver_flavours_are_parsed(text: str, driver: LoadedDriver) -> None:
     assert kernels.parse_nvrm_version(text) == driver
 
 
-def test_a_driver_without_a_version_is_not_understood() -> None:
+def test_driver_without_a_version_is_refused() -> None:
     with pytest.raises(ValueError, match="NVRM"):
         kernels.parse_nvrm_version("GCC version: 12\n")
 
 
-def test_loaded_modules() -> None:
+def test_loaded_modules_are_parsed() -> None:
     text = "nvidia_uvm 4931584 0 - Live 0x0000000000000000 (O)\nnvidia 54079488 2 nvidia_uvm, Live 0x0 (O)\n"
     assert kernels.parse_proc_modules(text) == {"nvidia", "nvidia_uvm"}
     with pytest.raises(ValueError, match="proc/modules"):
         kernels.parse_proc_modules("Module Size Used by\n")
 
 
-def found(*paths: str) -> list[Found]:
+def found_files(*paths: str) -> list[Found]:
     return [Found(path) for path in paths]
 
 
-def test_the_next_kernel_to_boot_is_the_newest_by_version_not_by_name() -> None:
-    images = found(*(f"/boot/vmlinuz-6.1.0-{n}-amd64" for n in (9, 25, 18)), "/boot/vmlinuz-6.1.0-30-amd64.dpkg-new")
+def test_next_kernel_is_the_newest_by_version() -> None:
+    images = found_files(
+        *(f"/boot/vmlinuz-6.1.0-{n}-amd64" for n in (9, 25, 18)), "/boot/vmlinuz-6.1.0-30-amd64.dpkg-new"
+    )
     assert kernels.installed_kernels(images) == ("6.1.0-9-amd64", "6.1.0-18-amd64", "6.1.0-25-amd64")
 
 
 @pytest.mark.parametrize(
     "pair", [("6.8.0-9", "6.8.0-45"), ("6.12~rc1", "6.12"), ("6.1.0", "6.1.0+b"), ("6.1a", "6.1+")]
 )
-def test_versions_sort_as_dpkg_sorts_them(pair: tuple[str, str]) -> None:
+def test_kernel_versions_sort_like_dpkg(pair: tuple[str, str]) -> None:
     assert kernels.version_key(pair[0]) < kernels.version_key(pair[1])
 
 
-def test_a_link_to_removed_headers_is_no_headers() -> None:
+def test_dangling_link_to_headers_does_not_count() -> None:
     builds = [
         Found("/lib/modules/6.1.0-18-amd64/build", link="/usr/src/linux-headers-6.1.0-18-amd64"),
         Found("/lib/modules/6.1.0-25-amd64/build", link="/usr/src/linux-headers-6.1.0-25-amd64"),
         Found("/lib/modules/6.9-own/build", link="/home/me/linux"),
     ]
-    sources = found("/usr/src/linux-headers-6.1.0-25-amd64")
+    sources = found_files("/usr/src/linux-headers-6.1.0-25-amd64")
     assert kernels.kernels_with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
 
 
-def test_module_files_know_their_builder_and_version() -> None:
-    files = found(
+def test_module_files_have_builder_and_version() -> None:
+    files = found_files(
         "/lib/modules/6.1.0-25-amd64/updates/dkms/nvidia-current.ko.xz",
         "/lib/modules/6.1.0-25-amd64/updates/dkms/nvidia-current-uvm.ko.xz",
         "/lib/modules/6.8.0-45-generic/kernel/nvidia-580srv-open/nvidia.ko",
@@ -85,7 +87,7 @@ def test_module_files_know_their_builder_and_version() -> None:
 
 
 @given(st.text())
-def test_hostile_text_is_a_value_error_at_most(text: str) -> None:
+def test_hostile_text_raises_only_value_error(text: str) -> None:
     for read in (kernels.parse_proc_modules, kernels.parse_nvrm_version, kernels.version_key):
         try:
             read(text)

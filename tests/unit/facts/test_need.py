@@ -20,20 +20,20 @@ from gpunode.facts.model import Unknown, need
         (Unknown("lspci: command not found", "lspci"), "install the tool it names"),
     ],
 )
-def test_the_remedy_fits_what_kept_it_from_being_known(unknown: Unknown, hint: str) -> None:
+def test_hint_fits_the_reason_of_an_unknown_fact(unknown: Unknown, hint: str) -> None:
     with pytest.raises(Undetermined) as caught:
         need(unknown, "which it is")
     assert hint in caught.value.hint
     assert "file:" not in caught.value.why
 
 
-def test_a_file_that_cannot_be_read_is_named_once() -> None:
+def test_unreadable_file_is_named_once() -> None:
     with pytest.raises(Undetermined) as caught:
         need(Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "what /etc/x holds")
     assert caught.value.why == "/etc/x may not be read: Permission denied"
 
 
-def test_a_missing_program_comes_with_the_command_that_installs_it() -> None:
+def test_missing_program_comes_with_its_install_command() -> None:
     virt = Capture("systemd-detect-virt", "absent")
     rest = {key: Capture(key, "absent") for key in ("dev-dxg", "tegra-release", "device-tree", "container-manager")}
     facts = derive({"virt": virt, "kernel-release": Capture("uname -r", "ok", b"6.1"), "dockerenv": virt, **rest})

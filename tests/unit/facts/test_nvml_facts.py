@@ -51,7 +51,7 @@ def _parse(answer: object) -> NvmlInventory | NvmlFailure:
     return parse_answer(json.dumps(answer).encode())
 
 
-def test_an_inventory_is_typed() -> None:
+def test_inventory_is_parsed() -> None:
     found = _parse(ANSWER)
     assert isinstance(found, NvmlInventory)
     assert found.driver == "580.178.04"
@@ -60,7 +60,7 @@ def test_an_inventory_is_typed() -> None:
     assert found.gpus[0].faults == ()
 
 
-def test_what_a_model_does_not_have_is_no_fault_and_what_it_refuses_is() -> None:
+def test_unsupported_reading_is_no_fault_and_a_denied_one_is() -> None:
     row = {**GPU, "ecc": {"error": "NotSupported", "code": 3}, "name": {"error": "NoPermission", "code": 4}}
     found = _parse({**ANSWER, "gpus": [row]})
     assert isinstance(found, NvmlInventory)
@@ -68,7 +68,7 @@ def test_what_a_model_does_not_have_is_no_fault_and_what_it_refuses_is() -> None
     assert [key for key, _ in found.gpus[0].faults] == ["name"]
 
 
-def test_a_lost_gpu_is_one_row_and_hides_no_other() -> None:
+def test_lost_gpu_does_not_hide_the_others() -> None:
     found = _parse({**ANSWER, "gpus": [{"index": 0, "error": "GpuIsLost", "code": 15}, {**GPU, "index": 1}]})
     assert isinstance(found, NvmlInventory)
     lost, well = found.gpus
@@ -79,7 +79,7 @@ def test_a_lost_gpu_is_one_row_and_hides_no_other() -> None:
     assert found.uuids == {GPU["uuid"]}
 
 
-def test_a_failure_keeps_what_the_library_could_still_say() -> None:
+def test_nvml_failure_keeps_the_known_versions() -> None:
     error: dict[str, Any] = {
         "code": 18,
         "name": "LibRmVersionMismatch",
@@ -93,14 +93,14 @@ def test_a_failure_keeps_what_the_library_could_still_say() -> None:
     assert "reboot" in found.remedy
 
 
-def test_the_errors_that_a_node_meets_have_a_cause_and_a_way_out() -> None:
+def test_common_nvml_errors_have_a_meaning_and_a_remedy() -> None:
     for code in (4, 8, 9, 12, 15, 16, 18, 999):
         assert explain_error(code).meaning
         assert explain_error(code).remedy
     assert "777" in explain_error(777).meaning
 
 
-def test_the_table_has_the_names_and_codes_of_pynvml() -> None:
+def test_error_table_matches_pynvml() -> None:
     import pynvml
 
     theirs = {value: key for key, value in vars(pynvml).items() if key.startswith("NVML_ERROR_")}
@@ -120,13 +120,13 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_read_or_refused(answer: object) -> None:
+def test_any_json_is_parsed_or_refused(answer: object) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(_parse(answer), NvmlInventory | NvmlFailure)
 
 
 @given(st.sampled_from([*ANSWER]), JSON)
-def test_a_spoiled_value_is_refused_or_kept_apart(key: str, value: object) -> None:
+def test_damaged_value_is_refused_or_unread(key: str, value: object) -> None:
     try:
         found = _parse({**ANSWER, key: value})
     except ValueError:
@@ -136,7 +136,7 @@ def test_a_spoiled_value_is_refused_or_kept_apart(key: str, value: object) -> No
 
 
 @given(st.sampled_from([*READINGS]), JSON)
-def test_a_spoiled_gpu_is_refused_or_typed(key: str, value: object) -> None:
+def test_damaged_gpu_is_refused_or_typed(key: str, value: object) -> None:
     try:
         found = _parse({**ANSWER, "gpus": [{**GPU, key: value}]})
     except ValueError:
@@ -146,7 +146,7 @@ def test_a_spoiled_gpu_is_refused_or_typed(key: str, value: object) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_are_an_answer_too(data: bytes) -> None:
+def test_any_bytes_give_no_answer(data: bytes) -> None:
     assert isinstance(read_nvml_answer(Capture("nvml", "ok", data)), NoAnswer)
 
 
@@ -157,7 +157,7 @@ def test_deep_nesting_and_newer_schemas_are_refused() -> None:
         _parse({**ANSWER, "schema": 2})
 
 
-def test_why_there_is_no_answer_is_said() -> None:
+def test_missing_answer_is_explained() -> None:
     hung = read_nvml_answer(Capture("nvml", "timeout"))
     died = read_nvml_answer(Capture("nvml", "failed", error="x\nImportError: no pynvml", exit_status=1))
     absent = read_nvml_answer(Capture("nvml", "absent", error="no such program"))
@@ -170,7 +170,7 @@ def test_why_there_is_no_answer_is_said() -> None:
     assert absent == NoAnswer("not-queried", "no such program")
 
 
-def test_a_capture_without_nvmls_answer_does_not_say_that_nvml_crashed() -> None:
+def test_capture_without_nvml_does_not_say_that_it_crashed() -> None:
     found = read_nvml_answer(CaptureHost({}).look(Probe("nvml", argv=("nvml",))))
     assert found == NoAnswer("not-queried", "this capture does not hold its answer")
 
@@ -192,36 +192,36 @@ def test_a_capture_without_nvmls_answer_does_not_say_that_nvml_crashed() -> None
         ("1.2.3", ""),
     ],
 )
-def test_a_driver_version_is_found_in_what_others_call_theirs(text: str, version: str) -> None:
+def test_driver_version_is_extracted(text: str, version: str) -> None:
     assert driver_version(text) == version
 
 
-def test_one_version_has_no_problem() -> None:
+def test_equal_versions_have_no_problem() -> None:
     assert compare_versions("580.178.04", "13.580.178.04", "580.178.04-1") == ()
     assert compare_versions(None, None, "580.178.04-1") == ()
     assert compare_versions("580.178.04", None, None) == ()
 
 
-def test_an_upgrade_under_a_loaded_module_asks_for_a_reboot() -> None:
+def test_upgrade_under_a_loaded_module_needs_a_reboot() -> None:
     (problem,) = compare_versions("570.211.01", "13.580.178.04", "580.178.04-1")
     assert problem.what == "the loaded nvidia module (570.211.01) is older than the installed package (580.178.04)"
     assert "reboot" in problem.hint
     assert "modprobe -r" in problem.hint
 
 
-def test_a_downgrade_asks_for_the_same() -> None:
+def test_downgrade_under_a_loaded_module_needs_a_reboot() -> None:
     (problem,) = compare_versions("595.91.07", "13.580.178.04", "580.178.04-1")
     assert "is newer than" in problem.what
     assert problem.hint.startswith("reboot")
 
 
-def test_a_stray_library_is_not_cured_by_a_reboot() -> None:
+def test_stray_library_is_not_fixed_by_a_reboot() -> None:
     (problem,) = compare_versions("580.178.04", "12.535.261.03", "580.178.04-1")
     assert problem.what == "the NVML library in use (535.261.03) is older than the installed package (580.178.04)"
     assert "a reboot does not help" in problem.hint
 
 
-def test_a_driver_that_no_package_brought_is_compared_with_its_library() -> None:
+def test_unpackaged_driver_is_compared_with_its_library() -> None:
     (older,) = compare_versions("570.211.01", "13.580.178.04", None)
     (newer,) = compare_versions("580.178.04", "12.570.211.01", None)
     assert "older" in older.what
@@ -236,7 +236,7 @@ VERSIONS = st.tuples(st.integers(300, 999), st.integers(0, 300), st.integers(0, 
 
 
 @given(VERSIONS, VERSIONS)
-def test_older_and_newer_are_opposite(one: str, other: str) -> None:
+def test_version_comparison_is_antisymmetric(one: str, other: str) -> None:
     forth, back = compare_versions(one, None, other), compare_versions(other, None, one)
     assert len(forth) == len(back) == (one != other)
     if forth:

@@ -8,7 +8,7 @@ from gpunode.facts import os_release
 from gpunode.facts.model import Distro
 
 
-def test_the_usual_file_is_read() -> None:
+def test_ordinary_os_release_is_parsed() -> None:
     text = 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\nID_LIKE=debian\n'
     assert os_release.parse_distro(text) == Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.1 LTS", ("debian",))
 
@@ -26,17 +26,17 @@ def test_the_usual_file_is_read() -> None:
         ("NAME=", ""),
     ],
 )
-def test_values_are_unquoted_as_by_a_shell(line: str, value: str) -> None:
+def test_values_are_unquoted_like_a_shell(line: str, value: str) -> None:
     assert os_release.parse_variables(line)["NAME"] == value
 
 
-def test_a_file_that_names_no_distribution_is_not_understood() -> None:
+def test_os_release_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match="neither ID nor NAME"):
         os_release.parse_distro("HELLO=1\n")
 
 
 @given(st.dictionaries(st.from_regex(r"\A[A-Z_]{1,12}\Z"), st.text(st.characters(exclude_characters="\n\r\0"))))
-def test_what_is_quoted_comes_back(values: dict[str, str]) -> None:
+def test_quoted_values_round_trip(values: dict[str, str]) -> None:
     def quoted(value: str) -> str:
         return '"' + "".join("\\" + c if c in '"\\$`' else c for c in value) + '"'
 
@@ -44,5 +44,5 @@ def test_what_is_quoted_comes_back(values: dict[str, str]) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     os_release.parse_variables(text)

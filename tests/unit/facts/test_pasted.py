@@ -1,4 +1,4 @@
-"""What people paste, as evidence."""
+"""Pasted text as evidence."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gpunode.facts.items import split_items
 
 
 @pytest.mark.parametrize("name", ["standard input", "paste.txt", "./paste.txt", "/home/u/paste.txt", "/etc/paste"])
-def test_what_a_text_is_does_not_hang_on_the_file_that_it_stands_in(name: str) -> None:
+def test_content_decides_the_kind_whatever_the_file_name(name: str) -> None:
     said = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
     (item,) = split_items(pasted.parse_text_report(said, name))
     assert item.kind == "container-run"
 
 
-def test_the_name_of_a_log_says_what_it_is() -> None:
+def test_log_file_name_decides_the_kind() -> None:
     (item,) = split_items(pasted.parse_text_report("nothing that would tell", "/var/log/kern.log"))
     assert item.kind == "kernel-log"
 
 
 @pytest.mark.parametrize("prompt", ["gpu1 ~ # ", "host:~ # ", "host:/etc # ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ "])
-def test_every_shell_has_its_prompt(prompt: str) -> None:
+def test_prompts_of_every_shell_are_recognized(prompt: str) -> None:
     found = split_items(pasted.parse_text_report(f"{prompt}lsmod\nnouveau 1 0\n{prompt}uname -r\n6.1.0\n"))
     assert [item.kind for item in found] == ["lsmod", "uname"]
 
@@ -39,7 +39,7 @@ def test_every_shell_has_its_prompt(prompt: str) -> None:
         *("┌──(kali㉿kali)-[~]\n└─$ ", "┌──(root㉿kali)-[/etc]\n└─# ", "╭─u@h ~ \n╰─$ ", "PS /home/u> "),
     ],
 )
-def test_a_session_in_one_piece_is_split_at_its_commands_known_or_not(prompt: str) -> None:
+def test_session_is_split_at_known_and_unknown_commands(prompt: str) -> None:
     text = f"{prompt}lsmod\nnouveau 1 0\n{prompt}./ours --try\nfailed\n{prompt}uname -r\n6.1.0\n"
     found = split_items(pasted.collect_pieces([("what I saw on the node", text)]))
     assert [(item.written, item.text) for item in found] == [
@@ -50,13 +50,13 @@ def test_a_session_in_one_piece_is_split_at_its_commands_known_or_not(prompt: st
 
 
 @pytest.mark.parametrize("place", ["user@host:~> ", "user@host ~> ", "➜  ~ ", "[1:02] u@h:~$ "])
-def test_the_prompts_of_a_file_that_was_pasted_are_found(place: str) -> None:
+def test_prompts_in_a_pasted_file_are_recognized(place: str) -> None:
     found = split_items(pasted.parse_text_report(f"{place}lsmod\nnouveau 1 0\n{place}uname -r\n6.1.0\n{place}\n"))
     assert [(item.kind, item.text) for item in found] == [("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
 
 
 @pytest.mark.parametrize("empty", ["root@n:~#", "[root@n ~]# ", "(venv) u@n:/etc$", "u@n:~>"])
-def test_a_prompt_at_which_nothing_was_typed_is_no_answer(empty: str) -> None:
+def test_empty_prompt_line_is_no_output(empty: str) -> None:
     text = f"root@n:~# uname -r\n6.1.0\n{empty}\nroot@n:~# lsmod | grep nvidia\n{empty}\n"
     for found in (
         split_items(pasted.parse_text_report(text)),
@@ -74,14 +74,14 @@ def test_a_prompt_at_which_nothing_was_typed_is_no_answer(empty: str) -> None:
         "/opt/x.cu:12: warning:",
     ],
 )
-def test_a_place_in_a_source_is_no_heading(line: str) -> None:
+def test_source_code_location_is_no_heading(line: str) -> None:
     said = f"{line}\nError! No space left on device"
     (item,) = split_items(pasted.parse_text_report(f"$ cat /var/lib/dkms/nvidia/550.127.05/build/make.log\n{said}\n"))
     assert (item.kind, item.text) == ("make-log", said)
 
 
 @pytest.mark.parametrize("heading", ["/etc/docker/daemon.json:", "/var/log/kern.log (yesterday):"])
-def test_a_path_alone_is_a_heading(heading: str) -> None:
+def test_lone_path_is_a_heading(heading: str) -> None:
     found = split_items(pasted.parse_text_report(f"$ uname -r\n6.1.0\n{heading}\none\n"))
     assert [item.text for item in found] == ["6.1.0", "one"]
 
@@ -100,12 +100,12 @@ def test_a_path_alone_is_a_heading(heading: str) -> None:
         ),
     ],
 )
-def test_a_number_sign_in_a_file_is_no_prompt(line: str) -> None:
+def test_hash_sign_in_a_file_is_no_prompt(line: str) -> None:
     (item,) = split_items(pasted.collect_pieces([("/etc/some.conf", f"one\n{line}\ntwo")]))
     assert item.written == "/etc/some.conf"
 
 
-def test_many_pieces_of_one_source_take_time_that_grows_with_their_number_and_there_is_a_bound() -> None:
+def test_many_pieces_take_linear_time_and_are_limited() -> None:
     pieces = [("dmesg", "NVRM: Xid (PCI:0000:01:00): 79, pid=1")] * pasted.MAX_PIECES
     assert len(pasted.collect_pieces(pieces)) == pasted.MAX_PIECES
     assert list(pasted.collect_pieces(pieces[:3])) == ["dmesg", "dmesg#2", "dmesg#3"]
@@ -115,7 +115,7 @@ def test_many_pieces_of_one_source_take_time_that_grows_with_their_number_and_th
         pasted.parse_text_report("$ dmesg\nx\n" * (pasted.MAX_PIECES + 1))
 
 
-def test_of_a_line_without_end_the_beginning_is_read_and_of_json_all() -> None:
+def test_endless_log_line_is_cut_and_json_is_not() -> None:
     log = "[    1.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1 " + "a" * 1_000_000 + "\nnext\n"
     (kept,) = pasted.collect_pieces([("dmesg", log)]).values()
     assert len(kept.data) < 70_000
@@ -127,12 +127,12 @@ def test_of_a_line_without_end_the_beginning_is_read_and_of_json_all() -> None:
     assert node.text == whole
 
 
-def test_a_trace_of_the_shell_is_a_session() -> None:
+def test_shell_trace_is_a_session() -> None:
     found = split_items(pasted.collect_pieces([("the CI job", "+ lsmod\nnouveau 1 0\n+ uname -r\n6.1.0\n")]))
     assert [(item.kind, item.text) for item in found] == [("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
 
 
-def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
+def test_commands_at_a_container_prompt_are_of_the_container() -> None:
     said = "root@gpu1:~# ls /dev\nnvidia0\nroot@gpu1:~# docker exec -it 3f2a bash\nroot@3f2a1b09c7de:/# ls /dev\nnull"
     assert [item.where for item in split_items(pasted.collect_pieces([("a terminal", said)]))] == [
         "host",
@@ -142,19 +142,19 @@ def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["#", "%"])
-def test_where_no_other_prompt_is_root_typed_what_is_a_command(prompt: str) -> None:
+def test_hash_sign_is_a_root_prompt_without_another_prompt(prompt: str) -> None:
     said = f"{prompt} after three reboots:\n{prompt} lsmod\nnouveau 1 0\n{prompt} uname -r\n6.1.0"
     found = [(item.kind, item.text) for item in split_items(pasted.collect_pieces([("collected", said)]))]
     assert found == [("text", f"{prompt} after three reboots:"), ("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
 
 
-def test_beside_another_prompt_a_number_sign_is_a_remark() -> None:
+def test_hash_sign_beside_another_prompt_is_a_comment() -> None:
     said = "$ lsmod\nnouveau 1 0\n# dmesg has nothing\n$ uname -r\n6.1.0"
     assert [item.kind for item in split_items(pasted.collect_pieces([("collected", said)]))] == ["lsmod", "uname"]
 
 
 @pytest.mark.parametrize("source", ["/etc/modprobe.d/x.conf", "/root/setup.sh", "diff -u a b"])
-def test_lines_of_a_file_are_not_typed(source: str) -> None:
+def test_lines_of_a_file_are_not_commands(source: str) -> None:
     said = "one\n# modprobe nvidia\n+++ /etc/fstab\n"
     assert len(split_items(pasted.collect_pieces([(source, said)]))) == 1
 
@@ -173,7 +173,7 @@ def test_lines_of_a_file_are_not_typed(source: str) -> None:
         ),
     ],
 )
-def test_what_people_make_of_an_entry_is_read_all_the_same(entry: str, source: str, text: str) -> None:
+def test_variants_of_a_json_entry_are_accepted(entry: str, source: str, text: str) -> None:
     (_, found) = pasted.parse_json_report(f'[{{"source": "uname -r", "text": "6.1"}}, {entry}]', "r.json").values()
     assert (found.source, found.text) == (source, text)
 
@@ -181,7 +181,7 @@ def test_what_people_make_of_an_entry_is_read_all_the_same(entry: str, source: s
 @pytest.mark.parametrize(
     "bad", ["7", "null", "{}", '{"source": "dmesg"}', '{"source": "dmesg", "text": null}', '{"text": "x"}']
 )
-def test_an_entry_that_says_nothing_is_named_with_its_line(bad: str) -> None:
+def test_invalid_json_entry_is_named_with_its_line(bad: str) -> None:
     first = '{"source": "uname -r", "text": "6.1, [x],\\n"}'
     report = f'[\n  {first},\n  {{"source": "lsmod",\n   "text": "x"}},\n\n  {bad}\n]\n'
     with pytest.raises(UsageError, match=r"r\.json, line 6: entry 3 has no"):
@@ -190,13 +190,13 @@ def test_an_entry_that_says_nothing_is_named_with_its_line(bad: str) -> None:
         pasted.parse_json_report(f'{{"evidence": {report}}}', "r.json")
 
 
-def test_a_report_that_was_cut_off_is_refused_with_the_line() -> None:
+def test_truncated_json_report_is_refused_with_its_line() -> None:
     with pytest.raises(UsageError) as refused:
         pasted.parse_json_report('[\n{"source": "dmesg", "text": "x"},\n{"source": "lsm', "r.json")
     assert "line 3" in refused.value.why
 
 
-def test_of_a_clusters_answer_that_was_cut_off_the_rest_is_read() -> None:
+def test_truncated_kubectl_json_is_read_as_far_as_possible() -> None:
     node = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"nvidia.com/gpu": "8"}, "more": {}}}
     whole = json.dumps(node, indent=4)
     evidence = pasted.collect_pieces([("kubectl get node n -o json", whole[: whole.index("more") + 3])])

@@ -29,20 +29,20 @@ def every_pattern() -> tuple[Pattern, ...]:
     return tuple({(one.pattern, one.flags): one for one in found}.values())
 
 
-def test_nothing_is_compiled_before_it_is_asked() -> None:
+def test_every_pattern_compiles() -> None:
     pattern = Pattern("(")
     assert pattern.words == frozenset()
     with pytest.raises(re.error):
         pattern.search("text")
 
 
-def test_every_pattern_compiles() -> None:
+def test_pattern_is_compiled_on_first_use() -> None:
     assert len(every_pattern()) > 800
     for pattern in every_pattern():
         assert pattern.compiled.pattern == pattern.pattern
 
 
-def test_a_pattern_answers_as_re_does() -> None:
+def test_pattern_matches_like_re() -> None:
     ours, theirs = Pattern(r"(\w)=(\d)", re.IGNORECASE), re.compile(r"(\w)=(\d)", re.IGNORECASE)
     text = "a=1 B=2 c=x"
     assert ours.findall(text) == theirs.findall(text)
@@ -55,7 +55,7 @@ def test_a_pattern_answers_as_re_does() -> None:
             assert (found and found.span()) == (wanted and wanted.span())
 
 
-def test_case_does_not_matter() -> None:
+def test_prefilter_ignores_case() -> None:
     pattern = Pattern("GPU is lost", re.IGNORECASE)
     assert pattern.may_match("the gpu is lost")
     assert not pattern.may_match("the gpu is found")
@@ -67,7 +67,7 @@ def lines_of_reports() -> list[str]:
     return [line for line in dict.fromkeys("\n".join(texts).split("\n")) if len(line) < 400]
 
 
-def test_no_pattern_matches_without_its_words() -> None:
+def test_prefilter_rejects_no_real_match() -> None:
     lines = lines_of_reports()
     # All lines at once, as if each were alone.
     whole = "\n".join(lines)
@@ -101,11 +101,11 @@ def test_no_pattern_matches_without_its_words() -> None:
         (r"[^^]word", {"word"}),
     ],
 )
-def test_what_a_pattern_needs(pattern: str, words: set[str]) -> None:
+def test_required_words_of_a_pattern(pattern: str, words: set[str]) -> None:
     assert Pattern(pattern).words == words
 
 
-def test_a_pattern_that_is_spread_over_lines_is_left_alone() -> None:
+def test_verbose_pattern_has_no_required_words() -> None:
     assert Pattern("word # and a remark", re.VERBOSE).words == frozenset()
 
 
@@ -117,7 +117,7 @@ PIECES = (*LITERAL, *VARYING, *REPEATED)
 
 @settings(max_examples=50)
 @given(st.data(), st.lists(st.sampled_from(PIECES), min_size=1, max_size=6))
-def test_what_a_pattern_matches_has_one_of_its_words(data: st.DataObject, pieces: list[str]) -> None:
+def test_generated_match_contains_a_required_word(data: st.DataObject, pieces: list[str]) -> None:
     pattern = "".join(pieces)
     words = Pattern(pattern).words
     try:

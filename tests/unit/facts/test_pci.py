@@ -15,21 +15,21 @@ H100 = (
 )
 
 
-def test_brackets_in_a_name_are_not_its_number() -> None:
+def test_brackets_in_a_device_name_are_not_its_id() -> None:
     (gpu,) = pci.parse_lspci(H100)
     assert gpu == PciDevice(
         "0000:17:00.0", "10de", "2330", "0302", ("10de", "16c1"), "nvidia", "GH100 [H100 SXM5 80GB]"
     )
 
 
-def test_a_device_that_the_id_list_lacks_has_no_name() -> None:
+def test_unlisted_device_has_no_name() -> None:
     (gpu,) = pci.parse_lspci(
         "Slot:\t10000:e1:00.0\nClass:\tVGA controller [0300]\nVendor:\tNVIDIA [10de]\nDevice:\tDevice [3fff]\n"
     )
     assert (gpu.address, gpu.name, gpu.driver, gpu.subsystem) == ("10000:e1:00.0", "", None, None)
 
 
-def test_no_devices_are_no_error() -> None:
+def test_empty_lspci_output_is_no_error() -> None:
     assert pci.parse_lspci("") == ()
 
 
@@ -37,13 +37,13 @@ def test_no_devices_are_no_error() -> None:
     "text",
     ["Slot:\t17:00\n", "lspci: cannot open\n", "Slot:\t0000:17:00.0\nClass:\tfoo\n", H100.replace("[10de]", "[]")],
 )
-def test_a_damaged_record_is_not_understood(text: str) -> None:
+def test_damaged_record_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|number"):
         pci.parse_lspci(text)
 
 
 @given(st.text(alphabet="Slot:\t\n [0]dDevice"))
-def test_hostile_output_is_a_value_error_at_most(text: str) -> None:
+def test_hostile_output_raises_only_value_error(text: str) -> None:
     try:
         pci.parse_lspci(text)
     except ValueError:
@@ -54,19 +54,19 @@ def modalias(address: str, alias: str) -> Found:
     return Found(f"/sys/bus/pci/devices/{address}/modalias", data=alias.encode())
 
 
-def test_sysfs_tells_what_lspci_tells() -> None:
+def test_sysfs_devices_equal_those_of_lspci() -> None:
     alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
     driver = Found("/sys/bus/pci/devices/0000:17:00.0/driver", link="../../../bus/pci/drivers/vfio-pci")
     (gpu,) = pci.read_sysfs_devices([modalias("0000:17:00.0", alias)], [driver])
     assert gpu == PciDevice("0000:17:00.0", "10de", "2330", "0302", ("10de", "16c1"), "vfio-pci")
 
 
-def test_a_device_without_a_board_number_has_no_subsystem() -> None:
+def test_device_without_a_subsystem_id_has_none() -> None:
     alias = "pci:v00008086d000029C0sv00000000sd00000000bc06sc00i00\n"
     assert pci.read_sysfs_devices([modalias("0000:00:00.0", alias)], [])[0].subsystem is None
 
 
 @pytest.mark.parametrize("found", [modalias("0000:00:00.0", "usb:v1"), Found("/sys/bus/pci/devices/x/modalias")])
-def test_an_unreadable_modalias_is_not_passed_over(found: Found) -> None:
+def test_unreadable_modalias_is_refused(found: Found) -> None:
     with pytest.raises(ValueError, match="modalias"):
         pci.read_sysfs_devices([found], [])

@@ -52,7 +52,7 @@ def install(name: str, prefix: str = "") -> PackageChange:
     return PackageChange(PackageId.of(name), None, KnownAfter(prefix))
 
 
-def test_a_written_file_is_known(facts: Facts) -> None:
+def test_written_file_is_known(facts: Facts) -> None:
     state = FileState(b"blacklist nouveau\n")
     after = project_changes(facts, [FileChange("/etc/modprobe.d/n.conf", None, state)])
     assert holds(after.file("/etc/modprobe.d/n.conf"), state)
@@ -60,7 +60,7 @@ def test_a_written_file_is_known(facts: Facts) -> None:
     assert holds(gone.file("/etc/modprobe.d/n.conf"), None)
 
 
-def test_a_key_is_promised_and_no_other_key_is_taken_for_it(facts: Facts) -> None:
+def test_signing_key_is_promised_by_its_fingerprints(facts: Facts) -> None:
     fact = project_changes(facts, [FileChange("/usr/share/keyrings/k.gpg", None, KEY)]).file(
         "/usr/share/keyrings/k.gpg"
     )
@@ -71,21 +71,21 @@ def test_a_key_is_promised_and_no_other_key_is_taken_for_it(facts: Facts) -> Non
     assert not holds(Known(FileState(b"key"), "x"), KEY)
 
 
-def test_a_deferred_file_is_promised(facts: Facts) -> None:
+def test_deferred_file_is_promised(facts: Facts) -> None:
     later = Deferred("config.toml with the nvidia runtime", "containerd is installed")
     fact = project_changes(facts, [FileChange("/etc/c", None, later)]).file("/etc/c")
     assert holds(fact, later)
     assert fact == Promised("config.toml with the nvidia runtime; known after containerd is installed", PLAN, later)
 
 
-def test_a_file_that_is_yet_to_be_written_has_no_time_and_others_keep_theirs(facts: Facts) -> None:
+def test_planned_file_has_no_change_time(facts: Facts) -> None:
     """A daemon is taken to have read a file that a plan writes, since the change owes its restart."""
     node = replace(facts, changed_at={"/etc/a": 1.0, "/etc/b": 2.0})
     for after in (FileState(b""), None, Deferred("what the package ships", "the transaction")):
         assert project_changes(node, [FileChange("/etc/a", None, after)]).changed_at == {"/etc/b": 2.0}
 
 
-def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
+def test_projected_facts_name_the_plan_as_their_source(facts: Facts) -> None:
     state = FileState(b"")
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
     after = project_changes(facts, [*todo, DEB.repair])
@@ -95,7 +95,7 @@ def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
     assert after.packages_interrupted == Known(value=False, probe=PLAN)
 
 
-def test_a_list_file_brings_its_sources(facts: Facts) -> None:
+def test_list_file_adds_its_sources(facts: Facts) -> None:
     change = FileChange(LIST, None, FileState(b"deb [signed-by=/k.gpg] https://r/x/ /\n"))
     after = project_changes(facts, [change])
     assert [(one.file, one.signed_by) for one in need(after.sources, "x")] == [(LIST, "/k.gpg")]
@@ -103,17 +103,17 @@ def test_a_list_file_brings_its_sources(facts: Facts) -> None:
     assert need(project_changes(after, [FileChange(LIST, None, None)]).sources, "x") == ()
 
 
-def test_a_list_that_apt_would_not_read_leaves_the_sources_unknown(facts: Facts) -> None:
+def test_invalid_list_gives_unknown_sources(facts: Facts) -> None:
     after = project_changes(facts, [FileChange(LIST, None, FileState(b"deb nonsense\n"))])
     assert after.sources == Unknown(f"{LIST}:1: not an entry that apt reads", PLAN)
 
 
-def test_a_list_whose_comments_are_not_utf8_is_read(facts: Facts) -> None:
+def test_list_with_non_utf8_comments_is_parsed(facts: Facts) -> None:
     after = project_changes(facts, [FileChange(LIST, None, FileState(b"# f\xfcr\ndeb https://r/x/ /\n"))])
     assert [one.file for one in need(after.sources, "x")] == [LIST]
 
 
-def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) -> None:
+def test_headers_and_a_dkms_driver_give_every_kernel_a_module(facts: Facts) -> None:
     todo = [install("nvidia-dkms-580-open", "580."), install(f"linux-headers-{KERNEL}"), install("linux-headers-amd64")]
     after = project_changes(facts, todo)
     assert need(after.headers, "x") == {KERNEL}
@@ -122,20 +122,20 @@ def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) ->
     assert after.module_files == Known((built,), PLAN)
 
 
-def test_headers_leave_a_module_that_dkms_built_from_a_source_of_no_package(facts: Facts) -> None:
+def test_module_from_an_unpackaged_dkms_source_is_kept(facts: Facts) -> None:
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
     node = replace(facts, module_files=Known((built,), "modules-dkms"))
     assert project_changes(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((built,), PLAN)
 
 
-def test_purged_headers_take_the_module_of_their_kernel_along(facts: Facts) -> None:
+def test_purged_headers_remove_the_module_of_their_kernel(facts: Facts) -> None:
     node = project_changes(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
     after = project_changes(node, [PackageChange(PackageId.of(f"linux-headers-{KERNEL}"), PackageState("1"), None)])
     assert after.headers == Known(frozenset(), PLAN)
     assert after.module_files == Known((), PLAN)
 
 
-def test_modules_are_built_by_dkms_and_by_the_packages_that_call_it_and_by_nothing_else(facts: Facts) -> None:
+def test_modules_are_built_only_by_dkms_and_its_packages(facts: Facts) -> None:
     node = replace(
         facts,
         packages=Known(by_id({"dkms": PackageState("3"), "nvidia-kernel-dkms": PackageState("470-1")}), "dpkg-status"),
@@ -150,7 +150,7 @@ def test_modules_are_built_by_dkms_and_by_the_packages_that_call_it_and_by_nothi
     assert modules(install("vim"), CommandChange(("update-initramfs", "-u"), "x"), FileChange("/a", None, None)) == []
 
 
-def test_without_a_driver_that_is_installed_or_without_known_headers_nothing_is_built(facts: Facts) -> None:
+def test_nothing_is_built_without_a_driver_or_known_headers(facts: Facts) -> None:
     removed = PackageState("470", config_files_only=True)
     for packages in ({}, {"vim": PackageState("9"), "nvidia-kernel-dkms": removed}):
         node = replace(facts, packages=Known(by_id(packages), "dpkg-status"))
@@ -172,12 +172,12 @@ def test_without_a_driver_that_is_installed_or_without_known_headers_nothing_is_
         ("dkms", False),
     ],
 )
-def test_which_packages_build_the_driver(facts: Facts, name: str, builds: bool) -> None:
+def test_packages_that_build_the_driver(facts: Facts, name: str, builds: bool) -> None:
     with_headers = replace(facts, headers=Known(frozenset({KERNEL}), "kernel-builds"))
     assert bool(need(project_changes(with_headers, [install(name)]).module_files, "x")) is builds
 
 
-def test_a_purged_driver_takes_its_modules_along_and_a_prebuilt_one_stays(facts: Facts) -> None:
+def test_purged_driver_removes_its_modules_but_not_prebuilt_ones(facts: Facts) -> None:
     prebuilt = ModuleFile(KERNEL, "/lib/modules/k/kernel/nvidia-580/nvidia.ko", "580")
     before = PackageState("470.256.02-1")
     node = replace(
@@ -190,7 +190,7 @@ def test_a_purged_driver_takes_its_modules_along_and_a_prebuilt_one_stays(facts:
     assert need(after.packages, "x") == {}
 
 
-def test_loading_the_driver_tells_version_and_flavour(facts: Facts) -> None:
+def test_loaded_driver_has_version_and_flavour(facts: Facts) -> None:
     installed = PackageChange(PackageId("nvidia-kernel-open-dkms"), None, PackageState("595.91.07-1"))
     after = project_changes(
         facts, [installed, ModuleChange("nouveau", True, False), ModuleChange("nvidia-uvm", False, True)]
@@ -202,19 +202,19 @@ def test_loading_the_driver_tells_version_and_flavour(facts: Facts) -> None:
     assert project_changes(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN)
 
 
-def test_the_version_of_a_prebuilt_driver_is_known_once_it_is_loaded(facts: Facts) -> None:
+def test_version_of_a_prebuilt_driver_is_known_once_loaded(facts: Facts) -> None:
     after = project_changes(facts, [ModuleChange("nvidia", False, True)])
     assert after.loaded_driver == Unknown("known after the module is loaded", PLAN)
 
 
-def test_what_the_repair_step_plans_repairs(facts: Facts) -> None:
+def test_repair_step_clears_the_interrupted_state(facts: Facts) -> None:
     broken = replace(facts, packages_interrupted=Known(value=True, probe="x"))
     outcome = REPAIR.plan(Recipe("test"), broken)
     assert isinstance(outcome, Planned)
     assert need(project_changes(broken, outcome.changes).packages_interrupted, "x") is False
 
 
-def test_services_and_repairs(facts: Facts) -> None:
+def test_service_change_and_repair_are_projected(facts: Facts) -> None:
     stopped, running = ServiceState(False, False), ServiceState(True, True)
     after = project_changes(
         facts,
@@ -228,23 +228,23 @@ def test_services_and_repairs(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize("argv", [("dpkg", "--audit"), ("tool", "--configure"), ("dkms", "autoinstall")])
-def test_other_commands_repair_nothing(facts: Facts, argv: tuple[str, ...]) -> None:
+def test_other_commands_do_not_clear_the_interrupted_state(facts: Facts, argv: tuple[str, ...]) -> None:
     assert project_changes(facts, [CommandChange(argv, "x")]).packages_interrupted == facts.packages_interrupted
 
 
-def test_a_unit_that_is_changed_exists_and_keeps_what_else_was_known_of_it(facts: Facts) -> None:
+def test_changed_unit_exists_and_keeps_its_other_facts(facts: Facts) -> None:
     stopped, running = ServiceState(False, False), ServiceState(True, True)
     unit = Known(Unit(stopped, exists=False, changed_at=7.0), "units")
     after = project_changes(replace(facts, units={"a.service": unit}), [ServiceChange("a.service", stopped, running)])
     assert after.units == {"a.service": Known(Unit(running, exists=True, changed_at=7.0), PLAN)}
 
 
-def test_a_held_package_stays_held(facts: Facts) -> None:
+def test_held_package_stays_held(facts: Facts) -> None:
     change = PackageChange(PackageId("containerd"), PackageState("1.6", held=True), KnownAfter())
     assert need(project_changes(facts, [change]).packages, "x")[PackageId("containerd")].held
 
 
-def test_what_was_unknown_stays_unknown() -> None:
+def test_unknown_facts_stay_unknown() -> None:
     nothing = derive({})
     after = project_changes(
         nothing, [install("nvidia-dkms-580"), FileChange(LIST, None, FileState(b"deb https://r/ /\n"))]

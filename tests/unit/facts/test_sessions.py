@@ -10,15 +10,15 @@ FAILS = ("nvidia-smi", "No devices were found")
 WORKS = ("nvidia-smi", "GPU 0: NVIDIA A100")
 
 
-def said(*steps: tuple[str, str], prompts: tuple[str, ...] = ()) -> list[str]:
+def session_outputs(*steps: tuple[str, str], prompts: tuple[str, ...] = ()) -> list[str]:
     prompts = prompts or (AT,) * len(steps)
     text = "".join(f"{prompt}{command}\n{said}\n" for prompt, (command, said) in zip(prompts, steps, strict=True))
     return [capture.text.strip() for capture in pasted.parse_text_report(text).values()]
 
 
-def test_of_the_same_command_the_later_answer_holds() -> None:
-    assert said(FAILS, ("apt install nvidia-driver", "Setting up"), WORKS)[-1] == WORKS[1]
-    assert FAILS[1] not in said(FAILS, ("sudo nvidia-smi", WORKS[1]))
+def test_later_answer_of_the_same_command_replaces_the_earlier() -> None:
+    assert session_outputs(FAILS, ("apt install nvidia-driver", "Setting up"), WORKS)[-1] == WORKS[1]
+    assert FAILS[1] not in session_outputs(FAILS, ("sudo nvidia-smi", WORKS[1]))
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_of_the_same_command_the_later_answer_holds() -> None:
     ],
     ids=["refused", "a log", "a program", "another command"],
 )
-def test_both_stand_where_the_later_one_may_not_replace_it(first: tuple[str, str], later: tuple[str, str]) -> None:
-    assert first[1] in said(first, later)
+def test_both_answers_are_kept_where_neither_replaces_the_other(first: tuple[str, str], later: tuple[str, str]) -> None:
+    assert first[1] in session_outputs(first, later)
 
 
-def test_at_another_machine_s_prompt_it_is_another_answer() -> None:
-    assert FAILS[1] in said(FAILS, WORKS, prompts=(AT, "root@gpu2:~# "))
-    assert FAILS[1] in said(FAILS, ("ssh gpu2", ""), WORKS, prompts=("$ ", "$ ", "$ "))
+def test_answer_at_another_machines_prompt_is_separate() -> None:
+    assert FAILS[1] in session_outputs(FAILS, WORKS, prompts=(AT, "root@gpu2:~# "))
+    assert FAILS[1] in session_outputs(FAILS, ("ssh gpu2", ""), WORKS, prompts=("$ ", "$ ", "$ "))
 
 
 def kinds(text: str) -> list[str]:
@@ -50,26 +50,26 @@ FAILED = 'docker: Error response from daemon: could not select device driver "" 
 
 
 @pytest.mark.parametrize("head", ["{}\n", "```\n{}\n", "## {}\n", "**{}**\n", "`{}`:\n", "== {} ==\n"])
-def test_a_command_over_its_output_names_it_with_and_without_a_prompt(head: str) -> None:
+def test_command_above_its_output_is_recognized(head: str) -> None:
     blocks = (("lsmod", "nouveau 1 0"), ("sudo dmesg | grep -i nvrm", "fell"), ("cat /proc/cmdline", "quiet"))
     text = "".join(f"{head.format(command)}{said}\n\n" for command, said in blocks)
     assert kinds(f"My GPU does not work.\n\n{text}") == ["text", "lsmod", "kernel-log", "file"]
 
 
 @pytest.mark.parametrize("line", ["find the log below", "which driver is right?", "Docker version 27", "mount failed."])
-def test_a_sentence_is_no_command(line: str) -> None:
+def test_sentence_is_no_command(line: str) -> None:
     assert len(kinds(f"{line}\nfell\n\n{line}\nfell\n")) == 1
 
 
-def test_where_nothing_was_typed_a_paragraph_that_looks_like_something_else_begins_a_piece() -> None:
+def test_recognizable_paragraph_begins_a_piece() -> None:
     text = f"It fails since the update.\n\n{LSMOD}\n\n{LOST}\n\nand then\n\n{FAILED}\n\n6.8.0-45-generic\n"
     assert kinds(text) == ["text", "lsmod", "kernel-log", "container-run", "uname"]
 
 
-def test_a_root_shell_within_a_session_has_its_commands() -> None:
+def test_root_shell_within_a_session_is_split() -> None:
     text = "$ uname -r\n6.8.0\n$ sudo -i\n# lsmod | grep nvidia\n# # all of it\n# cat /proc/cmdline\nquiet\n"
     assert kinds(text) == ["uname", "text", "lsmod", "file"]
 
 
-def test_lines_of_a_shells_history_have_no_output() -> None:
+def test_shell_history_lines_have_no_output() -> None:
     assert len(pasted.collect_pieces([("/root/.bash_history", "lsmod\n\nmodprobe nvidia\n")])) == 1

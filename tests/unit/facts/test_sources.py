@@ -1,4 +1,4 @@
-"""What a source of evidence shows."""
+"""Evidence from each source."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ from gpunode.facts.sources import Source
         ("a*" * 60 + "b", False),
     ],
 )
-def test_what_a_pattern_would_have_let_through(pattern: str, shows: bool) -> None:
+def test_grep_pattern_lets_matching_lines_through(pattern: str, shows: bool) -> None:
     assert Source("packages", only=pattern).lets_through("nvidia-driver-550" + "a" * 40) is shows

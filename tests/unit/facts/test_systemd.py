@@ -14,12 +14,12 @@ def block(**values: str) -> str:
     return "\n".join(f"{key}={value}" for key, value in {**usual, **values}.items())
 
 
-def test_a_running_unit_tells_when_its_process_started() -> None:
+def test_running_unit_has_its_start_time() -> None:
     text = block(MainPID="77", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
     assert systemd.parse_units(text) == {"docker.service": Unit(ServiceState(True, True), True, 1795247197.25)}
 
 
-def test_a_reload_shows_in_when_the_state_last_changed() -> None:
+def test_reload_changes_the_state_change_time() -> None:
     text = block(
         MainPID="77",
         ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC",
@@ -28,23 +28,23 @@ def test_a_reload_shows_in_when_the_state_last_changed() -> None:
     assert systemd.parse_units(text)["docker.service"].changed_at == 1795247198.5
 
 
-def test_a_stopped_unit_has_no_start() -> None:
+def test_stopped_unit_has_no_start_time() -> None:
     text = block(ActiveState="failed", MainPID="0", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
     assert systemd.parse_units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
 
 
 @pytest.mark.parametrize("state", ["auto-restart", "auto-restart-queued"])
-def test_a_unit_that_systemd_will_start_once_more_has_failed(state: str) -> None:
+def test_unit_waiting_for_a_restart_has_failed(state: str) -> None:
     text = block(ActiveState="activating", SubState=state, MainPID="0")
     assert systemd.parse_units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
 
 
-def test_a_unit_that_is_starting_has_not_failed() -> None:
+def test_starting_unit_has_not_failed() -> None:
     text = block(ActiveState="activating", SubState="start", MainPID="77")
     assert systemd.parse_units(text)["docker.service"] == Unit(ServiceState(True, True), starting=True)
 
 
-def test_an_alias_is_found_under_both_names() -> None:
+def test_aliased_unit_is_found_under_both_names() -> None:
     found = systemd.parse_units(block(Id="dbus-broker.service", Names="dbus.service dbus-broker.service"))
     assert set(found) == {"dbus.service", "dbus-broker.service"}
 
@@ -52,12 +52,12 @@ def test_an_alias_is_found_under_both_names() -> None:
 @pytest.mark.parametrize(
     "text", ["LoadState=loaded", block(MainPID="7", ExecMainStartTimestamp="Sat 2026-11-21 08:46:37 CET")]
 )
-def test_what_systemd_does_not_write_is_not_understood(text: str) -> None:
+def test_malformed_systemctl_output_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"name|UTC"):
         systemd.parse_units(text)
 
 
-def test_without_systemd_the_links_tell_what_is_enabled() -> None:
+def test_enabled_units_are_read_from_links_without_systemd() -> None:
     found = systemd.read_offline_units(
         ("containerd.service", "docker.service", "nvidia-persistenced.service"),
         [Found("/etc/systemd/system/multi-user.target.wants/containerd.service")],
@@ -83,9 +83,9 @@ def test_without_systemd_the_links_tell_what_is_enabled() -> None:
         (detect_platform("none", compatible="nvidia,p3768\0nvidia,tegra234\0"), Platform("jetson", "nvidia,tegra234")),
     ],
 )
-def test_platforms(given: object, kind: object) -> None:
+def test_platforms_are_detected(given: object, kind: object) -> None:
     assert given == kind
 
 
-def test_a_platform_that_nothing_tells_is_not_guessed() -> None:
+def test_unknown_platform_is_none() -> None:
     assert detect_platform("") is None

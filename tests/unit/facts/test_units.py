@@ -1,4 +1,4 @@
-"""How systemd starts a service, read from its files as systemd reads them."""
+"""Start of a service by systemd, read from its files as systemd reads them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def service(*lines: str) -> bytes:
     return "\n".join(("[Service]", *lines, "")).encode()
 
 
-def test_what_is_to_be_read_is_known_step_by_step() -> None:
+def test_unit_files_to_read_are_discovered_step_by_step() -> None:
     first = unit_file_patterns({}, UNIT)
     assert {LIB, ETC} < set(first)
     assert not any(".conf" in place for place in first), "drop-ins alone start nothing"
@@ -44,7 +44,7 @@ def test_what_is_to_be_read_is_known_step_by_step() -> None:
     assert find_start_command(masked, UNIT) is None
 
 
-def test_a_variable_alone_is_as_many_words_as_it_holds() -> None:
+def test_bare_variable_expands_to_several_words() -> None:
     files = {LIB: DEBIAN}
     assert argv(files) == ["/usr/sbin/dockerd", "-H", "fd://"]
     files["/etc/default/docker"] = b'# DOCKER_OPTS="no"\nDOCKER_OPTS="--default-runtime=runc  --dns 9.9.9.9"\n'
@@ -54,7 +54,7 @@ def test_a_variable_alone_is_as_many_words_as_it_holds() -> None:
     assert found.sources == (LIB, "/etc/default/docker")
 
 
-def test_an_empty_line_takes_the_command_away_and_the_last_drop_in_wins() -> None:
+def test_empty_exec_start_resets_and_the_last_drop_in_wins() -> None:
     files = {
         LIB: DEBIAN,
         f"{ETC}.d/20-b.conf": service("ExecStart=", "ExecStart=-/usr/bin/dockerd --b"),
@@ -68,7 +68,7 @@ def test_an_empty_line_takes_the_command_away_and_the_last_drop_in_wins() -> Non
     assert argv(files) == ["/opt/dockerd"]
 
 
-def test_files_that_are_no_drop_ins_are_none() -> None:
+def test_files_that_are_no_drop_ins_are_ignored() -> None:
     other = service("ExecStart=", "ExecStart=/other")
     files = {LIB: DEBIAN, f"{ETC}.d/x.conf.bak": other, f"{ETC}.d/y/x.conf": other, f"{ETC}.dx.conf": other}
     assert argv(files) == ["/usr/sbin/dockerd", "-H", "fd://"]
@@ -91,11 +91,11 @@ def test_files_that_are_no_drop_ins_are_none() -> None:
         (["; ExecStart=/c", "[Other]", "ExecStart=/e", "[Service]", "ExecStart=!/d"], ["/d"]),
     ],
 )  # fmt: skip
-def test_lines_are_read_as_systemd_reads_them(lines: list[str], expected: list[str]) -> None:
+def test_unit_lines_are_parsed_like_systemd(lines: list[str], expected: list[str]) -> None:
     assert argv({LIB: service(*lines)}) == expected
 
 
-def test_a_line_with_a_quote_that_does_not_end_starts_nothing() -> None:
+def test_unterminated_quote_gives_no_command() -> None:
     assert argv({LIB: service("ExecStart=/d --a 'open")}) is None
     files = {LIB: DEBIAN, f"{ETC}.d/a.conf": service("ExecStart=", "ExecStart=-/d 'open")}
     assert argv(files) is None
@@ -117,12 +117,12 @@ def test_a_line_with_a_quote_that_does_not_end_starts_nothing() -> None:
         ("#A=1\n; A=2\nA\nA=3\r\n", "3"),
     ],
 )
-def test_environment_files_are_read_as_systemd_reads_them(text: str, value: str) -> None:
+def test_environment_files_are_parsed_like_systemd(text: str, value: str) -> None:
     files = {LIB: service("EnvironmentFile=-/e", "ExecStart=/d ${A}"), "/e": text.encode() + b"\n"}
     assert argv(files) == ["/d", value]
 
 
-def test_environment_files_may_be_patterns_and_the_last_assignment_counts() -> None:
+def test_environment_file_globs_and_last_assignment_win() -> None:
     files = {
         LIB: service("EnvironmentFile=-/etc/sysconfig/docker*", "ExecStart=/d $OPTIONS"),
         "/etc/sysconfig/docker": b"OPTIONS=--a --b=1\nexport\n",

@@ -30,12 +30,12 @@ def read(text: str) -> XidMessage:
         ("GPU at 0000:01:00.0 has fallen off the bus.", 79, "0000:01:00.0"),
     ],
 )  # fmt: skip
-def test_every_form_of_an_xid_is_read(text: str, code: int, bus: str) -> None:
+def test_every_xid_form_is_parsed(text: str, code: int, bus: str) -> None:
     said = read(f"NVRM: {text}")
     assert (said.code, said.bus) == (code, bus)
 
 
-def test_the_process_is_read_where_the_driver_knew_it() -> None:
+def test_xid_process_is_parsed_if_known() -> None:
     said = read("NVRM: Xid (PCI:0000:cb:00): 109, pid=1797828, name=pt_main_thread, Ch 00000008, errorString CTX")
     assert (said.pid, said.process, said.text) == ("1797828", "pt_main_thread", "Ch 00000008, errorString CTX")
     said = read(
@@ -47,17 +47,17 @@ def test_the_process_is_read_where_the_driver_knew_it() -> None:
         assert (said.pid, said.process, said.text) == ("", "", "Row Remapper: Failed to remap row")
 
 
-def test_the_cause_that_the_driver_names_is_read() -> None:
+def test_previous_xid_is_parsed() -> None:
     said = read("NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149")
     assert (said.code, said.caused_by) == (45, 149)
 
 
-def test_a_mig_instance_and_a_device_id_are_read() -> None:
+def test_mig_instance_and_device_id_are_parsed() -> None:
     assert read("Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained").instance == "05"
     assert read("The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:26B5) installed … fallen off the bus").device == "26b5"
 
 
-def test_an_nvswitch_s_error_is_another_thing() -> None:
+def test_nvswitch_sxid_is_parsed() -> None:
     said = xid.parse_xid(
         "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error"
     )
@@ -76,11 +76,11 @@ def test_an_nvswitch_s_error_is_another_thing() -> None:
         "nvidia 0000:01:00.0: enabling device (0000 -> 0003)",
     ],
 )
-def test_what_only_speaks_of_such_things_is_none(text: str) -> None:
+def test_text_that_mentions_an_xid_is_no_xid(text: str) -> None:
     assert xid.parse_xid(text) is None
 
 
-def test_the_body_of_an_nvlink_5_error_is_read() -> None:
+def test_nvlink5_error_body_is_parsed() -> None:
     body = xid.parse_link_error("NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000)")
     assert body is not None
     assert (body.unit, body.fatal, body.link, body.words[:2]) == ("NETIR_LINK_EVT", True, 1, (0x021425C6, 0))
@@ -91,7 +91,7 @@ def test_the_body_of_an_nvlink_5_error_is_read() -> None:
 
 
 @given(st.text(max_size=300))
-def test_no_text_is_too_odd(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     xid.parse_xid(text)
     xid.parse_xid(f"Xid (PCI:{text}")
     xid.parse_link_error(text)

@@ -1,4 +1,4 @@
-"""What a report of a bug holds."""
+"""Contents of a bug report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gpunode
 from gpunode.host import bugs
 
 
-def test_the_versions_stand_above_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_report_begins_with_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bugs, "FOLDER", tmp_path)
     monkeypatch.setattr(bugs, "explain_foreign", lambda _: "")
     monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
@@ -22,7 +22,7 @@ def test_the_versions_stand_above_the_traceback(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("release", [b'PRETTY_NAME="Debian\n', b"PRETTY_NAME=\xe9\n"])
-def test_a_system_that_cannot_be_named_costs_no_report(
+def test_unreadable_os_release_does_not_break_the_bug_report(
     release: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import distro

@@ -36,13 +36,13 @@ INDEX = {"schema": 2, "probes": {"x": {"source": "/x", "outcome": "ok", "file": 
 
 
 @pytest.mark.parametrize("name", ["node.tar.gz", "node.tgz", "node"])
-def test_what_was_saved_is_read_again(tmp_path: Path, name: str) -> None:
+def test_capture_round_trips(tmp_path: Path, name: str) -> None:
     save_capture(EVIDENCE, tmp_path / name)
     assert load_capture(tmp_path / name) == EVIDENCE
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
-def test_a_capture_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_capture_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     save_capture(EVIDENCE, tmp_path / "node.tgz")
     save_capture(EVIDENCE, tmp_path / "node")
     for path in (tmp_path / "node.tgz", *(one for one in tmp_path.rglob("*") if one.is_file())):
@@ -50,13 +50,13 @@ def test_a_capture_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
 
 
-def test_two_captures_of_the_same_state_are_the_same_bytes(tmp_path: Path) -> None:
+def test_captures_of_the_same_state_are_byte_identical(tmp_path: Path) -> None:
     save_capture(EVIDENCE, tmp_path / "one.tgz")
     save_capture(dict(sorted(EVIDENCE.items(), reverse=True)), tmp_path / "two.tgz")
     assert (tmp_path / "one.tgz").read_bytes() == (tmp_path / "two.tgz").read_bytes()
 
 
-def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
+def test_nonempty_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis").write_text("x")
     with pytest.raises(UsageError, match="cannot be written"):
@@ -64,7 +64,7 @@ def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> Non
     assert [one.name for one in (tmp_path / "home").iterdir()] == ["thesis"]
 
 
-def test_a_failed_save_leaves_the_former_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_save_leaves_the_former_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "node.tgz"
     save_capture(EVIDENCE, path)
 
@@ -79,7 +79,7 @@ def test_a_failed_save_leaves_the_former_capture(tmp_path: Path, monkeypatch: py
     assert [one.name for one in tmp_path.iterdir()] == ["node.tgz"]
 
 
-def test_a_captured_node_is_looked_at_like_a_node() -> None:
+def test_captured_node_is_probed_like_a_node() -> None:
     host = CaptureHost(EVIDENCE)
     assert host.look(Probe("virt", argv=("systemd-detect-virt",))) == EVIDENCE["virt"]
     missing = host.look(Probe("lspci", argv=("lspci",)))
@@ -103,7 +103,7 @@ def index(**row: object) -> bytes:
 
 
 @pytest.mark.parametrize("top", ["", "./", "node-17/", "./a/b/"])
-def test_a_folder_that_was_packed_by_hand_is_read(tmp_path: Path, top: str) -> None:
+def test_hand_packed_capture_is_read(tmp_path: Path, top: str) -> None:
     members = {f"{top}capture.json": json.dumps(INDEX).encode(), f"{top}data/x": b"content"}
     assert load_capture(archive(tmp_path / "x.tgz", members))["x"].data == b"content"
 
@@ -127,7 +127,7 @@ def odd(kind: bytes, name: str = "data/x", link: str = "") -> tarfile.TarInfo:
         (odd(tarfile.REGTYPE, "capture.json"), "capture.json"),
     ],
 )
-def test_a_harmful_member_is_named(tmp_path: Path, member: tarfile.TarInfo, named: str) -> None:
+def test_harmful_archive_member_is_refused_by_name(tmp_path: Path, member: tarfile.TarInfo, named: str) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x")}, member)
     with pytest.raises(Refused) as caught:
         load_capture(path)
@@ -135,7 +135,7 @@ def test_a_harmful_member_is_named(tmp_path: Path, member: tarfile.TarInfo, name
 
 
 @pytest.mark.parametrize("twin", ["./data/x", "data//x", "data/./x"])
-def test_a_second_member_at_the_same_place_is_refused_however_it_is_spelt(tmp_path: Path, twin: str) -> None:
+def test_duplicate_archive_member_is_refused_in_any_spelling(tmp_path: Path, twin: str) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x"), "data/x": b"1", twin: b"2"})
     with pytest.raises(Refused) as caught:
         load_capture(path)
@@ -145,12 +145,12 @@ def test_a_second_member_at_the_same_place_is_refused_however_it_is_spelt(tmp_pa
 @pytest.mark.parametrize(
     "row", [{"source": 5}, {"source": "/x", "error": []}, {"source": "/x", "exit_status": "1"}, {"source": None}]
 )
-def test_a_row_of_other_types_is_damage(tmp_path: Path, row: dict[str, object]) -> None:
+def test_index_row_with_wrong_types_is_refused(tmp_path: Path, row: dict[str, object]) -> None:
     with pytest.raises(Refused, match="is damaged"):
         load_capture(archive(tmp_path / "x.tgz", {"capture.json": index(**row)}))
 
 
-def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+def test_oversized_index_is_refused(tmp_path: Path) -> None:
     rows = ",".join(f'"{number}":{{"source":"x","outcome":"ok"}}' for number in range(capture.MAX_MEMBERS + 1))
     many = f'{{"schema": 2, "probes":{{{rows}}}}}'.encode()
     for members, why in (({"capture.json": many}, "lists more"), ({"capture.json": many.ljust(9 << 20)}, "is larger")):
@@ -159,7 +159,7 @@ def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_
         assert why in caught.value.why
 
 
-def test_an_archive_that_takes_for_ever_to_unpack_to_nothing_is_not_begun(tmp_path: Path) -> None:
+def test_oversized_archive_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "x.tgz"
     path.write_bytes(gzip.compress(b"", mtime=0))
     os.truncate(path, capture.MAX_PACKED + 1)
@@ -174,7 +174,7 @@ def test_too_many_members_are_refused(tmp_path: Path) -> None:
         load_capture(path)
 
 
-def test_a_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "MAX_BYTES", 1 << 16)
     monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
     path = archive(tmp_path / "x.tgz", {f"data/{number}": bytes(1 << 16) for number in range(3)})
@@ -183,7 +183,7 @@ def test_a_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     assert "unpacks to more" in caught.value.why
 
 
-def test_a_header_that_promises_too_much_is_stopped(tmp_path: Path) -> None:
+def test_member_header_with_a_huge_size_is_refused(tmp_path: Path) -> None:
     huge = tarfile.TarInfo("data/x")
     huge.size = capture.MAX_BYTES + 1
     path = tmp_path / "x.tgz"
@@ -211,13 +211,13 @@ def test_a_header_that_promises_too_much_is_stopped(tmp_path: Path) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_index_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_damaged_index_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(Refused, match="is damaged"):
         load_capture(archive(tmp_path / "x.tgz", {"capture.json": content}))
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "data/../../x", "data/.hidden", "data/a/b", 7])
-def test_an_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
+def test_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
     folder = tmp_path / "node"
     folder.mkdir()
     (folder / "capture.json").write_bytes(index(file=name))
@@ -225,7 +225,7 @@ def test_an_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
         load_capture(folder)
 
 
-def test_a_folder_cannot_lead_outside_by_links(tmp_path: Path) -> None:
+def test_symlinks_in_a_capture_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     for name, link in (("one/data/x", tmp_path / "secret"), ("two/data", tmp_path)):
         path = tmp_path / name
@@ -237,7 +237,7 @@ def test_a_folder_cannot_lead_outside_by_links(tmp_path: Path) -> None:
             load_capture(tmp_path / folder)
 
 
-def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
+def test_pipe_in_a_capture_folder_does_not_hang(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "capture.json").write_bytes(index(file="data/x"))
     os.mkfifo(tmp_path / "data/x")
@@ -245,13 +245,13 @@ def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
         load_capture(tmp_path)
 
 
-def test_a_pipe_instead_of_a_file_does_not_hang(tmp_path: Path) -> None:
+def test_pipe_as_an_archive_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "node.tar.gz")
     with pytest.raises(UsageError, match="is not a capture"):
         load_capture(tmp_path / "node.tar.gz")
 
 
-def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_newer_schema_is_refused_with_an_upgrade_hint(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 3, "probes": "anything"}'})
     with pytest.raises(Refused, match="newer gpunode") as caught:
         load_capture(path)
@@ -294,7 +294,7 @@ def test_schema_2_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200, -9])
-def test_a_truncated_archive_is_damaged(tmp_path: Path, cut: int) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.tgz"
     save_capture(EVIDENCE, path)
     path.write_bytes(path.read_bytes()[:cut])
@@ -316,7 +316,7 @@ def test_a_truncated_archive_is_damaged(tmp_path: Path, cut: int) -> None:
         (b"", "neither"),
     ],
 )
-def test_what_is_no_capture_is_told_apart(tmp_path: Path, content: bytes, said: str) -> None:
+def test_file_that_is_no_capture_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a capture") as caught:
@@ -324,14 +324,14 @@ def test_what_is_no_capture_is_told_apart(tmp_path: Path, content: bytes, said: 
     assert said in caught.value.why
 
 
-def test_no_file_and_an_empty_folder_are_no_capture(tmp_path: Path) -> None:
+def test_missing_file_and_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_capture(tmp_path / "nothing")
     with pytest.raises(UsageError, match="not a capture"):
         load_capture(tmp_path)
 
 
-def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
+def test_saved_capture_is_redacted(tmp_path: Path) -> None:
     secret = {"file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b'{"token": "hunter2hunter2"}')}
     for name in ("x.tgz", "x"):
         save_capture(secret, tmp_path / name)
@@ -340,13 +340,13 @@ def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
     assert b"hunter2" not in gzip.decompress((tmp_path / "x.tgz").read_bytes())
 
 
-def test_a_named_pipe_is_no_capture_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+def test_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="not a capture"):
         load_capture(tmp_path / "pipe")
 
 
-def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> None:
+def test_capture_keeps_the_change_time_of_configuration_files(tmp_path: Path) -> None:
     """So a capture tells of a daemon that is older than its file; of other files it would only be noise."""
     own = Ownership(0o644, 0, 0, 1795247197.25)
     evidence = {
@@ -369,7 +369,7 @@ def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> N
         ({"source": "x"}, "unknown outcome"),
     ],
 )
-def test_what_is_wrong_with_an_index_is_said_in_words(tmp_path: Path, row: dict[str, object], said: str) -> None:
+def test_damaged_index_is_explained(tmp_path: Path, row: dict[str, object], said: str) -> None:
     """Python's own words were 'uid', with its quotes, and no more."""
     index = tmp_path / "capture.json"
     index.write_text(json.dumps({"schema": 2, "probes": {"x": row}}))
@@ -382,7 +382,7 @@ def test_what_is_wrong_with_an_index_is_said_in_words(tmp_path: Path, row: dict[
     assert caught.value.why == "capture.json does not list probes by name"
 
 
-def test_a_capture_into_a_folder_that_is_not_there_names_that_folder(tmp_path: Path) -> None:
+def test_missing_target_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         save_capture(EVIDENCE, tmp_path / "none/c.tgz")
     assert caught.value.why == f"the folder {tmp_path}/none does not exist, or you may not write to it"

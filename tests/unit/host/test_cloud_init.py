@@ -41,7 +41,7 @@ class Node:
             path.write_text("{}")
 
     def wait(self, limit_s: float = 3.0, *, ends_with: str = "") -> list[str]:
-        """What was told while it was waited for; cloud-init ends at the first word, if it has ``ends_with``."""
+        """Return the words reported during the wait; cloud-init ends at the first word, if it has ``ends_with``."""
 
         def hear(progress: Progress) -> None:
             self.heard.append(progress.detail)
@@ -56,7 +56,7 @@ class Node:
 
 
 @pytest.mark.parametrize("files", [(), ("disabled",), ("status.json", "result.json"), ("status.json", "disabled")])
-def test_a_cloud_init_that_is_not_here_or_is_done_is_not_waited_for(tmp_path: Path, files: tuple[str, ...]) -> None:
+def test_absent_or_finished_cloud_init_is_not_waited_for(tmp_path: Path, files: tuple[str, ...]) -> None:
     """The guard fails this test if a process is started."""
     node = Node(tmp_path)
     node.process(9, 1, *FINAL)
@@ -64,7 +64,7 @@ def test_a_cloud_init_that_is_not_here_or_is_done_is_not_waited_for(tmp_path: Pa
     assert node.wait() == []
 
 
-def test_it_is_waited_for_and_its_process_named(tmp_path: Path) -> None:
+def test_running_cloud_init_is_waited_for_and_named(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.process(9, 1, *FINAL)
     node.has("status.json")
@@ -73,7 +73,7 @@ def test_it_is_waited_for_and_its_process_named(tmp_path: Path) -> None:
     assert f"process 9 ({' '.join(FINAL)})" in told
 
 
-def test_past_the_limit_it_is_busy_and_says_what_to_do(tmp_path: Path) -> None:
+def test_cloud_init_beyond_the_timeout_is_busy(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.process(9, 1, *FINAL)
     node.has("status.json")
@@ -86,7 +86,7 @@ def test_past_the_limit_it_is_busy_and_says_what_to_do(tmp_path: Path) -> None:
     assert len(node.heard) == 3
 
 
-def test_one_that_was_started_by_it_does_not_wait_for_itself(tmp_path: Path) -> None:
+def test_gpunode_started_by_cloud_init_does_not_wait_for_it(tmp_path: Path) -> None:
     """runcmd: cloud-init's last stage runs a script and waits for it."""
     node = Node(tmp_path)
     node.process(9, 1, *FINAL)
@@ -103,7 +103,7 @@ def test_one_that_was_started_by_it_does_not_wait_for_itself(tmp_path: Path) -> 
         "0::/system.slice/cloud-config.service/inner",
     ],
 )
-def test_nor_does_one_that_it_has_in_its_unit(tmp_path: Path, cgroup: str) -> None:
+def test_gpunode_in_the_unit_of_cloud_init_does_not_wait_for_it(tmp_path: Path, cgroup: str) -> None:
     """``nohup gpunode setup &`` has lost its ancestor, not its group."""
     node = Node(tmp_path, cgroup)
     node.process(9, 1, *FINAL)
@@ -111,7 +111,7 @@ def test_nor_does_one_that_it_has_in_its_unit(tmp_path: Path, cgroup: str) -> No
     assert node.wait() == []
 
 
-def test_a_cloud_that_is_somebody_elses_is_no_cloud_init(tmp_path: Path, tools: Tools) -> None:
+def test_similarly_named_unit_is_not_cloud_init(tmp_path: Path, tools: Tools) -> None:
     tools.add("systemctl", f"cat <<'.'\n{ENDED}.")
     node = Node(tmp_path, "0::/system.slice/cloud-agent.service")
     node.process(9, 1, *FINAL)
@@ -119,7 +119,7 @@ def test_a_cloud_that_is_somebody_elses_is_no_cloud_init(tmp_path: Path, tools: 
     assert len(node.wait(ends_with="result.json")) == 1
 
 
-def test_between_two_stages_systemd_is_asked_what_is_to_come(tmp_path: Path, tools: Tools) -> None:
+def test_pending_cloud_init_stage_is_waited_for(tmp_path: Path, tools: Tools) -> None:
     tools.add("systemctl", f"cat <<'.'\n{QUEUED}.")
     node = Node(tmp_path)
     node.has("status.json")
@@ -127,7 +127,7 @@ def test_between_two_stages_systemd_is_asked_what_is_to_come(tmp_path: Path, too
     assert "cloud-final.service has yet to run" in told
 
 
-def test_one_that_broke_down_is_not_waited_for(tmp_path: Path, tools: Tools) -> None:
+def test_crashed_cloud_init_is_not_waited_for(tmp_path: Path, tools: Tools) -> None:
     """It says for ever that it runs: it died before it wrote its result."""
     tools.add("systemctl", f"cat <<'.'\n{ENDED}.")
     node = Node(tmp_path)
@@ -136,7 +136,7 @@ def test_one_that_broke_down_is_not_waited_for(tmp_path: Path, tools: Tools) -> 
     assert node.wait() == []
 
 
-def test_without_systemd_only_its_processes_count(
+def test_without_systemd_only_cloud_init_processes_count(
     tmp_path: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpunode.host.process.PATH", str(tools.folder))
@@ -146,7 +146,7 @@ def test_without_systemd_only_its_processes_count(
 
 
 @pytest.mark.parametrize("words", [FINAL, ("/usr/bin/python3", "/usr/bin/cloud-init", "--all-stages")])
-def test_a_unit_for_which_the_boot_waits_does_not_wait_for_cloud_init(
+def test_unit_that_blocks_the_boot_does_not_wait_for_cloud_init(
     tmp_path: Path, tools: Tools, words: tuple[str, ...]
 ) -> None:
     """cloud-final comes after multi-user.target, which comes after every unit that it wants: both would wait."""
@@ -166,8 +166,8 @@ def test_a_unit_for_which_the_boot_waits_does_not_wait_for_cloud_init(
         "Id=ours.service\nActiveState=active\n\nId=multi-user.target\nActiveState=inactive\nJob=1\n",
     ],
 )
-def test_any_other_unit_waits(tmp_path: Path, tools: Tools, states: str) -> None:
-    """One that comes after the boot, as the one that goes on after a reboot, or a daemon that is up."""
+def test_unit_that_does_not_block_the_boot_waits_for_cloud_init(tmp_path: Path, tools: Tools, states: str) -> None:
+    """Such a unit comes after the boot, as the one that goes on after a reboot, or a daemon that is up."""
     tools.add("systemctl", f"cat <<'.'\n{states}.")
     node = Node(tmp_path, "0::/system.slice/ours.service")
     node.has("status.json")

@@ -1,4 +1,4 @@
-"""Which kubectl and Helm are run, and what of the caller's environment they get."""
+"""Choice of kubectl and Helm, and what of the caller's environment they get."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def program(folder: Path, name: str, text: str = "exit 0") -> str:
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A caller who is root, with the only folder that root searches."""
+    """Return a caller who is root, with the only folder that root searches."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(cluster_programs, "SEARCH_PATH", str(tmp_path / "fixed"))
     return tmp_path / "fixed"
 
 
-def test_root_runs_no_kubectl_or_helm_of_the_caller_s_path(
+def test_root_runs_no_kubectl_or_helm_from_the_callers_path(
     as_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     theirs = [program(tmp_path / "theirs", name) for name in ("kubectl", "helm")]
@@ -58,7 +58,7 @@ def test_root_runs_no_kubectl_or_helm_of_the_caller_s_path(
     assert find_kubectl() == (ours,)
 
 
-def test_others_run_what_their_path_leads_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ordinary_user_runs_programs_from_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_program("helm") is None
@@ -67,7 +67,7 @@ def test_others_run_what_their_path_leads_to(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_login_programs_read_the_caller_s_environment(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+def test_login_programs_get_the_callers_environment(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     for name, value in (LOGIN | {"LC_ALL": "de_DE.UTF-8", "LANG": "de", "HELM_KUBECONTEXT": "other"}).items():
         monkeypatch.setenv(name, value)
@@ -76,7 +76,7 @@ def test_login_programs_read_the_caller_s_environment(monkeypatch: pytest.Monkey
     assert not found.keys() & {"LC_ALL", "LANG", "HELM_KUBECONTEXT"}
 
 
-def test_root_finds_login_programs_only_where_root_alone_writes(
+def test_root_path_for_login_programs_has_only_root_owned_folders(
     as_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
@@ -86,7 +86,7 @@ def test_root_finds_login_programs_only_where_root_alone_writes(
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, server: str = "v1.36.2") -> Path:
-    """A kubectl of a version; returns the file in which it writes its words, a line for each call."""
+    """Make a kubectl of a version, and return the file in which it writes its words, a line for each call."""
     said = {"clientVersion": {"gitVersion": client}, "serverVersion": {"gitVersion": server}}
     asked = tmp_path / "asked"
     program(tmp_path / "bin", "kubectl", f"echo \"$@\" >> {asked}; echo '{json.dumps(said)}'")
@@ -96,7 +96,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, serve
     return asked
 
 
-def test_a_kubectl_that_is_too_old_is_asked_nothing_else(
+def test_outdated_kubectl_is_asked_only_for_its_version(
     allow_subprocess: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = stand_in(tmp_path, monkeypatch, "v1.20.2")
@@ -106,7 +106,7 @@ def test_a_kubectl_that_is_too_old_is_asked_nothing_else(
 
 
 @pytest.mark.parametrize(("client", "says"), [("v1.36.2", True), ("v1.21.0", False)])
-def test_no_default_of_the_user_s_makes_kubectl_ask_or_force(
+def test_kubectl_defaults_of_the_user_are_overridden(
     allow_subprocess: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, client: str, says: bool
 ) -> None:
     asked = stand_in(tmp_path, monkeypatch, client)
@@ -117,7 +117,7 @@ def test_no_default_of_the_user_s_makes_kubectl_ask_or_force(
     assert "--force-conflicts=false" in asked.read_text()
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(tmp_path, monkeypatch, "v1.36.2")
     with pytest.raises(UsageError, match="there is no kubeconfig /nowhere/config"):
         Cluster(kubeconfig="/nowhere/config").check()

@@ -24,7 +24,7 @@ A, B = (f"GPU-0000000{n}-aaaa-bbbb-cccc-0123456789ab" for n in (1, 2))
 
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host with nvidia-smi, whose files are not looked at here."""
+    """Make a host with nvidia-smi, whose files are not looked at here."""
     smi = tmp_path / "nvidia-smi"
     smi.touch()
     monkeypatch.setattr(container, "read_libraries", lambda runner, program: {})
@@ -48,7 +48,7 @@ BOTH = pytest.mark.parametrize(
 
 
 @BOTH
-def test_the_same_gpus_pass_and_nothing_is_left(commands: ContainerCommands) -> None:
+def test_matching_gpus_pass_and_everything_is_removed(commands: ContainerCommands) -> None:
     runner = _answering(f"{A}\n{B}\n")
     found = check_container(runner, commands, [B, A])
     assert found.passed
@@ -58,7 +58,7 @@ def test_the_same_gpus_pass_and_nothing_is_left(commands: ContainerCommands) -> 
 
 
 @BOTH
-def test_a_gpu_that_is_missing_or_strange_is_named(commands: ContainerCommands) -> None:
+def test_missing_or_unexpected_gpu_is_named(commands: ContainerCommands) -> None:
     missing = check_container(_answering(A), commands, [A, B])
     strange = check_container(_answering(f"{A}\n{B}"), commands, [A])
     assert not missing.passed
@@ -69,7 +69,7 @@ def test_a_gpu_that_is_missing_or_strange_is_named(commands: ContainerCommands) 
 
 @BOTH
 @pytest.mark.parametrize("late", [False, True])
-def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: ContainerCommands, late: bool) -> None:
+def test_failing_or_hanging_container_is_removed(commands: ContainerCommands, late: bool) -> None:
     runner = _answering(status=1, late=late)
     found = check_container(runner, commands, [A])
     assert not found.passed
@@ -80,7 +80,7 @@ def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: Conta
 
 
 @BOTH
-def test_an_image_that_is_not_taken_runs_nothing_and_is_removed(commands: ContainerCommands) -> None:
+def test_image_that_cannot_be_loaded_runs_nothing_and_is_removed(commands: ContainerCommands) -> None:
     runner = _answering(import_fails=True)
     found = check_container(runner, commands, [A])
     assert "no space left on device" in found.failure
@@ -88,7 +88,7 @@ def test_an_image_that_is_not_taken_runs_nothing_and_is_removed(commands: Contai
 
 
 @BOTH
-def test_an_interruption_removes_the_container_too(commands: ContainerCommands) -> None:
+def test_interruption_removes_the_container(commands: ContainerCommands) -> None:
     def answer(argv: tuple[str, ...]) -> FinishedCommand:
         if argv == commands.run:
             raise KeyboardInterrupt
@@ -101,7 +101,7 @@ def test_an_interruption_removes_the_container_too(commands: ContainerCommands) 
     assert set(commands.rescue) <= set(runner.calls)
 
 
-def test_what_could_not_be_removed_is_said_with_the_command() -> None:
+def test_failed_cleanup_is_reported_with_the_command() -> None:
     commands = docker_commands("t")
 
     def answer(argv: tuple[str, ...]) -> FinishedCommand:
@@ -114,7 +114,7 @@ def test_what_could_not_be_removed_is_said_with_the_command() -> None:
     assert found.leftovers == ("docker image rm --force localhost/gpunode-check:t: image is in use",)
 
 
-def test_without_nvidia_smi_nothing_is_run_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvidia_smi_is_reported_and_nothing_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "_PROGRAMS", ("/nonexistent/nvidia-smi",))
     runner = _answering()
     found = check_container(runner, docker_commands("t"), [A])
@@ -130,13 +130,13 @@ def test_without_nvidia_smi_nothing_is_run_and_the_reason_is_said(monkeypatch: p
         (0, "\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\tlibgone.so.1 => not found\n", "libgone.so.1 is missing"),
     ],
 )
-def test_libraries_that_ldd_does_not_find_are_named(tmp_path: Path, status: int, out: str, reason: str) -> None:
+def test_libraries_not_found_by_ldd_are_named(tmp_path: Path, status: int, out: str, reason: str) -> None:
     runner = ScriptedRunner(lambda argv: ended(argv, status, out.encode()))
     with pytest.raises(ValueError, match=reason):
         read_libraries(runner, str(tmp_path / "nvidia-smi"))
 
 
-def test_ldd_is_not_asked_of_a_program_that_others_can_change(tmp_path: Path) -> None:
+def test_ldd_is_not_run_on_a_program_writable_by_others(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.chmod(0o757)
     runner = ScriptedRunner(ended)
@@ -145,13 +145,13 @@ def test_ldd_is_not_asked_of_a_program_that_others_can_change(tmp_path: Path) ->
     assert runner.calls == []
 
 
-def test_no_gpu_on_the_host_is_never_a_pass() -> None:
+def test_host_without_gpus_never_passes() -> None:
     found = check_container(_answering(), docker_commands("t"), [])
     assert not found.passed
     assert found.problems
 
 
-def test_a_check_is_out_of_everybodys_way() -> None:
+def test_check_uses_its_own_namespace_and_no_network() -> None:
     assert container.new_token() != container.new_token()
     one = containerd_commands("t")
     ctr = [argv for argv in (one.load, one.run, *one.rescue, *one.remove) if argv[0] == "ctr"]
@@ -160,16 +160,16 @@ def test_a_check_is_out_of_everybodys_way() -> None:
 
 
 @given(st.binary())
-def test_any_output_is_read(output: bytes) -> None:
+def test_any_output_is_parsed_without_a_crash(output: bytes) -> None:
     assert all(one.startswith("GPU-") for one in parse_uuids(output))
 
 
 @given(st.frozensets(st.sampled_from([A, B])), st.frozensets(st.sampled_from([A, B])))
-def test_it_passes_exactly_when_there_is_no_problem(expected: frozenset[str], seen: frozenset[str]) -> None:
+def test_check_passes_exactly_without_problems(expected: frozenset[str], seen: frozenset[str]) -> None:
     found = ContainerCheck("docker", expected, seen)
     assert found.passed == (not found.problems) == (expected == seen and bool(expected))
 
 
-def test_nvidia_smis_own_lines_are_read() -> None:
+def test_uuids_are_parsed_from_nvidia_smi() -> None:
     listing = f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {A})\n{B}\nUnable to determine the device handle\n"
     assert parse_uuids(listing.encode()) == {A, B}

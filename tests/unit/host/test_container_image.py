@@ -24,11 +24,11 @@ LISTING = f"""\
 LIBRARIES = {path: path.encode() for path in parse_ldd(LISTING)}
 
 
-def test_it_holds_the_loader_and_glibc_and_nothing_of_nvidia() -> None:
+def test_image_has_loader_and_glibc_but_no_nvidia_library() -> None:
     assert parse_ldd(LISTING) == {LOADER, *GLIBC}
 
 
-def test_libraries_beside_glibc_come_along() -> None:
+def test_libraries_beside_glibc_are_included() -> None:
     assert "/opt/a/libz.so.1" in parse_ldd(f"{LISTING}\tlibz.so.1 => /opt/a/libz.so.1 (0x1)\n")
 
 
@@ -44,12 +44,12 @@ def test_libraries_beside_glibc_come_along() -> None:
         ("", "needs glibc"),
     ],
 )
-def test_what_is_missing_is_named(listing: str, reason: str) -> None:
+def test_missing_library_is_named(listing: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_ldd(listing)
 
 
-def test_an_architecture_without_a_driver_is_named() -> None:
+def test_unsupported_architecture_is_named() -> None:
     with pytest.raises(ValueError, match="riscv64"):
         build_image(LIBRARIES, "riscv64", "localhost/x:1", ["a"])
 
@@ -59,7 +59,7 @@ def _open(archive: bytes) -> dict[str, bytes]:
         return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.isfile()}  # type: ignore[union-attr]
 
 
-def test_the_image_is_whole_for_oci_and_for_docker() -> None:
+def test_image_is_valid_for_oci_and_docker() -> None:
     files = _open(build_image(LIBRARIES, "x86_64", "localhost/gpunode-check:t", ["nvidia-smi"]))
     for name, data in files.items():
         if name.startswith("blobs/"):
@@ -83,6 +83,6 @@ def test_the_image_is_whole_for_oci_and_for_docker() -> None:
     assert {"usr/bin", "proc", "tmp"} < {*names}
 
 
-def test_the_same_files_are_the_same_bytes() -> None:
+def test_image_is_reproducible() -> None:
     one = build_image(LIBRARIES, "x86_64", "localhost/x:1", ["a"])
     assert build_image(dict(reversed(LIBRARIES.items())), "x86_64", "localhost/x:1", ["a"]) == one

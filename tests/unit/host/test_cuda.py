@@ -28,7 +28,7 @@ def _answer(**given: Any) -> bytes:
     return json.dumps({"schema": 1, **given}).encode()
 
 
-def test_it_passed_only_when_every_gpu_did() -> None:
+def test_cuda_run_passes_only_if_every_gpu_passed() -> None:
     run = parse_answer(_answer(gpus=[GPU, {**GPU, "index": 1}]))
     assert isinstance(run, CudaRun)
     assert run.passed
@@ -39,7 +39,7 @@ def test_it_passed_only_when_every_gpu_did() -> None:
         assert not run.passed, spoiled
 
 
-def test_the_failure_of_the_whole_is_the_call_with_cudas_words() -> None:
+def test_cuda_init_failure_names_the_call_and_error() -> None:
     assert parse_answer(_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
     assert (
         str(parse_answer(_answer(error=ERROR)))
@@ -63,13 +63,13 @@ def test_the_failure_of_the_whole_is_the_call_with_cudas_words() -> None:
         b'{"schema": true, "gpus": []}',
     ],
 )
-def test_what_is_no_answer_is_refused(data: bytes) -> None:
+def test_invalid_answer_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         parse_answer(data)
 
 
 @given(st.sampled_from([*GPU]), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers()))
-def test_a_spoiled_gpu_is_refused_or_does_not_pass_by_it(key: str, value: object) -> None:
+def test_damaged_gpu_row_is_refused_or_does_not_pass(key: str, value: object) -> None:
     try:
         run = parse_answer(_answer(gpus=[{**GPU, key: value}]))
     except ValueError:
@@ -78,13 +78,13 @@ def test_a_spoiled_gpu_is_refused_or_does_not_pass_by_it(key: str, value: object
     assert isinstance(run.gpus[0].passed, bool)
 
 
-def test_what_to_do_fits_the_error() -> None:
+def test_remedy_fits_the_cuda_error() -> None:
     assert "ldconfig" in CudaError("dlopen", 0, "LibraryNotFound", "").remedy
     assert "fabricmanager" in CudaError("cuInit", 802, "CUDA_ERROR_SYSTEM_NOT_READY", "").remedy
     assert "dmesg" in CudaError("cuLaunchKernel", 719, "CUDA_ERROR_LAUNCH_FAILED", "").remedy
 
 
-def test_the_ends_of_the_child_are_told_apart() -> None:
+def test_outcomes_of_the_child_process_are_distinguished() -> None:
     def end(**given: Any) -> object:
         return read_cuda_answer(looked(ScriptedRunner(lambda argv: ended(argv, **given)), make_probe(7)))
 
@@ -103,6 +103,6 @@ def test_the_ends_of_the_child_are_told_apart() -> None:
     assert garbled.kind == "garbled"
 
 
-def test_the_kernels_text_ends_as_c_wants_it_and_the_child_is_isolated() -> None:
+def test_ptx_is_nul_terminated_and_the_child_isolated() -> None:
     assert PTX.endswith(b"}\n\0")
     assert child_argv()[1] == "-I"

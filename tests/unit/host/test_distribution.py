@@ -22,25 +22,25 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("target", ["/usr/lib/os-release", "../usr/lib/os-release"])
-def test_a_link_leads_to_the_file_inside_the_root(root: Path, target: str) -> None:
+def test_os_release_link_is_followed_inside_the_root(root: Path, target: str) -> None:
     root.joinpath("usr/lib/os-release").write_text(TEXT)
     root.joinpath("etc/os-release").symlink_to(target)
     assert read_distribution(str(root)) == DEBIAN == os_release.parse_distro(TEXT)
 
 
-def test_a_link_out_of_the_root_is_none(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_os_release_link_out_of_the_root_is_ignored(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "os-release"
     outside.write_text(TEXT)
     root.joinpath("etc/os-release").symlink_to(outside)
     assert read_distribution(str(root)) is None
 
 
-def test_the_vendors_file_counts_where_there_is_no_other(root: Path) -> None:
+def test_vendor_os_release_is_the_fallback(root: Path) -> None:
     root.joinpath("usr/lib/os-release").write_text(TEXT)
     assert read_distribution(str(root)) == DEBIAN
 
 
 @pytest.mark.parametrize("text", ["", 'ID="debian\n', "ID=\xe9\0", "#" * (1 << 17)])
-def test_a_file_that_distro_does_not_read_is_left_to_the_evidence(root: Path, text: str) -> None:
+def test_os_release_that_distro_rejects_is_left_to_the_evidence(root: Path, text: str) -> None:
     root.joinpath("etc/os-release").write_text(text, "latin-1")
     assert read_distribution(str(root)) is None

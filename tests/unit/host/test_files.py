@@ -23,7 +23,7 @@ from tests.fakes.examples import examples
 UID, GID = os.getuid(), os.getgid()
 
 
-def owned(content: bytes, mode: int = 0o644) -> FileState:
+def file_state(content: bytes, mode: int = 0o644) -> FileState:
     return FileState(content, mode, UID, GID)
 
 
@@ -33,20 +33,20 @@ def names(folder: Path) -> list[str]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(content=st.binary(max_size=3000), mode=st.integers(0, 0o7777))
-def test_what_is_written_is_what_is_there(tmp_path: Path, content: bytes, mode: int) -> None:
-    wanted = owned(content, mode)
+def test_written_file_has_its_content_mode_and_owner(tmp_path: Path, content: bytes, mode: int) -> None:
+    wanted = file_state(content, mode)
     files.replace_file("/a/b/file", wanted, root=str(tmp_path))
     if UID != 0:
         (tmp_path / "a/b/file").chmod(mode | 0o400)
-        wanted = owned(content, mode | 0o400)
+        wanted = file_state(content, mode | 0o400)
     assert files.read_state("/a/b/file", root=str(tmp_path)) == wanted
     assert names(tmp_path / "a/b") == ["file"]
 
 
-def test_folders_made_for_a_file_are_0755_whatever_the_umask(tmp_path: Path) -> None:
+def test_created_folders_have_mode_0755_whatever_the_umask(tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
-        files.replace_file("/etc/x/y/z.conf", owned(b"1"), root=str(tmp_path))
+        files.replace_file("/etc/x/y/z.conf", file_state(b"1"), root=str(tmp_path))
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "etc/x/y").stat().st_mode) == 0o755
@@ -54,18 +54,18 @@ def test_folders_made_for_a_file_are_0755_whatever_the_umask(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("target", ["../real/target", "/real/target", "../../../../../../real/target"])
-def test_a_link_stays_and_its_target_inside_the_root_is_replaced(tmp_path: Path, target: str) -> None:
+def test_symlink_is_kept_and_its_target_in_the_root_replaced(tmp_path: Path, target: str) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/target").write_bytes(b"old")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/link").symlink_to(target)
-    files.replace_file("/etc/link", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/etc/link", file_state(b"new"), root=str(tmp_path))
     assert os.readlink(tmp_path / "etc/link") == target
     assert (tmp_path / "real/target").read_bytes() == b"new"
     assert places.resolve_path("/etc/link", root=str(tmp_path)) == "/real/target"
 
 
-def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None:
+def test_symlink_out_of_the_root_does_not_touch_the_outside(tmp_path: Path) -> None:
     outside, root = tmp_path / "outside", tmp_path / "root"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -75,20 +75,20 @@ def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None
     for path in ("/etc/direct", "/etc/folder/secret", "/../outside/secret", "/etc/../../outside/secret"):
         assert files.read_file(path, root=str(root)).outcome == "absent"
     assert globs.find_matches("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
-    files.replace_file("/etc/folder/secret", owned(b"mine"), root=str(root))
+    files.replace_file("/etc/folder/secret", file_state(b"mine"), root=str(root))
     files.remove_file("/etc/direct", root=str(root))
     assert (outside / "secret").read_bytes() == b"secret"
     assert (root / "outside/secret").read_bytes() == b"mine"
 
 
-def test_links_in_a_circle_are_an_error_and_not_a_hang(tmp_path: Path) -> None:
+def test_symlink_loop_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("/a")
     (tmp_path / "self").symlink_to("self/self")
     for path in ("/a", "/self", "/a/file"):
         assert files.read_file(path, root=str(tmp_path)).outcome == "failed"
         with pytest.raises(ChangeFailed, match="could not be written") as caught:
-            files.replace_file(path, owned(b""), root=str(tmp_path))
+            files.replace_file(path, file_state(b""), root=str(tmp_path))
         assert "loop" in caught.value.hint
     assert names(tmp_path) == ["a", "b", "self"]
 
@@ -104,13 +104,13 @@ def odd_files(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["folder", "pipe", "socket", "to-pipe"])
-def test_what_is_no_file_is_neither_read_nor_replaced_nor_removed(odd_files: Path, name: str) -> None:
+def test_special_file_is_not_read_replaced_or_removed(odd_files: Path, name: str) -> None:
     before = names(odd_files)
     capture = files.read_file(f"/{name}", root=str(odd_files))
     assert capture.outcome == "failed"
     assert capture.error.startswith("it is a")
     with pytest.raises(Refused, match="not a file"):
-        files.replace_file(f"/{name}", owned(b"x"), root=str(odd_files))
+        files.replace_file(f"/{name}", file_state(b"x"), root=str(odd_files))
     with pytest.raises(Refused, match="not a file"):
         files.remove_file(f"/{name}", root=str(odd_files))
     with pytest.raises(Refused, match="cannot be read"):
@@ -118,13 +118,13 @@ def test_what_is_no_file_is_neither_read_nor_replaced_nor_removed(odd_files: Pat
     assert names(odd_files) == before
 
 
-def test_the_root_itself_is_no_file(tmp_path: Path) -> None:
+def test_root_folder_is_no_file(tmp_path: Path) -> None:
     assert files.read_file("/", root=str(tmp_path)).outcome == "failed"
     with pytest.raises(Refused, match="a folder"):
-        files.replace_file("/x/..", owned(b""), root=str(tmp_path / "."))
+        files.replace_file("/x/..", file_state(b""), root=str(tmp_path / "."))
 
 
-def test_absent_denied_and_too_long_differ(tmp_path: Path) -> None:
+def test_absent_and_oversized_files_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert files.read_file("/nothing/here", root=str(tmp_path)).outcome == "absent"
     assert files.read_file("/file/below", root=str(tmp_path)).outcome == "absent"
@@ -135,7 +135,7 @@ def test_absent_denied_and_too_long_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(UID != 0, reason="needs root: becomes another user to be denied")
-def test_a_file_of_somebody_else_is_denied_and_not_absent(tmp_path: Path) -> None:
+def test_unreadable_file_is_denied_and_not_absent(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"x")
     (tmp_path / "secret").chmod(0o600)
     for folder in (tmp_path, *tmp_path.parents):
@@ -148,14 +148,14 @@ def test_a_file_of_somebody_else_is_denied_and_not_absent(tmp_path: Path) -> Non
         os.seteuid(0)
 
 
-def test_a_file_without_an_end_and_a_pseudo_file_are_read_right() -> None:
+def test_endless_and_pseudo_files_are_read_correctly() -> None:
     assert files.read_file("/proc/self/status", 1 << 16).text.startswith("Name:")
     assert files.read_file("/dev/zero", 1 << 16).outcome == "failed"
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+def test_replacement_is_atomic_for_a_reader(tmp_path: Path) -> None:
     versions = {bytes([letter]) * 200_000 for letter in b"ab"}
-    files.replace_file("/file", owned(b"a" * 200_000), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"a" * 200_000), root=str(tmp_path))
     seen: set[bytes] = set()
     done = threading.Event()
 
@@ -167,31 +167,31 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     watcher.start()
     for _ in range(10):
         for content in versions:
-            files.replace_file("/file", owned(content), root=str(tmp_path))
+            files.replace_file("/file", file_state(content), root=str(tmp_path))
     done.set()
     watcher.join()
     assert seen <= versions
 
 
-def test_extended_attributes_stay(tmp_path: Path) -> None:
+def test_extended_attributes_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")
     try:
         os.setxattr(file, "user.note", b"kept")
     except OSError as error:
         pytest.skip(f"no extended attributes on {tmp_path}: {error.strerror}")
-    files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert os.getxattr(file, "user.note") == b"kept"
 
 
-def test_a_leftover_of_a_killed_run_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_temporary_file_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     for name in (".gpunode-0123abcd", ".gpunode-notes", "mine"):
         (tmp_path / name).write_bytes(b"")
-    files.replace_file("/file", owned(b""), root=str(tmp_path))
+    files.replace_file("/file", file_state(b""), root=str(tmp_path))
     assert names(tmp_path) == [".gpunode-notes", "file", "mine"]
 
 
-def test_removing_is_final_and_removing_nothing_is_fine(tmp_path: Path) -> None:
+def test_removal_deletes_the_link_target_first_and_is_idempotent(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to("file")
     files.remove_file("/link", root=str(tmp_path))
@@ -200,11 +200,11 @@ def test_removing_is_final_and_removing_nothing_is_fine(tmp_path: Path) -> None:
     files.remove_file("/no/such/folder/file", root=str(tmp_path))
 
 
-def test_a_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", _no_space)
     with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
-        files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert "No space left" in caught.value.why
     assert "df -h" in caught.value.hint
     assert names(tmp_path) == ["file"]
@@ -215,10 +215,10 @@ def _no_space(*_args: object, **_named: object) -> None:
     raise OSError(28, os.strerror(28))
 
 
-def test_folders_made_for_a_failed_write_are_gone_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_created_for_a_failed_write_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "rename", _refuse_rename)
     with pytest.raises(ChangeFailed):
-        files.replace_file("/a/b/c", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/a/b/c", file_state(b"new"), root=str(tmp_path))
     assert names(tmp_path) == []
 
 
@@ -226,7 +226,7 @@ def _refuse_rename(*_args: object, **_named: object) -> None:
     raise OSError(16, os.strerror(16))
 
 
-def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
+def test_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d").mkdir(parents=True)
     (tmp_path / "etc/d/a.list").write_bytes(b"deb a")
     (tmp_path / "etc/d/b.list").symlink_to("/etc/d/a.list")
@@ -248,7 +248,7 @@ def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     assert listed[0].ownership is not None
 
 
-def test_folders_are_found_where_names_are_asked_for_and_left_out_where_contents_are(tmp_path: Path) -> None:
+def test_glob_lists_folders_only_without_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/folder").mkdir(parents=True)
     (tmp_path / "etc/d/file").write_text("x")
     for contents, names in ((True, ["/etc/d/file"]), (False, ["/etc/d/file", "/etc/d/folder"])):
@@ -256,13 +256,13 @@ def test_folders_are_found_where_names_are_asked_for_and_left_out_where_contents
         assert [one.path for one in found] == names
 
 
-def test_a_glob_that_matches_nothing_says_so_and_not_that_it_failed(tmp_path: Path) -> None:
+def test_glob_without_matches_succeeds_with_no_data(tmp_path: Path) -> None:
     for pattern in ("/etc/*.list", "/nothing/*/here", "/exact"):
         capture = globs.find_matches(pattern, 100, contents=True, root=str(tmp_path))
         assert (capture.outcome, capture.data) == ("ok", b"")
 
 
-def test_a_glob_goes_through_links_to_folders(tmp_path: Path) -> None:
+def test_glob_follows_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/0000:01:00.0").mkdir(parents=True)
     (tmp_path / "sys/devices/0000:01:00.0/modalias").write_bytes(b"pci:v000010DE")
     (tmp_path / "sys/bus").mkdir()
@@ -271,7 +271,7 @@ def test_a_glob_goes_through_links_to_folders(tmp_path: Path) -> None:
     assert (found.path, found.data) == ("/sys/bus/0000:01:00.0/modalias", b"pci:v000010DE")
 
 
-def test_a_candidate_stands_beside_the_file_for_root_alone_and_goes(tmp_path: Path) -> None:
+def test_candidate_file_is_private_and_temporary(tmp_path: Path) -> None:
     with files.candidate_file("/etc/containerd/config.toml", b"version = 3", root=str(tmp_path)) as path:
         there = tmp_path / path.lstrip("/")
         assert there.parent == tmp_path / "etc/containerd"
@@ -280,8 +280,8 @@ def test_a_candidate_stands_beside_the_file_for_root_alone_and_goes(tmp_path: Pa
     assert names(tmp_path) == []
 
 
-def test_an_edit_in_the_last_moment_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.replace_file("/file", owned(b"old"), root=str(tmp_path))
+def test_edit_just_before_the_write_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.replace_file("/file", file_state(b"old"), root=str(tmp_path))
     before, seen = files.read_state("/file", root=str(tmp_path)), list[FileState | None]()
 
     def edit(fd: int, _: int) -> None:
@@ -294,7 +294,7 @@ def test_an_edit_in_the_last_moment_is_not_overwritten(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fchmod", edit)
     with pytest.raises(Conflict):
-        files.replace_file("/file", owned(b"new"), root=str(tmp_path), precheck=still)
+        files.replace_file("/file", file_state(b"new"), root=str(tmp_path), precheck=still)
     assert [one.content for one in seen if one] == [b"edited"]
     assert (tmp_path / "file").read_bytes() == b"edited"
     with pytest.raises(Conflict):
@@ -302,13 +302,13 @@ def test_an_edit_in_the_last_moment_is_not_overwritten(tmp_path: Path, monkeypat
     assert names(tmp_path) == ["file"]
 
 
-def test_an_attribute_that_cannot_be_kept_stops_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribute_that_cannot_be_kept_stops_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "listxattr", lambda path, **_: [] if isinstance(path, int) else ["security.selinux"])
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
     monkeypatch.setattr(os, "setxattr", _refuse_label)
     with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
-        files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert "security.selinux cannot be kept: Operation not permitted" in caught.value.why
     assert "setfattr -x security.selinux /file" in caught.value.hint
     assert (names(tmp_path), (tmp_path / "file").read_bytes()) == (["file"], b"old")
@@ -318,28 +318,28 @@ def _refuse_label(*_args: object, **_named: object) -> None:
     raise PermissionError(1, os.strerror(1))
 
 
-def test_an_attribute_that_the_new_file_has_already_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribute_that_the_new_file_already_has_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container nobody may set a label; the folder gives the same one to both."""
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "listxattr", lambda *_, **__: ["security.selinux"])
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
     monkeypatch.setattr(os, "setxattr", _refuse_label)
-    files.replace_file("/file", owned(b"new"), root=str(tmp_path))
+    files.replace_file("/file", file_state(b"new"), root=str(tmp_path))
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def _written(root: Path) -> None:
-    files.replace_file("/file", owned(b"new"), root=str(root))
+def _write_file(root: Path) -> None:
+    files.replace_file("/file", file_state(b"new"), root=str(root))
 
 
-def _removed(root: Path) -> None:
+def _remove_file(root: Path) -> None:
     files.remove_file("/file", root=str(root))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(_written, "was replaced, but may be the old one"), (_removed, "was removed")]
+    ("change", "said"), [(_write_file, "was replaced, but may be the old one"), (_remove_file, "was removed")]
 )
-def test_a_folder_that_cannot_be_synced_is_told_as_what_it_is(
+def test_failed_folder_sync_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], said: str
 ) -> None:
     (tmp_path / "file").write_bytes(b"old")
@@ -351,16 +351,16 @@ def test_a_folder_that_cannot_be_synced_is_told_as_what_it_is(
 
 
 @pytest.mark.parametrize("call", ["chmod", "chown", "fsync", "rename"])
-def test_a_folder_that_could_not_be_made_right_is_gone_again(
+def test_folder_whose_mode_or_owner_cannot_be_set_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(os, call, _refuse_rename)
     with pytest.raises(ChangeFailed):
-        files.replace_file("/a/b/c", owned(b"new"), root=str(tmp_path))
+        files.replace_file("/a/b/c", file_state(b"new"), root=str(tmp_path))
     assert names(tmp_path) == []
 
 
-def test_made_folders_go_when_they_are_empty(tmp_path: Path) -> None:
+def test_created_folders_are_removed_when_empty(tmp_path: Path) -> None:
     (tmp_path / "a/b/c").mkdir(parents=True)
     (tmp_path / "a/mine").write_bytes(b"")
     files.remove_empty(("/a", "/a/b", "/a/b/c"), root=str(tmp_path))
@@ -368,7 +368,7 @@ def test_made_folders_go_when_they_are_empty(tmp_path: Path) -> None:
     files.remove_empty(("/a", "/a/b"), root=str(tmp_path))
 
 
-def test_a_made_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_removal_of_a_created_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(os, "rmdir", _no_space)
     with pytest.raises(ChangeFailed, match="/a could not be removed"):
@@ -376,7 +376,7 @@ def test_a_made_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
-def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_path: Path) -> None:
+def test_path_writable_by_others_is_reported_unless_sticky(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
 
     def exposed(path: str) -> str:
@@ -405,7 +405,7 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
 
 
 @pytest.mark.parametrize("name", ["a file", "$(id)", "it's;reboot"])
-def test_a_path_stands_quoted_in_a_command_that_is_printed(tmp_path: Path, name: str) -> None:
+def test_path_in_a_printed_command_is_quoted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(Refused) as caught:
         files.read_state(f"/{name}", root=str(tmp_path))

@@ -35,7 +35,7 @@ def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Helm("prod", "/etc/kube.conf")
 
 
-def test_releases_of_a_chart_come_with_their_version_and_values(helm: Helm, tmp_path: Path) -> None:
+def test_releases_are_listed_with_version_and_values(helm: Helm, tmp_path: Path) -> None:
     (found,) = helm.list_releases({"gpu-operator"})
     assert (found.namespace, found.name, found.chart, found.version) == ("gpu", "op", "gpu-operator", "v26.7.0")
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
@@ -52,12 +52,12 @@ def test_releases_of_a_chart_come_with_their_version_and_values(helm: Helm, tmp_
         ("theirs", "theirs", ""),
     ],
 )
-def test_a_chart_is_known_by_its_name_whatever_its_version(chart: str, name: str, version: str) -> None:
+def test_chart_name_is_split_from_its_version(chart: str, name: str, version: str) -> None:
     row = {"namespace": "n", "name": "r", "chart": chart, "revision": "1", "status": "deployed"}
     assert (parse_release(row).chart, parse_release(row).version) == (name, version)
 
 
-def test_a_release_that_fails_is_told_in_helm_s_words(helm: Helm) -> None:
+def test_failing_release_is_reported_in_the_words_of_helm(helm: Helm) -> None:
     with pytest.raises(ChangeFailed) as failed:
         helm.run(("upgrade", "--install", "op"))
     assert "context deadline exceeded" in failed.value.why

@@ -9,18 +9,18 @@ from gpunode.host import journald
 from gpunode.host.journald import Journald, encode_datagram
 
 
-def test_a_value_of_one_line_stands_as_it_is_and_a_longer_one_behind_its_length() -> None:
-    """As systemd's page on the protocol has it."""
+def test_multiline_value_is_length_prefixed() -> None:
+    """See systemd's page on the protocol."""
     found = encode_datagram({"MESSAGE": "a=b", "WHY": "first\nsecond"})
     assert found == b"MESSAGE=a=b\nWHY\n\x0c\0\0\0\0\0\0\0first\nsecond\n"
 
 
-def test_a_value_cannot_bring_a_field_of_its_own() -> None:
+def test_value_cannot_inject_a_field() -> None:
     assert b"\nPRIORITY=0\n" in encode_datagram({"MESSAGE": "x\nPRIORITY=0\n"})
     assert encode_datagram({"MESSAGE": "x\nPRIORITY=0"}).startswith(b"MESSAGE\n\x0c\0\0\0\0\0\0\0x\n")
 
 
-def test_a_long_value_is_cut_at_a_whole_character() -> None:
+def test_long_value_is_cut_at_a_whole_character() -> None:
     (line,) = encode_datagram({"MESSAGE": "ä" * 100_000}).splitlines()
     assert len(line) < 9000
     assert line.decode().endswith("ä…")
@@ -33,19 +33,19 @@ def listening(tmp_path: Path, allow_socket: None) -> socket.socket:
     return receiver
 
 
-def test_fields_arrive(listening: socket.socket, tmp_path: Path) -> None:
+def test_fields_are_received(listening: socket.socket, tmp_path: Path) -> None:
     Journald(tmp_path / "socket").send({"MESSAGE": "x"})
     assert listening.recv(100) == b"MESSAGE=x\n"
     listening.close()
 
 
-def test_without_journald_nothing_happens(tmp_path: Path) -> None:
+def test_missing_journald_is_ignored(tmp_path: Path) -> None:
     Journald(tmp_path / "missing").send({"MESSAGE": "x"})
     (tmp_path / "file").touch()
     Journald(tmp_path / "file").send({"MESSAGE": "x"})
 
 
-def test_one_that_takes_nothing_is_given_up_after_one_patience(
+def test_blocked_journald_is_given_up_after_the_timeout(
     listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journald, "_TIMEOUT_S", 0.01)
@@ -65,7 +65,7 @@ def test_one_that_takes_nothing_is_given_up_after_one_patience(
     listening.close()
 
 
-def test_one_that_goes_away_does_no_harm(listening: socket.socket, tmp_path: Path) -> None:
+def test_closed_journald_socket_is_ignored(listening: socket.socket, tmp_path: Path) -> None:
     node = Journald(tmp_path / "socket")
     listening.close()
     node.send({"MESSAGE": "x"})

@@ -1,4 +1,4 @@
-"""What kubectl says, and what gpunode makes of it: words of 1.20 and 1.36, as they were seen."""
+"""Answers of kubectl and their meaning for gpunode: words of 1.20 and 1.36, as they were seen."""
 
 from __future__ import annotations
 
@@ -120,15 +120,15 @@ TOLD = [
 ]
 
 
-def failed(said: str) -> FinishedCommand:
+def failed_command(said: str) -> FinishedCommand:
     return FinishedCommand(("/usr/bin/kubectl", "--kubeconfig", "x", "get", "nodes"), 1, b"", said.encode(), 1.0, False)
 
 
 @pytest.mark.parametrize(("said", "kind", "what", "why", "hint"), TOLD)
-def test_the_line_that_carries_the_reason_is_the_reason(
+def test_error_is_explained_by_the_relevant_line(
     said: str, kind: type[GpunodeError], what: str, why: str, hint: str
 ) -> None:
-    error = explain_failure(failed(said), lambda *words: command("kubectl", *words))
+    error = explain_failure(failed_command(said), lambda *words: command("kubectl", *words))
     assert isinstance(error, kind)
     assert what in error.what
     assert why in error.why
@@ -138,12 +138,12 @@ def test_the_line_that_carries_the_reason_is_the_reason(
 
 
 @pytest.mark.parametrize("said", [said for said, kind, *_ in TOLD if kind is Undetermined])
-def test_what_never_reached_the_server_is_about_no_object(said: str) -> None:
-    assert not is_about_objects(failed(said))
-    assert is_about_objects(failed(WEBHOOK))
+def test_connection_errors_are_not_about_objects(said: str) -> None:
+    assert not is_about_objects(failed_command(said))
+    assert is_about_objects(failed_command(WEBHOOK))
 
 
-def test_objects_are_told_one_by_one_without_the_log() -> None:
+def test_object_errors_are_split_without_log_lines() -> None:
     both = 'The Pod "a" is invalid: x\nThe Pod "b" is invalid: y'
     assert split_errors(f"{LOGGED}Warning: old\n{both}") == both.splitlines()
 
@@ -159,16 +159,16 @@ def test_objects_are_told_one_by_one_without_the_log() -> None:
         ("error: the server doesn't have a resource type", set()),
     ],
 )
-def test_api_groups_that_fail_are_known_by_name(said: str, groups: set[str]) -> None:
-    assert failed_groups(failed(said)) == groups
+def test_failed_api_groups_are_named(said: str, groups: set[str]) -> None:
+    assert failed_groups(failed_command(said)) == groups
 
 
 @pytest.mark.parametrize("version", ["v1.21.0", "v1.32.4-dispatcher", "v1.31.4+k3s1", "v1.33.5-gke.1080000", ""])
-def test_a_kubectl_that_can_be_used_is(version: str) -> None:
+def test_supported_kubectl_version_is_accepted(version: str) -> None:
     refuse_old(version, "/usr/bin/kubectl", "")
 
 
-def test_a_kubectl_that_is_too_old_is_named_with_what_is_needed() -> None:
+def test_outdated_kubectl_is_refused_with_the_needed_version() -> None:
     with pytest.raises(Refused, match=r"kubectl 1\.20\.2 is too old: gpunode needs 1\.21 or newer") as refused:
         refuse_old("v1.20.2", "/usr/bin/kubectl", "install")
     assert "/usr/bin/kubectl has no --show-managed-fields" in refused.value.why
@@ -178,5 +178,5 @@ def test_a_kubectl_that_is_too_old_is_named_with_what_is_needed() -> None:
     ("client", "server", "warns"),
     [("1.32.4", "v1.36.2", True), ("1.36.2", "1.34.0", True), ("1.35.0", "1.36.2", False), ("", "1.36.2", False)],
 )
-def test_more_than_one_minor_version_apart_is_a_warning(client: str, server: str, warns: bool) -> None:
+def test_version_skew_above_one_minor_is_a_warning(client: str, server: str, warns: bool) -> None:
     assert bool(version_skew_warning(client, server)) is warns

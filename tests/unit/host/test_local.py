@@ -74,7 +74,7 @@ class Apt:
         return self.key
 
 
-def owned(content: bytes, mode: int = 0o644) -> FileState:
+def file_state(content: bytes, mode: int = 0o644) -> FileState:
     return FileState(content, mode, UID, GID)
 
 
@@ -83,7 +83,7 @@ def with_apt(host: LocalHost, apt: Apt) -> LocalHost:
     return host
 
 
-def test_it_is_a_host() -> None:
+def test_local_host_is_a_host() -> None:
     host: Host = LocalHost()
     assert host.look(Probe("os", path="/proc/version")).outcome == "ok"
 
@@ -91,7 +91,7 @@ def test_it_is_a_host() -> None:
 # -- look ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_and_a_glob_are_looked_at_inside_the_root(tmp_path: Path) -> None:
+def test_files_and_globs_are_read_inside_the_root(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text("ID=debian\n")
     (tmp_path / "etc/os-release").chmod(0o640)
@@ -105,7 +105,7 @@ def test_a_file_and_a_glob_are_looked_at_inside_the_root(tmp_path: Path) -> None
     assert (found.path, found.data) == ("/etc/os-release", b"ID=debian\n")
 
 
-def test_a_command_tells_missing_failed_slow_and_too_long_apart(tools: Tools) -> None:
+def test_command_outcomes_are_distinguished(tools: Tools) -> None:
     tools.add("good", "echo yes; echo warned >&2")
     tools.add("bad", "echo half; echo why >&2; exit 9")
     tools.add("slow", "echo first; sleep 300")
@@ -124,7 +124,7 @@ def test_a_command_tells_missing_failed_slow_and_too_long_apart(tools: Tools) ->
     assert none.outcome == "absent"
 
 
-def test_a_survey_is_what_each_look_is_and_one_stuck_command_delays_no_other(tools: Tools, tmp_path: Path) -> None:
+def test_hanging_probe_does_not_delay_the_others(tools: Tools, tmp_path: Path) -> None:
     tools.add("stuck", "sleep 300")
     for number in range(12):
         tools.add(f"tool{number}", f"echo {number}")
@@ -143,7 +143,7 @@ def test_a_survey_is_what_each_look_is_and_one_stuck_command_delays_no_other(too
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(before=STATES, after=STATES)
-def test_a_file_change_is_made_once_and_undone_exactly(
+def test_file_change_is_idempotent_and_undone_exactly(
     tmp_path: Path, before: FileState | None, after: FileState | None
 ) -> None:
     host, path = LocalHost(str(tmp_path)), "/etc/x.conf"
@@ -158,24 +158,24 @@ def test_a_file_change_is_made_once_and_undone_exactly(
         assert files.read_state(path, root=str(tmp_path)) == wanted
 
 
-@pytest.mark.parametrize("edited", [owned(b"user's"), owned(b"old", 0o600), None])
-def test_a_file_that_somebody_edited_is_left_alone(tmp_path: Path, edited: FileState | None) -> None:
+@pytest.mark.parametrize("edited", [file_state(b"user's"), file_state(b"old", 0o600), None])
+def test_edited_file_is_left_alone(tmp_path: Path, edited: FileState | None) -> None:
     if edited:
         files.replace_file("/x", edited, root=str(tmp_path))
-    for after in (owned(b"new"), None):
+    for after in (file_state(b"new"), None):
         if after == edited:
             continue
         with pytest.raises(Conflict, match="/x was edited"):
-            LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
+            LocalHost(str(tmp_path)).apply([FileChange("/x", file_state(b"old"), after)])
         assert files.read_state("/x", root=str(tmp_path)) == edited
 
 
-@pytest.mark.parametrize("after", [owned(b"new"), None], ids=["replaced", "removed"])
-def test_a_file_that_somebody_edits_while_the_change_is_made_is_left_alone(
+@pytest.mark.parametrize("after", [file_state(b"new"), None], ids=["replaced", "removed"])
+def test_file_edited_during_the_change_is_left_alone(
     tmp_path: Path, after: FileState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first look saw the old file; the edit comes while the new one is written, or right before the removal."""
-    files.replace_file("/x", owned(b"old"), root=str(tmp_path))
+    files.replace_file("/x", file_state(b"old"), root=str(tmp_path))
     checked = files._replaceable_status
 
     def edit_meanwhile(place: OpenPlace, path: str) -> os.stat_result | None:
@@ -184,12 +184,12 @@ def test_a_file_that_somebody_edits_while_the_change_is_made_is_left_alone(
 
     monkeypatch.setattr(files, "_replaceable_status", edit_meanwhile)
     with pytest.raises(Conflict, match="/x was edited"):
-        LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
+        LocalHost(str(tmp_path)).apply([FileChange("/x", file_state(b"old"), after)])
     assert (tmp_path / "x").read_bytes() == b"user's"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_file_that_is_not_known_yet_is_not_written(tmp_path: Path) -> None:
+def test_file_with_deferred_content_is_not_written(tmp_path: Path) -> None:
     change = FileChange("/x", None, Deferred("a file", "the package is installed"))
     with pytest.raises(ChangeFailed, match="not known yet"):
         LocalHost(str(tmp_path)).apply([change])
@@ -199,21 +199,21 @@ def test_a_file_that_is_not_known_yet_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(UID != 0, reason="needs root: mounts a small file system")
 @pytest.mark.usefixtures("allow_subprocess")
 @pytest.mark.parametrize(("options", "words"), [("size=64k", "df -h"), ("size=64k,ro", "findmnt")])
-def test_a_full_or_read_only_file_system_changes_nothing_and_is_named(tmp_path: Path, options: str, words: str) -> None:
+def test_full_or_read_only_file_system_is_named_and_unchanged(tmp_path: Path, options: str, words: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "x", disk], check=False)
     if mounted.returncode != 0:
         pytest.skip("this container may not mount")
     try:
-        files.replace_file("/etc/x", owned(b"old"), root=str(disk))
+        files.replace_file("/etc/x", file_state(b"old"), root=str(disk))
         subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
-        change = FileChange("/etc/x", owned(b"old"), owned(b"n" * 200_000))
+        change = FileChange("/etc/x", file_state(b"old"), file_state(b"n" * 200_000))
         with pytest.raises(ChangeFailed, match="/etc/x could not be written") as caught:
             LocalHost(str(disk)).apply([change])
         assert words in caught.value.hint
         assert [path.name for path in (disk / "etc").iterdir()] == ["x"]
-        assert files.read_state("/etc/x", root=str(disk)) == owned(b"old")
+        assert files.read_state("/etc/x", root=str(disk)) == file_state(b"old")
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -223,16 +223,16 @@ def test_a_full_or_read_only_file_system_changes_nothing_and_is_named(tmp_path: 
 KEY = SigningKey("https://repo.example/key.pub", frozenset({"A" * 40, "B" * 40}), 0o640)
 
 
-def test_package_changes_are_one_transaction_and_the_order_stays(tmp_path: Path) -> None:
+def test_package_changes_are_one_transaction_in_order(tmp_path: Path) -> None:
     apt = Apt()
     packages = [PackageChange(PackageId.of(name), None, PackageState("1")) for name in ("a", "b")]
-    file = FileChange(str(tmp_path / "x"), None, owned(b"x"))
+    file = FileChange(str(tmp_path / "x"), None, file_state(b"x"))
     with_apt(LocalHost(), apt).apply([*packages, file])
     assert apt.asked == [("transact", *packages)]
     assert (tmp_path / "x").exists()
 
 
-def test_changed_lists_are_refreshed_in_one_go() -> None:
+def test_changed_lists_are_refreshed_in_one_call() -> None:
     apt = Apt()
     triggers = [Trigger("index-refresh", "/etc/apt/sources.list.d/a.list"), Trigger("index-refresh", "/b.list")]
     settled = with_apt(LocalHost(), apt).trigger(triggers)
@@ -240,7 +240,7 @@ def test_changed_lists_are_refreshed_in_one_go() -> None:
     assert [one.trigger for one in settled] == triggers
 
 
-def test_a_key_becomes_its_bytes_once_its_fingerprints_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openpgp, "fingerprints", lambda _data: ("B" * 40, "A" * 40))
     monkeypatch.setattr(openpgp, "belonging", lambda data: data.removesuffix(b" and more"))
     change = FileChange("/usr/share/keyrings/x.gpg", None, KEY)
@@ -249,9 +249,7 @@ def test_a_key_becomes_its_bytes_once_its_fingerprints_are_right(monkeypatch: py
 
 
 @pytest.mark.parametrize("found", [("A" * 40,), ("A" * 40, "B" * 40, "C" * 40), ("C" * 40,), ()])
-def test_a_missing_or_an_extra_key_is_refused_and_both_are_named(
-    monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]
-) -> None:
+def test_wrong_set_of_keys_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]) -> None:
     monkeypatch.setattr(openpgp, "fingerprints", lambda _data: found)
     with pytest.raises(Refused, match="not the expected key") as caught:
         with_apt(LocalHost(), Apt(b"\x99")).realize(FileChange("/x", None, KEY))
@@ -259,27 +257,27 @@ def test_a_missing_or_an_extra_key_is_refused_and_both_are_named(
         assert fingerprint in caught.value.why
 
 
-def test_what_is_no_key_at_all_is_refused_and_shown() -> None:
+def test_download_that_is_no_key_is_refused_and_quoted() -> None:
     with pytest.raises(Refused, match="not an OpenPGP key") as caught:
         with_apt(LocalHost(), Apt(b"<html>Sign in to the network</html>")).realize(FileChange("/x", None, KEY))
     assert "Sign in to the network" in caught.value.why
 
 
 @pytest.mark.parametrize(
-    "change", [FileChange("/x", None, owned(b"x")), ModuleChange("nvidia", before=False, after=True)]
+    "change", [FileChange("/x", None, file_state(b"x")), ModuleChange("nvidia", before=False, after=True)]
 )
-def test_what_is_settled_stays_as_it_is(change: Change) -> None:
+def test_realized_change_is_unchanged(change: Change) -> None:
     assert LocalHost().realize(change) == change
 
 
-def test_the_folders_that_a_new_file_needs_are_known_before_it_is_written(tmp_path: Path) -> None:
+def test_folders_for_a_new_file_are_recorded_before_the_write(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
-    realized = LocalHost(str(tmp_path)).realize(FileChange("/etc/a/b/c", None, owned(b"x")))
+    realized = LocalHost(str(tmp_path)).realize(FileChange("/etc/a/b/c", None, file_state(b"x")))
     assert isinstance(realized, FileChange)
     assert realized.folders == ("/etc/a", "/etc/a/b")
 
 
-def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_folders_made_for_it(
+def test_removed_file_is_restored_with_attributes_without_new_folders(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "file"
@@ -297,7 +295,7 @@ def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_f
     host.apply([back])
     assert os.getxattr(path, "user.note") == b"keep"
 
-    made = host.realize(FileChange("/new/folder/file", None, owned(b"x")))
+    made = host.realize(FileChange("/new/folder/file", None, file_state(b"x")))
     host.apply([made])
     assert (tmp_path / "new/folder/file").exists()
     unmade = made.inverse()
@@ -309,7 +307,7 @@ def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_f
 # -- modules, commands, initramfs ---------------------------------------------------------------------------------
 
 
-def test_the_first_cause_of_modprobe_is_told_and_not_its_last_line(tools: Tools) -> None:
+def test_first_cause_from_modprobe_is_reported(tools: Tools) -> None:
     tools.add(
         "modprobe",
         """cat >&2 <<END
@@ -327,12 +325,12 @@ exit 1""",
     assert tools.calls == ["modprobe nvidia", "modprobe -r nouveau"]
 
 
-def test_a_module_is_never_loaded_for_an_image(tmp_path: Path) -> None:
+def test_module_is_never_loaded_for_an_image(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be loaded"):
         LocalHost(str(tmp_path)).apply([ModuleChange("nvidia", before=False, after=True)])
 
 
-def test_a_command_tells_its_progress_and_its_last_words(tools: Tools) -> None:
+def test_command_reports_progress_and_its_last_output(tools: Tools) -> None:
     heard: list[Progress] = []
     tools.add("dkms", "echo building; echo 'Error! Bad return status' >&2; exit 10")
     host = LocalHost(on_progress=heard.append)
@@ -343,7 +341,7 @@ def test_a_command_tells_its_progress_and_its_last_words(tools: Tools) -> None:
     assert {one.detail for one in heard} == {"building", "Error! Bad return status"}
 
 
-def test_a_command_that_is_not_there_has_failed(tools: Tools) -> None:
+def test_missing_command_fails(tools: Tools) -> None:
     with pytest.raises(ChangeFailed) as caught:
         LocalHost().apply([CommandChange(("no-such-tool",), "x")])
     assert "command not found" in caught.value.why
@@ -360,7 +358,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def busy_root(tmp_path: Path, allow_subprocess: None) -> Iterator[str]:
-    """A root folder in which somebody else is at work on the packages."""
+    """Yield a root folder in which somebody else is at work on the packages."""
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     argv = [sys.executable, "-c", HOLD, str(tmp_path / "var/lib/dpkg/lock-frontend")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -370,7 +368,7 @@ def busy_root(tmp_path: Path, allow_subprocess: None) -> Iterator[str]:
         holder.communicate()
 
 
-def test_no_command_runs_in_the_middle_of_somebody_elses_transaction(busy_root: str) -> None:
+def test_command_waits_for_the_package_lock(busy_root: str) -> None:
     """dpkg --configure beside unattended-upgrades, or the apt that a killed run left behind, would only fail."""
     host = LocalHost(busy_root, lock_timeout_s=0)
     with pytest.raises(Busy, match="lock-frontend is locked by process"):
@@ -379,7 +377,7 @@ def test_no_command_runs_in_the_middle_of_somebody_elses_transaction(busy_root: 
         host.trigger([Trigger("initramfs")])
 
 
-def test_the_initramfs_is_rebuilt_once_for_all_kernels(tools: Tools) -> None:
+def test_initramfs_is_rebuilt_once_for_all_kernels(tools: Tools) -> None:
     trigger = Trigger("initramfs")
     tools.add("update-initramfs", "")
     (done,) = LocalHost().trigger([trigger])
@@ -391,18 +389,18 @@ def test_the_initramfs_is_rebuilt_once_for_all_kernels(tools: Tools) -> None:
     assert "No space left" in caught.value.why
 
 
-def test_without_update_initramfs_it_says_so(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_update_initramfs_is_reported_as_skipped(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.host.process.PATH", str(tools.folder))
     (done,) = LocalHost().trigger([Trigger("initramfs")])
     assert done.skipped == "update-initramfs is not installed"
 
 
-def test_services_of_an_image_are_told_as_skipped(tmp_path: Path) -> None:
+def test_service_restart_in_an_image_is_skipped(tmp_path: Path) -> None:
     (done,) = LocalHost(str(tmp_path)).trigger([Trigger("restart", "containerd.service")])
     assert done.skipped == "systemd is not running here"
 
 
-def test_a_file_that_is_elsewhere_by_links_is_told(tmp_path: Path) -> None:
+def test_symlinked_target_of_a_change_is_reported(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "srv").mkdir()
     (tmp_path / "etc/linked").symlink_to("/srv/real")

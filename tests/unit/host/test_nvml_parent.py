@@ -8,7 +8,7 @@ from tests.fakes.runners import ScriptedRunner, ended, looked
 NOT_LOADED = b'{"schema":1,"error":{"code":9,"name":"DriverNotLoaded","text":"Driver Not Loaded"}}'
 
 
-def test_the_answer_is_the_same_live_and_from_evidence() -> None:
+def test_nvml_answer_is_the_same_live_and_captured() -> None:
     runner = ScriptedRunner(lambda argv: ended(argv, out=NOT_LOADED))
     live = read_nvml_answer(looked(runner, make_probe()))
     assert live == NvmlFailure(9, "DriverNotLoaded", "Driver Not Loaded")
@@ -18,14 +18,14 @@ def test_the_answer_is_the_same_live_and_from_evidence() -> None:
     assert make_probe().timeout_s == 30
 
 
-def test_a_driver_that_hangs_is_named_as_that() -> None:
+def test_hanging_driver_is_reported_as_hanging() -> None:
     found = read_nvml_answer(looked(ScriptedRunner(lambda argv: ended(argv, late=True)), make_probe(30)))
     assert isinstance(found, NoAnswer)
     assert found.kind == "hangs"
     assert "a call into the NVIDIA driver did not return within 30 s" in found.reason
 
 
-def test_a_child_that_dies_tells_its_last_words() -> None:
+def test_crashed_child_is_reported_with_its_output() -> None:
     said = b"Traceback\nModuleNotFoundError: No module named 'pynvml'"
     found = read_nvml_answer(looked(ScriptedRunner(lambda argv: ended(argv, 1, err=said)), make_probe()))
     assert isinstance(found, NoAnswer)

@@ -10,7 +10,7 @@ from gpunode.host.output import write_output
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_others_may_read_it_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_output_is_world_readable_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     former = os.umask(umask)
     try:
         write_output(tmp_path / "x.prom", b"a 1\n")
@@ -22,7 +22,7 @@ def test_others_may_read_it_whatever_the_umask(tmp_path: Path, umask: int) -> No
     assert [one.name for one in tmp_path.iterdir()] == ["x.prom"]
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+def test_symlink_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     (tmp_path / "x.prom").symlink_to(tmp_path / "secret")
     write_output(tmp_path / "x.prom", b"a 1\n")
@@ -30,9 +30,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "x.prom").is_symlink()
 
 
-def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_output(tmp_path / "x.prom", b"old\n")
     drafts: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Who can change what root reads: the file, its links, and every folder above both."""
+"""Writers of what root reads: the file, its links, and every folder above both."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_root_alone_can_change_is_safe(file: Path) -> None:
+def test_path_writable_only_by_root_is_safe(file: Path) -> None:
     assert explain_writable_by_others(file) == ""
     assert explain_writable_by_others(file.parent / "not" / "there") == ""
 
 
 @pytest.mark.parametrize("part", ["file", "b", "a"])
 @pytest.mark.parametrize("mode", [0o777, None])
-def test_the_file_and_each_folder_above_it_count(file: Path, part: str, mode: int | None) -> None:
+def test_file_and_each_parent_folder_are_checked(file: Path, part: str, mode: int | None) -> None:
     place = next(one for one in (file, *file.parents) if one.name == part)
     if mode is None:
         os.chown(place, 12345, 0)
@@ -37,7 +37,7 @@ def test_the_file_and_each_folder_above_it_count(file: Path, part: str, mode: in
     assert str(place) in explain_writable_by_others(file)
 
 
-def test_a_link_counts_with_what_it_leads_to(file: Path, tmp_path: Path) -> None:
+def test_symlink_and_its_target_are_both_checked(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)
     assert explain_writable_by_others(link) == ""
@@ -48,12 +48,12 @@ def test_a_link_counts_with_what_it_leads_to(file: Path, tmp_path: Path) -> None
     assert str(link) in explain_writable_by_others(link)
 
 
-def test_a_trusted_user_may_own_it(file: Path) -> None:
+def test_trusted_user_may_own_the_file(file: Path) -> None:
     os.chown(file, 12345, 0)
     assert explain_writable_by_others(file, trusted=frozenset({0, 12345})) == ""
 
 
-def test_a_group_counts_when_somebody_is_in_it(file: Path) -> None:
+def test_group_write_matters_if_the_group_has_members(file: Path) -> None:
     file.chmod(0o664)
     assert explain_writable_by_others(file) == ""
     os.chown(file, 0, 54321)  # a group that nobody knows may have anybody in it
@@ -65,7 +65,7 @@ USER, GROUP_OBJ, GROUP, MASK = 0x02, 0x04, 0x08, 0x10
 
 
 def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
-    """``place`` has an ACL of these entries (tag, rights, id) beside those that every ACL has."""
+    """Give ``place`` an ACL of these entries (tag, rights, id) beside those that every ACL has."""
     nobody, group = 0xFFFFFFFF, () if any(tag == GROUP_OBJ for tag, _, _ in entries) else ((GROUP_OBJ, 4, 0),)
     every = sorted([(0x01, 6, nobody), *group, *entries, (MASK, mask, nobody), (0x20, 4, nobody)])
     try:
@@ -77,7 +77,7 @@ def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
 
 @pytest.mark.parametrize("part", ["file", "b"])
 @pytest.mark.parametrize(("tag", "who"), [(USER, 12345), (GROUP, 54321)])
-def test_whom_an_acl_lets_write_counts(file: Path, part: str, tag: int, who: int) -> None:
+def test_acl_write_permission_counts(file: Path, part: str, tag: int, who: int) -> None:
     place = next(one for one in (file, *file.parents) if one.name == part)
     set_acl(place, (tag, 6, who))
     assert f"{who} can write to {place}" in explain_writable_by_others(file).replace("the user with the id ", "")
@@ -86,14 +86,14 @@ def test_whom_an_acl_lets_write_counts(file: Path, part: str, tag: int, who: int
 @pytest.mark.parametrize(
     ("entries", "mask"), [([(USER, 4, 12345)], 6), ([(USER, 6, 12345)], 4), ([(USER, 6, 0)], 6), ([(GROUP, 6, 0)], 6)]
 )
-def test_whom_an_acl_or_its_mask_lets_only_read_does_not_count(
+def test_acl_read_or_masked_permission_does_not_count(
     file: Path, entries: list[tuple[int, int, int]], mask: int
 ) -> None:
     set_acl(file, *entries, mask=mask)
     assert explain_writable_by_others(file) == ""
 
 
-def test_the_mask_of_an_acl_is_not_what_the_files_group_may(file: Path) -> None:
+def test_acl_mask_is_not_the_group_permission(file: Path) -> None:
     os.chown(file, 0, 54321)
     set_acl(file, (GROUP_OBJ, 4, 0), (USER, 6, 0))
     assert explain_writable_by_others(file) == ""
@@ -101,11 +101,11 @@ def test_the_mask_of_an_acl_is_not_what_the_files_group_may(file: Path) -> None:
     assert "54321" in explain_writable_by_others(file)
 
 
-def test_an_acl_may_let_a_trusted_user_write(file: Path) -> None:
+def test_acl_write_of_a_trusted_user_is_accepted(file: Path) -> None:
     set_acl(file, (USER, 6, 12345))
     assert explain_writable_by_others(file, trusted=frozenset({0, 12345})) == ""
 
 
-def test_in_a_sticky_folder_nobody_replaces_roots_file(file: Path) -> None:
+def test_sticky_folder_of_root_is_safe(file: Path) -> None:
     file.parent.chmod(0o1777)
     assert explain_writable_by_others(file) == ""

@@ -47,7 +47,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_output_status_and_streams_stay_apart() -> None:
+def test_exit_status_and_streams_are_separate() -> None:
     done = run(*SHELL, "echo out; echo err >&2; exit 3")
     assert (done.exit_status, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
     assert not done.ok
@@ -55,22 +55,22 @@ def test_output_status_and_streams_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("status", [0, 1, 124, 127, 255])
-def test_a_command_may_exit_with_any_status(status: int) -> None:
+def test_every_exit_status_is_returned(status: int) -> None:
     done = run(*SHELL, f"exit {status}")
     assert (done.exit_status, done.timed_out) == (status, False)
 
 
-def test_a_signal_is_told_as_a_shell_does() -> None:
+def test_death_by_signal_is_128_plus_its_number() -> None:
     assert run(*SHELL, "kill -SEGV $$").exit_status == 128 + signal.SIGSEGV
 
 
-def test_a_missing_program_is_an_outcome() -> None:
+def test_missing_program_is_an_outcome() -> None:
     done = run("no-such-program-here", "--version")
     assert done.missing
     assert done.stderr == b"no-such-program-here: command not found"
 
 
-def test_a_program_that_cannot_be_executed_is_an_outcome(tmp_path: Path) -> None:
+def test_unexecutable_program_is_an_outcome(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -79,19 +79,19 @@ def test_a_program_that_cannot_be_executed_is_an_outcome(tmp_path: Path) -> None
     assert b"No such file" in done.stderr
 
 
-def test_bytes_that_are_not_text_come_through_unchanged() -> None:
+def test_binary_data_passes_unchanged() -> None:
     data = bytes(range(256)) * 40
     done = Runner().run(("cat",), timeout_s=20, stdin=data)
     assert done.stdout == data
 
 
-def test_more_input_than_a_pipe_holds_does_not_deadlock() -> None:
+def test_input_larger_than_a_pipe_does_not_deadlock() -> None:
     data = os.urandom(1 << 20)
     done = Runner().run(("cat",), timeout_s=20, stdin=data, limit_bytes=2 << 20)
     assert done.stdout == data
 
 
-def test_one_that_only_reads_is_ended_when_it_has_said_more_than_is_kept() -> None:
+def test_read_only_command_is_stopped_at_the_output_limit() -> None:
     done = Runner().run(("yes",), timeout_s=20, limit_bytes=1 << 20, only_reads=True)
     assert len(done.stdout) == 1 << 20
     assert done.dropped_bytes
@@ -99,27 +99,27 @@ def test_one_that_only_reads_is_ended_when_it_has_said_more_than_is_kept() -> No
     assert not done.ok
 
 
-def test_one_that_ignores_being_asked_to_end_is_killed_then() -> None:
+def test_read_only_command_ignoring_sigterm_is_killed() -> None:
     loud = "trap '' TERM; while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa >&2; done"
     done = Runner().run(("sh", "-c", loud), timeout_s=20, limit_bytes=1 << 16, only_reads=True)
     assert len(done.stderr) == 1 << 16
     assert not done.timed_out
 
 
-def test_output_past_the_limit_is_dropped_and_said() -> None:
+def test_output_beyond_the_limit_is_dropped_and_counted() -> None:
     done = run(*SHELL, "head -c 10000000 /dev/zero; head -c 3000000 /dev/zero >&2")
     assert (len(done.stdout), len(done.stderr)) == (1 << 20, 1 << 20)
     assert done.dropped_bytes == 13_000_000 - (2 << 20)
     assert done.ok
 
 
-def test_past_its_time_it_and_its_grandchildren_are_gone(tmp_path: Path) -> None:
+def test_timeout_kills_the_command_and_its_descendants(tmp_path: Path) -> None:
     done = run(*SHELL, f"sleep 300 & echo $! > {tmp_path}/pid; echo said; sleep 300", timeout_s=2)
     assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
     assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
-def test_who_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_ignoring_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_TERM_PATIENCE_S", 0.3)
     (tmp_path / "stubborn").write_text(f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done")
     script = f"trap '' TERM; sh {tmp_path}/stubborn & while :; do sleep 1; done"
@@ -128,12 +128,12 @@ def test_who_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: 
     assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
-def test_a_command_may_clean_up_when_its_time_is_over() -> None:
+def test_command_may_clean_up_after_the_timeout() -> None:
     done = run(*SHELL, "trap 'echo cleaned; exit 1' TERM; sleep 300 & wait", timeout_s=2)
     assert (done.timed_out, done.stdout) == (True, b"cleaned\n")
 
 
-def test_a_daemon_left_behind_neither_delays_nor_dies(tmp_path: Path) -> None:
+def test_daemon_left_behind_neither_delays_nor_is_killed(tmp_path: Path) -> None:
     done = run(*SHELL, f"echo before; sleep 60 & echo $! > {tmp_path}/pid; exit 5", timeout_s=30)
     daemon = int((tmp_path / "pid").read_text())
     try:
@@ -143,20 +143,20 @@ def test_a_daemon_left_behind_neither_delays_nor_dies(tmp_path: Path) -> None:
         os.kill(daemon, signal.SIGKILL)
 
 
-def test_it_works_where_the_kernel_has_no_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_works_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_open_exit_descriptor", lambda _pid: None)
     assert run(*SHELL, "echo x; exec >&- 2>&-; sleep 0.2; exit 4").exit_status == 4
     assert run(*SHELL, "sleep 300", timeout_s=0.3).timed_out
 
 
-def test_lines_come_as_they_are_written_also_the_last_without_an_end() -> None:
+def test_lines_are_delivered_as_written_including_a_partial_last() -> None:
     heard: list[str] = []
     script = "printf 'one\\r\\ntwo\\377\\n'; sleep 0.2; printf 'three' >&2"
     Runner().run((*SHELL, script), timeout_s=20, on_line=heard.append)
     assert heard == ["one", "two\N{REPLACEMENT CHARACTER}", "three"]
 
 
-def test_a_status_pipe_reaches_the_command_and_its_lines_come_back() -> None:
+def test_status_pipe_is_passed_and_its_lines_returned() -> None:
     heard: list[str] = []
     script = "import os, sys; os.write(int(sys.argv[1]), b'dlstatus:1:50:x\\npmstatus:y\\n'); print('out')"
     done = Runner().run((sys.executable, "-c", script, "{status_fd}"), timeout_s=20, status=heard.append)
@@ -166,10 +166,10 @@ def test_a_status_pipe_reaches_the_command_and_its_lines_come_back() -> None:
     assert done.argv[-1].isdigit()
 
 
-class TestOutliving:
+class TestDetachedCommands:
     """Commands that are to reach their end whatever becomes of gpunode."""
 
-    def test_its_output_and_status_come_while_it_runs(self) -> None:
+    def test_output_and_status_arrive_while_it_runs(self) -> None:
         lines: list[str] = []
         states: list[str] = []
         script = "echo one; echo half >&2; echo dlstatus:x > /proc/self/fd/$0; sleep 0.5; printf two; exit 3"
@@ -183,16 +183,16 @@ class TestOutliving:
         assert (done.exit_status, done.stdout, done.stderr) == (3, b"one\ntwo", b"half\n")
         assert (sorted(lines), states) == (["half", "one", "two"], ["dlstatus:x"])
 
-    def test_a_script_that_empties_its_standard_error_takes_nothing_back(self) -> None:
+    def test_truncated_standard_error_loses_nothing(self) -> None:
         script = "echo first >&2; sleep 0.5; echo 2 > /dev/stderr; echo third >&2"
         done = Runner().run((*SHELL, script), timeout_s=20, outlives=True)
         assert done.stderr == b"first\n2\nthird\n"
 
-    def test_past_its_time_it_is_ended_and_what_it_said_is_kept(self) -> None:
+    def test_timeout_ends_it_and_keeps_its_output(self) -> None:
         done = Runner().run((*SHELL, "echo said; sleep 300"), timeout_s=1, outlives=True)
         assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
 
-    def test_it_goes_on_to_its_end_when_gpunode_is_killed(self, tmp_path: Path) -> None:
+    def test_it_completes_after_gpunode_is_killed(self, tmp_path: Path) -> None:
         """A pipe would break under its next line, and dpkg then stops in its middle."""
         script = f"echo > {tmp_path}/begun; sleep 1; echo more && echo > {tmp_path}/ended"
         source = "import sys; from gpunode.host.process import Runner; Runner().run(('sh', '-c', sys.argv[1]), "
@@ -205,14 +205,14 @@ class TestOutliving:
         assert wait_for((tmp_path / "ended").exists)
 
 
-def test_the_command_has_no_descriptors_of_ours() -> None:
+def test_command_inherits_no_file_descriptors() -> None:
     before = set(os.listdir("/proc/self/fd"))
     done = run("ls", "/proc/self/fd")
     assert done.stdout.split() == [b"0", b"1", b"2", b"3"]
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_environment_is_ours_and_the_proxies_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_fixed_but_for_the_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -235,7 +235,7 @@ def test_the_environment_is_ours_and_the_proxies_are_the_users(monkeypatch: pyte
     }
 
 
-def test_a_program_is_not_looked_up_in_the_callers_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_is_not_found_by_the_callers_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "uname").write_text("#!/bin/sh\necho evil\n")
     (tmp_path / "uname").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -243,7 +243,7 @@ def test_a_program_is_not_looked_up_in_the_callers_path(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
+def test_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
     def interrupt() -> None:
         wait_for((tmp_path / "started").exists)
         os.kill(os.getpid(), signal.SIGINT)
@@ -258,7 +258,7 @@ def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
     assert (tmp_path / "ended").exists()
 
 
-def test_a_listener_that_fails_takes_the_command_with_it(tmp_path: Path) -> None:
+def test_failing_line_callback_kills_the_command(tmp_path: Path) -> None:
     def fail(_line: str) -> None:
         raise RuntimeError("listener")
 
@@ -267,7 +267,7 @@ def test_a_listener_that_fails_takes_the_command_with_it(tmp_path: Path) -> None
     assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
-def test_commands_run_side_by_side() -> None:
+def test_commands_run_concurrently() -> None:
     results: list[FinishedCommand] = []
     threads = [threading.Thread(target=lambda n=n: results.append(run(*SHELL, f"echo {n}"))) for n in range(12)]
     for thread in threads:
@@ -277,7 +277,7 @@ def test_commands_run_side_by_side() -> None:
     assert sorted(int(one.stdout) for one in results) == list(range(12))
 
 
-def test_the_log_holds_commands_and_output_without_secrets_for_root_alone(tmp_path: Path) -> None:
+def test_log_has_commands_and_output_without_secrets(tmp_path: Path) -> None:
     log = CommandLog("setup-1", root=str(tmp_path))
     runner = Runner(log=log)
     runner.run(
@@ -296,14 +296,14 @@ def test_the_log_holds_commands_and_output_without_secrets_for_root_alone(tmp_pa
     assert log.problem == ""
 
 
-def test_a_log_that_cannot_be_written_fails_nothing_and_is_told_once(tmp_path: Path) -> None:
+def test_unwritable_log_fails_nothing_and_is_reported(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("in the way")
     log = CommandLog("x", root=str(tmp_path))
     assert Runner(log=log).run(("true",), timeout_s=20).ok
     assert "x.log could not be written" in log.problem
 
 
-def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_log_is_not_written_through_a_symlink(tmp_path: Path) -> None:
     folder = tmp_path / "var/log/gpunode"
     folder.mkdir(parents=True)
     (tmp_path / "victim").write_text("mine")
@@ -315,7 +315,7 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a folder to another user")
-def test_a_log_is_not_written_where_another_user_waits_for_it(tmp_path: Path) -> None:
+def test_log_is_not_written_in_a_foreign_folder(tmp_path: Path) -> None:
     folder = tmp_path / "var/log/gpunode"
     folder.mkdir(parents=True)
     os.chown(folder, 1234, 1234)
@@ -325,7 +325,7 @@ def test_a_log_is_not_written_where_another_user_waits_for_it(tmp_path: Path) ->
     assert "it belongs to the user with the id 1234" in log.problem
 
 
-def test_the_log_of_an_image_stays_in_it(tmp_path: Path) -> None:
+def test_log_of_an_image_stays_inside_it(tmp_path: Path) -> None:
     (tmp_path / "image/var").mkdir(parents=True)
     (tmp_path / "logs").mkdir()
     (tmp_path / "image/var/log").symlink_to(tmp_path / "logs")
@@ -371,31 +371,31 @@ def test_secrets_are_redacted(text: str, secret: str) -> None:
         'authority = "x"',
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
 @pytest.mark.parametrize("part", ["9", "a", "-", "token", "x-", "key=", "://", "auth ", "bearer ", '"', "headers"])
-def test_a_word_without_an_end_costs_no_more_than_its_length(part: str) -> None:
+def test_redaction_is_linear_in_the_length_of_a_word(part: str) -> None:
     """By the square of its length this would take long: a line of a build log, or one value of a configuration."""
     text = part * (100_000 // len(part))
     assert len(redact(f"{text}\npassword=s3cr3t")) >= 8
 
 
 @given(st.text(max_size=200))
-def test_redacting_twice_is_redacting_once(text: str) -> None:
+def test_redaction_is_idempotent(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes namespaces")
-def test_with_another_root_it_runs_in_there(tmp_path: Path) -> None:
+def test_command_runs_inside_another_root(tmp_path: Path) -> None:
     done = Runner(str(tmp_path), consent=lambda: None).run(("no-shell-here",), timeout_s=20)
     assert done.missing
     assert b"no-shell-here" in done.stderr
     assert done.argv == ("no-shell-here",)
 
 
-def test_with_another_root_nothing_runs_without_consent(tmp_path: Path) -> None:
+def test_command_in_another_root_needs_consent(tmp_path: Path) -> None:
     def refuse() -> None:
         raise UsageError("no")
 
@@ -405,7 +405,7 @@ def test_with_another_root_nothing_runs_without_consent(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to be another user")
-def test_a_program_behind_a_closed_folder_is_missing(tmp_path: Path) -> None:
+def test_program_in_an_unreadable_folder_is_missing(tmp_path: Path) -> None:
     program = tmp_path / "closed" / "tool"
     program.parent.mkdir(mode=0o700)
     program.write_text("#!/bin/sh\n")

@@ -46,14 +46,14 @@ def write(path: Path, data: bytes | str) -> str:
     return str(path)
 
 
-def test_what_was_pasted_as_a_list_and_as_a_terminal_is_the_same(tmp_path: Path) -> None:
+def test_json_list_and_terminal_paste_are_equivalent(tmp_path: Path) -> None:
     listed = read_report(write(tmp_path / "x.json", json.dumps(ROWS)))
     typed = read_report(write(tmp_path / "x.txt", TERMINAL))
     assert texts(listed) == texts(typed)
     assert list(listed) == list(typed)
 
 
-def test_a_list_may_stand_in_an_object_with_more_about_the_report(tmp_path: Path) -> None:
+def test_json_list_may_be_nested_in_an_object(tmp_path: Path) -> None:
     whole = json.dumps({"source": "https://example.org/thread", "evidence": ROWS})
     assert texts(read_report(write(tmp_path / "x.json", whole))) == texts(
         read_report(write(tmp_path / "y.json", json.dumps(ROWS)))
@@ -61,11 +61,11 @@ def test_a_list_may_stand_in_an_object_with_more_about_the_report(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '{"evidence": 1}', "{ nouveau 1", "[[registry]]", '"a" is no JSON'])
-def test_an_object_of_another_kind_is_text(text: str, tmp_path: Path) -> None:
+def test_unrelated_json_object_is_read_as_text(text: str, tmp_path: Path) -> None:
     assert text[:80] in next(iter(texts(read_report(write(tmp_path / "x", text))).values()))
 
 
-def test_a_bug_report_is_read_as_the_script_writes_it_in_a_member_for_each_section(tmp_path: Path) -> None:
+def test_nvidia_bug_report_is_read_from_its_gzip_members(tmp_path: Path) -> None:
     members = b"".join(gzip.compress(f"{section}\n".encode()) for section in BUG_REPORT)
     packed = read_report(write(tmp_path / "nvidia-bug-report.log.gz", members))
     plain = read_report(write(tmp_path / "nvidia-bug-report.log", "\n".join(BUG_REPORT)))
@@ -77,25 +77,25 @@ def test_a_bug_report_is_read_as_the_script_writes_it_in_a_member_for_each_secti
 
 
 @pytest.mark.parametrize("start", ["[root@gpu1 ~]# dmesg\nNVRM: x\n", "[    5.0] NVRM: x\n"])
-def test_a_text_that_begins_with_a_bracket_is_no_list(start: str, tmp_path: Path) -> None:
+def test_text_beginning_with_a_bracket_is_no_json(start: str, tmp_path: Path) -> None:
     assert read_report(write(tmp_path / "x", start))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
-def test_a_mark_at_the_beginning_tells_the_encoding(encoding: str, tmp_path: Path) -> None:
+def test_byte_order_mark_selects_the_encoding(encoding: str, tmp_path: Path) -> None:
     mark = "\ufeff" if encoding[-3:] in {"-le", "-be"} else ""
     for text in (json.dumps(ROWS), TERMINAL):
         marked = read_report(write(tmp_path / "marked", (mark + text).encode(encoding)))
         assert texts(marked) == texts(read_report(write(tmp_path / "plain", text)))
 
 
-def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TERMINAL.encode())))
     assert [*texts(read_report("-"))] == [row["source"] for row in ROWS]
 
 
 class Dripping(io.RawIOBase):
-    """What comes over a slow pipe: a few bytes at a time; ``told`` is how many were asked for."""
+    """A slow pipe: a few bytes at a time; ``told`` is how many were asked for."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.told = data, 0
@@ -118,14 +118,14 @@ NODE: Evidence = {
 }
 
 
-def test_a_capture_comes_from_standard_input_as_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_is_read_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_capture(NODE, tmp_path / "node.tgz")
     from_pipe(monkeypatch, (tmp_path / "node.tgz").read_bytes())
     assert read_report("-") == read_report(str(tmp_path / "node.tgz"))
 
 
 def harmful(*, link: bool = False, padding: int = 0) -> bytes:
-    """A packed capture, its first member perhaps a link, or with zeros behind it."""
+    """Return a packed capture, its first member perhaps a link, or with zeros behind it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         if link:
@@ -139,7 +139,7 @@ def harmful(*, link: bool = False, padding: int = 0) -> bytes:
     return packed.getvalue() + bytes(padding)
 
 
-def test_a_link_in_a_capture_from_standard_input_is_refused_before_the_rest_is_read(
+def test_symlink_in_a_piped_capture_is_refused_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = from_pipe(monkeypatch, harmful(link=True))
@@ -149,7 +149,7 @@ def test_a_link_in_a_capture_from_standard_input_is_refused_before_the_rest_is_r
     assert stream.told < len(stream.data) / 2, "it is unpacked as it comes, not held and then unpacked"
 
 
-def test_a_capture_from_standard_input_has_the_bounds_of_one_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_capture_has_the_same_size_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "MAX_PACKED", 2 << 20)
     stream = from_pipe(monkeypatch, harmful(padding=3 << 20))
     with pytest.raises(Refused) as caught:
@@ -163,14 +163,14 @@ def test_a_capture_from_standard_input_has_the_bounds_of_one_from_a_file(monkeyp
         read_report("-")
 
 
-def test_a_capture_that_ends_too_early_is_damaged_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_piped_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from_pipe(monkeypatch, harmful()[: 1 << 19])
     with pytest.raises(Refused, match="standard input is damaged"):
         read_report("-")
 
 
 @pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
-def test_a_report_comes_from_the_pipe_that_a_shell_opened(folder: str, tmp_path: Path) -> None:
+def test_report_is_read_from_a_process_substitution(folder: str, tmp_path: Path) -> None:
     """<(cat node.tgz), and <(cat paste.txt)."""
     small: Evidence = {"virt": NODE["virt"]}
     save_capture(small, tmp_path / "node.tgz")
@@ -208,13 +208,13 @@ def test_a_report_comes_from_the_pipe_that_a_shell_opened(folder: str, tmp_path:
         *("null", "a word", "cut gzip", "no gzip", "bomb"),
     ],
 )
-def test_what_is_no_report_or_too_much_of_one_says_so(data: bytes, error: type[Exception], tmp_path: Path) -> None:
+def test_unusable_report_is_refused(data: bytes, error: type[Exception], tmp_path: Path) -> None:
     path = write(tmp_path / "x", data)
     with pytest.raises(error):
         read_report(path)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_or_missing_report_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="is not a report"):
         read_report(str(tmp_path / "pipe"))
@@ -234,19 +234,19 @@ def folder(tmp_path: Path) -> Path:
     return top
 
 
-def test_a_folder_of_reports_is_a_fleet_and_a_capture_is_not(folder: Path) -> None:
+def test_folder_of_reports_is_a_fleet_and_a_capture_is_not(folder: Path) -> None:
     assert is_fleet(str(folder))
     assert not is_fleet(str(folder / "n1"))
     assert not is_fleet(str(folder / "n3.json"))
     assert not is_fleet("-")
 
 
-def test_a_fleet_is_every_report_below_its_folder_once(folder: Path) -> None:
+def test_fleet_lists_every_report_below_its_folder_once(folder: Path) -> None:
     names = [one.name for one in find_fleet_reports([str(folder), str(folder / "n3.json")])]
     assert names == ["n1", "n3.json", "without-suffix", "row1/n2.tgz", "row1/deep/n4.txt"]
 
 
-def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
+def test_symlinks_in_a_fleet_folder_are_reported_and_not_followed(folder: Path) -> None:
     (folder / "shadow.txt").symlink_to("/etc/shadow")
     (folder / "around").symlink_to(folder)
     problems = {one.name: one.problem for one in find_fleet_reports([str(folder)]) if one.problem}
@@ -254,13 +254,13 @@ def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
     assert "not followed" in problems["around"]
 
 
-def test_a_pipe_that_is_named_like_a_report_is_told(folder: Path) -> None:
+def test_pipe_named_like_a_report_is_reported(folder: Path) -> None:
     os.mkfifo(folder / "live.log")
     os.mkfifo(folder / "socket")
     assert [one.name for one in find_fleet_reports([str(folder)]) if one.problem] == ["live.log"]
 
 
-def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_subfolder_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = folder / "row1"
     scandir = os.scandir
 
@@ -277,22 +277,20 @@ def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch:
         find_fleet_reports([str(folder)])
 
 
-def test_a_link_that_was_named_is_followed(folder: Path) -> None:
+def test_symlink_given_by_name_is_followed(folder: Path) -> None:
     (folder / "link.json").symlink_to(folder / "n3.json")
     (one,) = find_fleet_reports([str(folder / "link.json")])
     assert not one.problem
 
 
-def test_a_folder_without_end_is_told(tmp_path: Path) -> None:
+def test_too_deep_folder_is_reported(tmp_path: Path) -> None:
     deep = tmp_path / "x"
     deep.joinpath(*"abcdefghijkl").mkdir(parents=True)
     (one,) = find_fleet_reports([str(deep)])
     assert (one.name, one.problem) == ("a/b/c/d/e/f/g", "too many folders deep")
 
 
-def test_a_folder_without_reports_and_one_with_too_many_files_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_or_oversized_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="contains no report"):
         find_fleet_reports([str(tmp_path)])
     monkeypatch.setattr(reports, "_MAX_ENTRIES", 3)
@@ -303,13 +301,13 @@ def test_a_folder_without_reports_and_one_with_too_many_files_say_so(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_list_that_was_saved_on_windows_is_read(encoding: str, tmp_path: Path) -> None:
+def test_json_list_in_a_windows_encoding_is_read(encoding: str, tmp_path: Path) -> None:
     plain = read_report(write(tmp_path / "x.json", json.dumps(ROWS)))
     assert texts(read_report(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
 
 
-def closed(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``of`` is as closed to root, too, as it is to others."""
+def deny_even_root(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deny root access to ``of``, as it is denied to others."""
     for name in ("stat", "lstat", "open", "scandir"):
         real = getattr(os, name)
 
@@ -324,12 +322,12 @@ def closed(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 os_scandir = os.scandir
 
 
-def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("open", "shut"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "x.json", json.dumps(ROWS))
     os.mkfifo(tmp_path / "pipe.json")
-    closed(tmp_path / "shut", monkeypatch)
+    deny_even_root(tmp_path / "shut", monkeypatch)
     found = {one.name: one.problem for one in find_fleet_reports([str(tmp_path)])}
     assert found == {
         "open/x.json": "",
@@ -357,7 +355,7 @@ def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monke
         (b"\0" * 1000, "full of zero bytes"),
     ],
 )
-def test_what_no_report_is_read_from_is_named_with_the_way_out(data: bytes, what: str, tmp_path: Path) -> None:
+def test_unreadable_report_is_explained_with_a_hint(data: bytes, what: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_report(write(tmp_path / "x", data))
     assert what in f"{caught.value.why} {caught.value.hint}"
@@ -367,16 +365,14 @@ def test_what_no_report_is_read_from_is_named_with_the_way_out(data: bytes, what
     "text", ["caf\u00e9 \u00fcber " * 30, "\u9a71\u52a8\u7a0b\u5e8f\u9519\u8bef " * 30, "a\0b" * 40]
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
-def test_letters_of_other_alphabets_are_text(text: str, encoding: str, tmp_path: Path) -> None:
+def test_text_in_other_encodings_is_read(text: str, encoding: str, tmp_path: Path) -> None:
     assert read_report(write(tmp_path / "x", f"$ dmesg\n[ 1.0] NVRM: loading NVIDIA module\n{text}".encode(encoding)))
 
 
 @pytest.mark.parametrize(
     "packed", [gzip.compress(TERMINAL.encode(), mtime=0)[:-6], gzip.compress(TERMINAL.encode(), mtime=0) + b"rest"]
 )
-def test_what_unpacks_of_a_cut_report_is_read_and_it_is_said_that_more_is_missing(
-    packed: bytes, tmp_path: Path
-) -> None:
+def test_truncated_gzip_report_is_read_and_noted(packed: bytes, tmp_path: Path) -> None:
     found = read_report(write(tmp_path / "x.log.gz", packed))
     assert found[CUT_KEY].outcome == "failed"
     assert "cut off or damaged" in found[CUT_KEY].error

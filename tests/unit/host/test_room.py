@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_a_full_boot_is_refused_with_both_sizes(root: str) -> None:
+def test_full_boot_is_refused_with_both_sizes(root: str) -> None:
     with pytest.raises(Refused) as stopped:
         refuse_full_boot([OTHER, BLACKLIST], root, lambda _: 900 << 10)
     assert "0.9 MiB are free" in stopped.value.what
@@ -30,11 +30,11 @@ def test_a_full_boot_is_refused_with_both_sizes(root: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "free"), [((BLACKLIST,), 3 << 20), ((OTHER,), 0), ((), 0)])
-def test_where_it_fits_or_none_is_owed_nothing_is(root: str, changes: tuple[FileChange, ...], free: int) -> None:
+def test_sufficient_boot_space_is_accepted(root: str, changes: tuple[FileChange, ...], free: int) -> None:
     refuse_full_boot(changes, root, lambda _: free)
 
 
-def test_without_an_initramfs_there_is_nothing_to_rebuild(tmp_path: Path) -> None:
+def test_initramfs_space_is_not_checked_without_one(tmp_path: Path) -> None:
     refuse_full_boot([BLACKLIST], str(tmp_path), lambda _: 0)
     (tmp_path / "boot").mkdir()
     refuse_full_boot([BLACKLIST], str(tmp_path))

@@ -51,7 +51,7 @@ def check(name: str, candidate: FileChange, default: str | None = None) -> str:
     return runtime.check_candidates(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,))
 
 
-def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_path: Path) -> None:
+def test_containerd_checks_the_candidate_without_changing_the_file(tools: Tools, tmp_path: Path) -> None:
     tools.add("containerd", 'cat "$2"')
     assert "containerd config dump" in check("containerd", change(tmp_path, CONTAINERD), default="runc")
     (call,) = tools.calls
@@ -59,7 +59,7 @@ def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_pat
     assert list((tmp_path / "etc").iterdir()) == []
 
 
-def test_what_containerd_does_not_take_is_refused_in_its_words(tools: Tools, tmp_path: Path) -> None:
+def test_configuration_rejected_by_containerd_is_quoted(tools: Tools, tmp_path: Path) -> None:
     tools.add("containerd", 'echo "containerd: failed to load TOML from $2: (3, 1): bare keys" >&2; exit 1')
     with pytest.raises(Refused, match="rejects /") as caught:
         check("containerd", change(tmp_path, CONTAINERD))
@@ -74,7 +74,7 @@ def test_what_containerd_does_not_take_is_refused_in_its_words(tools: Tools, tmp
         (CONTAINERD, "nvidia", "default runtime: expected nvidia, it reads runc"),
     ],
 )
-def test_what_containerd_reads_otherwise_than_meant_is_refused(
+def test_configuration_misread_by_containerd_is_refused(
     tools: Tools, tmp_path: Path, content: str, default: str | None, words: str
 ) -> None:
     tools.add("containerd", 'cat "$2"')
@@ -83,12 +83,12 @@ def test_what_containerd_reads_otherwise_than_meant_is_refused(
     assert words in caught.value.why
 
 
-def test_a_runtime_that_is_not_there_is_told_as_not_checked(tools: Tools, tmp_path: Path) -> None:
+def test_missing_runtime_is_reported_as_not_checked(tools: Tools, tmp_path: Path) -> None:
     assert check("containerd", change(tmp_path, CONTAINERD)) == "not checked: containerd is not installed"
     assert check("docker", change(tmp_path, DOCKER)) == "not checked: dockerd is not installed"
 
 
-def test_a_parser_that_hangs_is_told(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_parser_is_reported(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_TIMEOUT_S", 0.3)
     tools.add("containerd", "sleep 300")
     with pytest.raises(Refused) as caught:
@@ -102,20 +102,20 @@ def test_docker_validates_the_candidate(tools: Tools, tmp_path: Path) -> None:
     assert tools.calls[0].startswith("dockerd --validate --config-file")
 
 
-def test_a_docker_too_old_to_validate_still_has_its_keys_compared(tools: Tools, tmp_path: Path) -> None:
+def test_keys_are_compared_for_docker_without_validate(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "echo 'unknown flag: --validate' >&2; exit 125")
     assert "no --validate" in check("docker", change(tmp_path, DOCKER))
     with pytest.raises(Refused, match="as intended"):
         check("docker", change(tmp_path, '{"runtimes": {}}'))
 
 
-def test_a_docker_too_old_to_validate_takes_no_byte_order_mark(tools: Tools, tmp_path: Path) -> None:
+def test_byte_order_mark_is_refused_for_docker_without_validate(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "echo 'unknown flag: --validate' >&2; exit 125")
     with pytest.raises(Refused, match="byte order mark"):
         check("docker", change(tmp_path, f"\ufeff{DOCKER}"))
 
 
-def test_a_key_that_docker_does_not_know_is_refused(tools: Tools, tmp_path: Path) -> None:
+def test_key_unknown_to_docker_is_refused(tools: Tools, tmp_path: Path) -> None:
     complaint = "the following directives don't match any configuration option: bogus"
     tools.add("dockerd", f'if grep -q bogus "$3"; then echo "{complaint}" >&2; exit 1; fi')
     with pytest.raises(Refused) as caught:
@@ -123,17 +123,17 @@ def test_a_key_that_docker_does_not_know_is_refused(tools: Tools, tmp_path: Path
     assert complaint in caught.value.why
 
 
-def test_what_docker_already_rejects_in_the_present_file_is_let_pass(tools: Tools, tmp_path: Path) -> None:
+def test_error_already_in_the_present_docker_file_is_accepted(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "echo 'invalid userland-proxy-path' >&2; exit 1")
     assert "rejects the old file, too" in check("docker", change(tmp_path, DOCKER, before="{}"))
 
 
-def test_a_removal_needs_no_parser(tools: Tools, tmp_path: Path) -> None:
+def test_removal_needs_no_parser(tools: Tools, tmp_path: Path) -> None:
     removal = FileChange(str(tmp_path / "x"), FileState(b""), None)
     assert check("docker", removal).startswith("not checked")
 
 
-def test_what_docker_has_is_what_its_daemon_says(tools: Tools) -> None:
+def test_effective_docker_configuration_is_read_from_the_daemon(tools: Tools) -> None:
     answer = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}},"runc":{{"path":"runc"}}}},"default":"runc"}}'
     tools.add("docker", f"echo '{answer}'")
     configured = runtime.read_effective(Runner(), "docker")
@@ -142,7 +142,7 @@ def test_what_docker_has_is_what_its_daemon_says(tools: Tools) -> None:
 
 
 @pytest.mark.parametrize("said", ["exit 1", 'echo \'{"runtimes":null,"default":""}\'', "echo 'no JSON'"])
-def test_a_docker_daemon_that_does_not_answer_is_told(tools: Tools, said: str) -> None:
+def test_unresponsive_docker_daemon_is_reported(tools: Tools, said: str) -> None:
     words = "echo 'Cannot connect to the Docker daemon' >&2; exit 1"
     tools.add("docker", f"if [ $1 = version ]; then {words}; fi; echo 'template: nil pointer' >&2; {said}")
     with pytest.raises(ChangeFailed) as caught:
@@ -151,7 +151,7 @@ def test_a_docker_daemon_that_does_not_answer_is_told(tools: Tools, said: str) -
 
 
 @pytest.mark.parametrize(("file", "verb"), [("there", "dump"), ("missing", "default")])
-def test_what_containerd_has_is_what_its_parser_reads(
+def test_effective_containerd_configuration_is_read_from_its_dump(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, verb: str
 ) -> None:
     (tmp_path / "there").write_text("version = 2")
@@ -167,7 +167,7 @@ def test_what_containerd_has_is_what_its_parser_reads(
         runtime.read_effective(Runner(), "containerd")
 
 
-def test_containerd_is_asked_about_the_configuration_that_its_unit_names(
+def test_containerd_dump_uses_the_file_named_by_the_unit(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own.toml"
@@ -184,7 +184,7 @@ def test_containerd_is_asked_about_the_configuration_that_its_unit_names(
     assert configured.handlers["nvidia"] == BINARY
 
 
-def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> None:
+def test_unset_default_runtime_is_runc(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "")
     assert "accepts it" in check("docker", change(tmp_path, DOCKER), default="runc")
     with pytest.raises(Refused) as caught:
@@ -192,7 +192,7 @@ def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> N
     assert "expected nvidia, it reads runc" in caught.value.why
 
 
-def test_no_runtime_has_nothing(tools: Tools) -> None:
+def test_missing_runtime_has_no_effective_configuration(tools: Tools) -> None:
     assert runtime.read_effective(Runner(), "containerd") is None
     assert runtime.read_effective(Runner(), "docker") is None
 
@@ -202,20 +202,20 @@ def contradiction(default: str | None = None, patience_s: float = 0.3) -> str:
     return runtime.find_contradiction(Runner(), expectation, patience_s)
 
 
-def test_a_daemon_that_kept_its_former_configuration_contradicts(tools: Tools) -> None:
+def test_daemon_with_its_former_configuration_contradicts(tools: Tools) -> None:
     tools.add("docker", 'echo \'{"runtimes":{"runc":{"path":"runc"}},"default":"runc"}\'')
     assert contradiction() == f"handler nvidia: expected {BINARY}, it reads none"
     assert "expected nvidia, it reads runc" in contradiction("nvidia")
 
 
-def test_a_daemon_that_is_still_reading_is_asked_again(tools: Tools) -> None:
+def test_daemon_still_reloading_is_asked_again(tools: Tools) -> None:
     new = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}}}},"default":"runc"}}'
     old = '{"runtimes":{"runc":{"path":"runc"}},"default":"runc"}'
     tools.add("docker", f"if [ -e $T/asked ]; then echo '{new}'; else touch $T/asked; echo '{old}'; fi")
     assert contradiction(patience_s=60) == ""
 
 
-def test_who_cannot_be_asked_contradicts_nothing(tools: Tools) -> None:
+def test_unreachable_daemon_does_not_contradict(tools: Tools) -> None:
     assert contradiction() == ""
     tools.add("docker", "exit 1")
     assert contradiction() == ""
@@ -229,7 +229,7 @@ runtime_path = "{BINARY}"
 """
 
 
-def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp_path: Path) -> None:
+def test_crio_reads_its_files_in_a_temporary_folder(tools: Tools, tmp_path: Path) -> None:
     tools.add("crio", 'test "$5" = config && test ! -e "$4/crio.conf" && test -d "$4" && cat "$2"')
     assert "`crio config` reads it as intended" in check("crio", change(tmp_path, CRIO))
     version, call = tools.calls
@@ -238,13 +238,13 @@ def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp
     assert list((tmp_path / "etc").iterdir()) == []
 
 
-def test_without_cri_o_nothing_is_staged(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_staged_without_crio(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     assert "crio is not installed" in check("crio", change(tmp_path, CRIO))
     assert tools.calls == []
 
 
-def test_what_cri_o_says_of_a_candidate_names_the_real_file(tools: Tools, tmp_path: Path) -> None:
+def test_crio_error_about_a_candidate_names_the_real_file(tools: Tools, tmp_path: Path) -> None:
     tools.add("crio", 'grep -q bad "$2" || exit 0; echo "unable to decode configuration $2: bad" >&2; exit 1')
     candidate = change(tmp_path, CRIO + "bad = 1\n")
     with pytest.raises(Refused) as stopped:
@@ -252,26 +252,26 @@ def test_what_cri_o_says_of_a_candidate_names_the_real_file(tools: Tools, tmp_pa
     assert f"unable to decode configuration {candidate.path}: bad" in stopped.value.why
 
 
-def test_what_cri_o_already_rejected_before_is_no_fault_of_the_candidate(tools: Tools, tmp_path: Path) -> None:
+def test_error_already_in_the_present_crio_file_is_accepted(tools: Tools, tmp_path: Path) -> None:
     tools.add("crio", 'echo "no such option: config" >&2; exit 1')
     assert "rejects the old ones, too: no such option" in check("crio", change(tmp_path, CRIO))
 
 
-def test_without_cri_o_gpunodes_own_reading_is_compared(tmp_path: Path, tools: Tools) -> None:
+def test_settings_are_compared_without_crio(tmp_path: Path, tools: Tools) -> None:
     del tools
     assert "it has the intended settings (crio is not installed)" in check("crio", change(tmp_path, CRIO))
     with pytest.raises(Refused, match="as intended"):
         check("crio", change(tmp_path, CRIO.replace("nvidia]", "other]")))
 
 
-def test_cri_o_tells_what_it_runs_with(tools: Tools) -> None:
+def test_effective_crio_configuration_is_read_from_its_status(tools: Tools) -> None:
     tools.add("crio", f"printf '[crio.runtime]\\ndefault_runtime = \"crun\"\\n{CRIO}'")
     found = runtime.read_effective(Runner(), "crio")
     assert found is not None
     assert (found.default, found.handlers) == ("crun", {"nvidia": BINARY})
 
 
-def test_an_older_cri_o_is_asked_by_its_own_program_and_a_stopped_one_says_so(tools: Tools) -> None:
+def test_older_crio_is_asked_by_crio_status(tools: Tools) -> None:
     tools.add("crio", "echo \"No help topic for 'status'\"; exit 3")
     tools.add("crio-status", 'echo "dial unix /var/run/crio/crio.sock: connect: no such file" >&2; exit 1')
     with pytest.raises(ChangeFailed) as stopped:
@@ -280,7 +280,7 @@ def test_an_older_cri_o_is_asked_by_its_own_program_and_a_stopped_one_says_so(to
     assert [call.split()[0] for call in tools.calls] == ["crio", "crio-status"]
 
 
-def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
+def test_podman_reports_its_oci_runtime(tools: Tools) -> None:
     assert runtime.read_effective(Runner(), "podman") is None
     tools.add("podman", """echo '{"name":"crun","path":"/usr/bin/crun"}'""")
     found = runtime.read_effective(Runner(), "podman")
@@ -292,12 +292,12 @@ def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> str:
+def written_config(tmp_path: Path) -> str:
     (tmp_path / "config.toml").write_text(CONTAINERD)
     return str(tmp_path / "config.toml")
 
 
-def test_what_docker_names_in_another_order_it_rejected_before(tools: Tools, tmp_path: Path) -> None:
+def test_docker_error_with_another_order_of_names_is_the_same(tools: Tools, tmp_path: Path) -> None:
     complaint = "the following directives don't match any configuration option:"
     tools.add(
         "dockerd", f'if grep -q nvidia "$3"; then echo "{complaint} a, b"; else echo "{complaint} b, a"; fi >&2; exit 1'
@@ -305,23 +305,21 @@ def test_what_docker_names_in_another_order_it_rejected_before(tools: Tools, tmp
     assert "rejects the old file, too" in check("docker", change(tmp_path, DOCKER, before="{}"))
 
 
-def test_written_files_are_read_back_with_the_imports_that_containerd_itself_takes_them_to_have(
-    tools: Tools, written: str
-) -> None:
-    expectation = RuntimeExpectation("containerd", written, HANDLERS)
+def test_written_files_are_read_back_with_their_imports(tools: Tools, written_config: str) -> None:
+    expectation = RuntimeExpectation("containerd", written_config, HANDLERS)
     runtime.check_written(Runner(), expectation)  # containerd is not installed to ask
     tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
     runtime.check_written(Runner(), expectation)
-    assert tools.calls[-1] == f"containerd --config {written} config dump"
+    assert tools.calls[-1] == f"containerd --config {written_config} config dump"
     with pytest.raises(ChangeFailed, match="does not read its new configuration") as caught:
         runtime.check_written(
-            Runner(), RuntimeExpectation("containerd", written, frozenset({("nvidia", "/elsewhere")}))
+            Runner(), RuntimeExpectation("containerd", written_config, frozenset({("nvidia", "/elsewhere")}))
         )
     assert "expected /elsewhere" in caught.value.why
 
 
-def test_a_written_file_that_containerd_no_longer_takes_is_told_in_its_words(tools: Tools, written: str) -> None:
+def test_written_file_rejected_by_containerd_is_quoted(tools: Tools, written_config: str) -> None:
     tools.add("containerd", "echo 'containerd: config version `9` is not supported' >&2; exit 1")
     with pytest.raises(ChangeFailed) as caught:
-        runtime.check_written(Runner(), RuntimeExpectation("containerd", written, HANDLERS))
+        runtime.check_written(Runner(), RuntimeExpectation("containerd", written_config, HANDLERS))
     assert "version `9`" in caught.value.why

@@ -56,7 +56,7 @@ def settle(*triggers: Trigger, settle_s: float = 0.0) -> list[tuple[float, str]]
     return [(one.seconds, one.skipped) for one in Services(Runner(), settle_s=settle_s).settle(triggers)]
 
 
-def test_a_unit_that_comes_up_is_restarted_once_and_its_downtime_told(systemd: Tools) -> None:
+def test_unit_is_restarted_once_with_its_downtime(systemd: Tools) -> None:
     (systemd.folder / "on-restart").write_text("sleep 0.2")
     ((seconds, skipped),) = settle(RESTART)
     assert seconds >= 0.2
@@ -64,7 +64,7 @@ def test_a_unit_that_comes_up_is_restarted_once_and_its_downtime_told(systemd: T
     assert [call for call in systemd.calls if "restart" in call] == ["systemctl restart containerd.service"]
 
 
-def test_a_unit_that_refuses_fails_with_its_own_last_words(systemd: Tools) -> None:
+def test_unit_that_fails_to_restart_is_reported_with_its_log(systemd: Tools) -> None:
     (systemd.folder / "on-restart").write_text("echo 'Job for containerd.service failed' >&2; exit 1")
     with pytest.raises(ChangeFailed, match=r"containerd.service did not come up again") as caught:
         settle(RESTART)
@@ -73,7 +73,7 @@ def test_a_unit_that_refuses_fails_with_its_own_last_words(systemd: Tools) -> No
     assert "journalctl -u containerd.service" in caught.value.hint
 
 
-def test_a_unit_that_hangs_fails_and_does_not_hang_us(systemd: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_unit_fails_after_the_timeout(systemd: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_START_TIMEOUT_S", 0.3)
     (systemd.folder / "on-restart").write_text("sleep 300")
     with pytest.raises(ChangeFailed, match="did not come up") as caught:
@@ -82,14 +82,14 @@ def test_a_unit_that_hangs_fails_and_does_not_hang_us(systemd: Tools, monkeypatc
 
 
 @pytest.mark.parametrize("later", [unit("failed", 0), unit("active", 99), unit("activating", 0)])
-def test_a_unit_that_dies_a_while_after_its_start_has_failed(systemd: Tools, later: str) -> None:
+def test_unit_that_dies_shortly_after_its_start_fails(systemd: Tools, later: str) -> None:
     (systemd.folder / "later").write_text(later)
     (systemd.folder / "on-restart").write_text("(sleep 0.3; cp $T/later $T/unit) >/dev/null 2>&1 &")
     with pytest.raises(ChangeFailed, match="did not stay up"):
         settle(RESTART, settle_s=60)
 
 
-def test_without_a_journal_the_status_is_shown(systemd: Tools) -> None:
+def test_unit_status_is_shown_without_a_journal(systemd: Tools) -> None:
     systemd.add("journalctl", "exit 1")
     (systemd.folder / "on-restart").write_text("exit 1")
     (systemd.folder / "on-status").write_text("echo 'Main PID: 7 (code=exited, status=1/FAILURE)'; exit 3")
@@ -106,7 +106,7 @@ def test_without_a_journal_the_status_is_shown(systemd: Tools) -> None:
         (unit(load="not-found"), "is not-found here"),
     ],
 )
-def test_a_unit_that_does_not_run_is_left_alone_and_it_is_said(systemd: Tools, state: str, why: str) -> None:
+def test_stopped_unit_is_left_alone_and_reported(systemd: Tools, state: str, why: str) -> None:
     (systemd.folder / "unit").write_text(state)
     for trigger in (RESTART, RELOAD):
         ((_, skipped),) = settle(trigger)
@@ -115,14 +115,14 @@ def test_a_unit_that_does_not_run_is_left_alone_and_it_is_said(systemd: Tools, s
 
 
 @pytest.mark.parametrize(("can_reload", "verb"), [("yes", "systemctl reload"), ("no", "systemctl kill")])
-def test_a_reload_is_a_hangup_where_the_unit_has_none(systemd: Tools, can_reload: str, verb: str) -> None:
+def test_reload_falls_back_to_sighup(systemd: Tools, can_reload: str, verb: str) -> None:
     (systemd.folder / "unit").write_text(unit(reload=can_reload))
     settle(RELOAD)
     assert any(call.startswith(verb) for call in systemd.calls)
     assert not any("restart" in call for call in systemd.calls)
 
 
-def test_a_reload_that_dockerd_rejects_has_failed_with_its_line(systemd: Tools) -> None:
+def test_reload_rejected_by_dockerd_fails_with_its_log_line(systemd: Tools) -> None:
     line = 'level=error msg="unable to configure the Docker daemon with file /etc/docker/daemon.json: bad"'
     # What came before the reload is not about it, and the rejection may take its time.
     systemd.add(
@@ -142,9 +142,7 @@ def test_a_reload_that_dockerd_rejects_has_failed_with_its_line(systemd: Tools) 
     ids=["given up", "about to be tried again"],
 )
 @pytest.mark.parametrize("trigger", [RELOAD, RESTART])
-def test_a_unit_that_has_failed_is_started_for_no_process_of_it_could_reload(
-    systemd: Tools, state: str, trigger: Trigger
-) -> None:
+def test_failed_unit_is_started_instead_of_reloaded(systemd: Tools, state: str, trigger: Trigger) -> None:
     (systemd.folder / "unit").write_text(state)
     (systemd.folder / "now").write_text(unit())
     (systemd.folder / "on-restart").write_text("cp $T/now $T/unit")
@@ -156,7 +154,7 @@ def test_a_unit_that_has_failed_is_started_for_no_process_of_it_could_reload(
     ]
 
 
-def test_a_failed_unit_that_does_not_start_says_why(systemd: Tools) -> None:
+def test_failed_unit_that_does_not_start_is_explained(systemd: Tools) -> None:
     (systemd.folder / "unit").write_text(unit("failed", 0))
     (systemd.folder / "on-restart").write_text("exit 1")
     with pytest.raises(ChangeFailed, match=r"docker.service did not come up again") as caught:
@@ -165,7 +163,7 @@ def test_a_failed_unit_that_does_not_start_says_why(systemd: Tools) -> None:
 
 
 @pytest.mark.parametrize(("ends", "does"), [("active", "systemctl reload docker.service"), ("inactive", "")])
-def test_a_unit_that_starts_or_stops_is_waited_for_before_it_reloads(systemd: Tools, ends: str, does: str) -> None:
+def test_starting_or_stopping_unit_is_waited_for(systemd: Tools, ends: str, does: str) -> None:
     begins = "activating" if ends == "active" else "deactivating"
     (systemd.folder / "unit").write_text(unit(begins, 7, sub="start"))
     (systemd.folder / "now").write_text(unit(ends, 7))
@@ -180,7 +178,7 @@ def test_a_unit_that_starts_or_stops_is_waited_for_before_it_reloads(systemd: To
     assert told == ([does] if does else [])
 
 
-def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
+def test_cdi_refresh_resets_the_start_limit(systemd: Tools) -> None:
     (systemd.folder / "unit").write_text(unit().replace("exit-code", "success"))
     systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all; echo Found 1 CDI devices >&2")
     ((_, skipped),) = settle(Trigger("cdi"))
@@ -193,7 +191,7 @@ def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
 
 
 @pytest.mark.parametrize("why", ["Result=exec-condition", "ConditionResult=no"])
-def test_where_the_units_own_conditions_are_not_met_nvidia_ctk_is_asked(systemd: Tools, why: str) -> None:
+def test_unmet_unit_conditions_make_nvidia_ctk_generate_cdi(systemd: Tools, why: str) -> None:
     shown = (systemd.folder / "unit").read_text()
     name = why.partition("=")[0]
     kept = [line for line in shown.splitlines() if not line.startswith(name)]
@@ -203,7 +201,7 @@ def test_where_the_units_own_conditions_are_not_met_nvidia_ctk_is_asked(systemd:
     assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in systemd.calls
 
 
-def test_without_the_unit_nvidia_ctk_writes_the_specification(systemd: Tools) -> None:
+def test_missing_refresh_unit_makes_nvidia_ctk_generate_cdi(systemd: Tools) -> None:
     (systemd.folder / "unit").unlink()
     assert settle(Trigger("cdi")) == [(0.0, "nvidia-ctk is not installed")]
     systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all")
@@ -212,7 +210,7 @@ def test_without_the_unit_nvidia_ctk_writes_the_specification(systemd: Tools) ->
     assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in systemd.calls
 
 
-def test_a_specification_without_a_device_is_none_though_the_list_exits_with_0(systemd: Tools) -> None:
+def test_cdi_specification_without_devices_fails(systemd: Tools) -> None:
     systemd.add("nvidia-ctk", "echo 'Found 0 CDI devices' >&2")
     with pytest.raises(ChangeFailed) as caught:
         settle(Trigger("cdi"))
@@ -221,7 +219,7 @@ def test_a_specification_without_a_device_is_none_though_the_list_exits_with_0(s
     assert "nothing required it" in skipped
 
 
-def test_what_nvidia_ctk_says_of_a_driver_that_does_not_answer_is_told(systemd: Tools) -> None:
+def test_driver_error_from_nvidia_ctk_is_reported(systemd: Tools) -> None:
     (systemd.folder / "unit").unlink()
     systemd.add("nvidia-ctk", "echo 'failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND' >&2; exit 1")
     with pytest.raises(ChangeFailed) as caught:
@@ -229,7 +227,7 @@ def test_what_nvidia_ctk_says_of_a_driver_that_does_not_answer_is_told(systemd: 
     assert "ERROR_LIBRARY_NOT_FOUND" in caught.value.why
 
 
-def test_a_failed_daemon_reload_is_told(systemd: Tools) -> None:
+def test_failed_daemon_reload_is_reported(systemd: Tools) -> None:
     settle(Trigger("daemon-reload"))
     (systemd.folder / "on-daemon-reload").write_text("echo 'Failed to reload daemon: Access denied' >&2; exit 1")
     with pytest.raises(ChangeFailed) as caught:
@@ -237,9 +235,7 @@ def test_a_failed_daemon_reload_is_told(systemd: Tools) -> None:
     assert "Access denied" in caught.value.why
 
 
-def test_without_systemd_nothing_is_called_and_it_is_said(
-    systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triggers_are_skipped_without_systemd(systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_SYSTEMD_FOLDER", tmp_path / "nothing")
     for trigger in (RESTART, RELOAD, Trigger("daemon-reload")):
         assert settle(trigger) == [(0.0, "systemd is not running here")]
@@ -249,13 +245,13 @@ def test_without_systemd_nothing_is_called_and_it_is_said(
     assert systemd.calls[0].startswith("nvidia-ctk cdi generate")
 
 
-def test_nothing_is_generated_for_an_image(systemd: Tools, tmp_path: Path) -> None:
+def test_cdi_is_not_generated_for_an_image(systemd: Tools, tmp_path: Path) -> None:
     (settled,) = Services(Runner(str(tmp_path))).settle([Trigger("cdi")])
     assert "when the image has booted" in settled.skipped
     assert systemd.calls == []
 
 
-def test_a_unit_is_enabled_and_started_and_the_reverse(systemd: Tools) -> None:
+def test_unit_is_enabled_started_disabled_and_stopped(systemd: Tools) -> None:
     off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
     Services(Runner()).apply(ServiceChange("x.service", off, on))
     Services(Runner()).apply(ServiceChange("x.service", on, off))
@@ -265,7 +261,7 @@ def test_a_unit_is_enabled_and_started_and_the_reverse(systemd: Tools) -> None:
     assert systemd.calls == [f"systemctl {verb} x.service" for verb in verbs]
 
 
-def test_a_unit_that_cannot_be_enabled_or_started_is_told(systemd: Tools) -> None:
+def test_unit_that_cannot_be_enabled_or_started_is_reported(systemd: Tools) -> None:
     off = ServiceState(enabled=False, active=False)
     (systemd.folder / "on-enable").write_text("echo 'Unit x.service does not exist' >&2; exit 1")
     with pytest.raises(ChangeFailed, match="could not be enabled") as caught:

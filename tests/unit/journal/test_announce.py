@@ -12,7 +12,7 @@ from gpunode.journal.store import Store
 from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, entries
 
 
-def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
+def announcements_of(of: Sequence[Entry]) -> list[Mapping[str, str]]:
     found: list[Mapping[str, str]] = []
     tell = announce.announcer(found.append)
     for number, entry in enumerate(of, 1):
@@ -20,8 +20,8 @@ def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
     return found
 
 
-def test_begin_changes_and_end_are_announced_each_with_its_id() -> None:
-    found = announced(entries())
+def test_begin_changes_and_end_are_announced_with_the_run_id() -> None:
+    found = announcements_of(entries())
     made = [announce.MADE] * 4 + [announce.FAILED, announce.MADE]
     assert [one["MESSAGE_ID"] for one in found] == [announce.BEGUN, *made, announce.ENDED]
     assert {one["GPUNODE_RUN"] for one in found} == {RUN}
@@ -30,8 +30,8 @@ def test_begin_changes_and_end_are_announced_each_with_its_id() -> None:
     assert all(one["MESSAGE"] and one["PRIORITY"] in "3456" for one in found)
 
 
-def test_a_file_is_announced_by_its_hashes_and_a_package_by_its_versions_and_origin() -> None:
-    _, file, package, *_ = announced(entries())
+def test_file_announced_by_hash_and_package_by_version_and_origin() -> None:
+    _, file, package, *_ = announcements_of(entries())
     assert file["GPUNODE_SUBJECT"] == CONFIG
     assert (file["GPUNODE_STEP"], file["GPUNODE_SEQ"], file["GPUNODE_KIND"]) == ("step-1", "1", "file")
     assert file["GPUNODE_BEFORE"] == f"sha256:{digest(b'old')}"
@@ -40,10 +40,10 @@ def test_a_file_is_announced_by_its_hashes_and_a_package_by_its_versions_and_ori
     assert package["GPUNODE_ORIGIN"] == CUDA
 
 
-def test_neither_secrets_nor_contents_are_announced() -> None:
+def test_secrets_and_contents_are_not_announced() -> None:
     secret = FileChange("/etc/x", FileState(b"password"), FileState(b"pass\nword"))
     more = (Intent(7, "s", "s", secret), Done(7), Failed(7, "at https://me:hunter2@host/"))
-    text = repr(announced((*entries(), *more)))
+    text = repr(announcements_of((*entries(), *more)))
     assert SECRET not in text
     assert "pass" not in text.replace("--yes", "")
 
@@ -51,16 +51,16 @@ def test_neither_secrets_nor_contents_are_announced() -> None:
 @pytest.mark.parametrize(
     ("result", "priority"), [("done", "5"), ("waiting", "5"), ("interrupted", "4"), ("failed", "3")]
 )
-def test_how_grave_an_end_is(result: Result, priority: str) -> None:
-    (_, end) = announced((BEGIN, Commit(result, "because", AT)))
+def test_priority_follows_the_result(result: Result, priority: str) -> None:
+    (_, end) = announcements_of((BEGIN, Commit(result, "because", AT)))
     assert (end["PRIORITY"], end["GPUNODE_RESULT"], end["GPUNODE_REASON"]) == (priority, result, "because")
 
 
-def test_a_field_without_a_value_is_left_out() -> None:
-    assert all(value for one in announced(entries()) for value in one.values())
+def test_fields_without_a_value_are_omitted() -> None:
+    assert all(value for one in announcements_of(entries()) for value in one.values())
 
 
-def test_the_store_announces_what_is_on_the_disk_and_nothing_else(tmp_path: Path) -> None:
+def test_store_announces_only_synced_entries(tmp_path: Path) -> None:
     heard: list[tuple[str, bool]] = []
 
     def listen(so_far: Sequence[Entry], entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""What many runs have made of a node, told in one."""
+"""Changes of many runs to a node, summed up as one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     failed: Sequence[int] = (),
     step: str = "x",
 ) -> list[Entry]:
-    """A run with an end has made every change that did not fail; of one without nobody knows what it made."""
+    """Return a run, which with an end has made every change that did not fail; without one nobody knows."""
     begin = Begin(str(number), 0.0, verb, "", "", "", "", "", (), str(of) if of else "")
     entries: list[Entry] = [begin, *(Intent(n, "runtime", step, change) for n, change in enumerate(changes))]
     entries += [Failed(n, "no") if n in failed else Done(n) for n in range(len(changes)) if result or n in failed]
@@ -64,47 +64,47 @@ def spans(*runs: list[Entry], path: str = "/a") -> list[tuple[str | None, str | 
     return texts  # type: ignore[return-value]
 
 
-def test_runs_that_follow_one_another_are_one_way() -> None:
+def test_consecutive_runs_merge_into_one_span() -> None:
     assert spans(run(1, wrote(None, "1")), run(2, wrote("1", "2")), run(3, wrote("2", "3"))) == [(None, "3")]
 
 
-def test_an_edit_in_between_makes_two() -> None:
+def test_edit_between_runs_starts_a_new_span() -> None:
     assert spans(run(1, wrote("0", "1")), run(2, wrote("edited", "2"))) == [("0", "1"), ("edited", "2")]
 
 
-def test_a_third_run_goes_on_from_the_second_and_leaves_the_first_alone() -> None:
+def test_third_run_continues_the_second_span() -> None:
     first, second = run(1, wrote("0", "1")), run(2, wrote("edited", "2"))
     assert spans(first, second, run(3, wrote("2", "3"))) == [("0", "1"), ("edited", "3")]
     assert spans(first, second, run(3, wrote("2", "edited"))) == [("0", "1")]
 
 
-def test_a_file_of_which_only_the_daemon_had_not_read_is_not_changed() -> None:
+def test_file_that_was_only_reloaded_is_unchanged() -> None:
     assert spans(run(1, wrote("1", "1"))) == []
 
 
-def test_what_was_undone_leaves_no_trace() -> None:
+def test_undone_change_leaves_no_span() -> None:
     assert spans(run(1, wrote("0", "1")), run(2, wrote("1", "0"), verb="rollback", of=1)) == []
 
 
-def test_a_failed_write_did_not_happen_and_one_that_was_only_meant_may_have() -> None:
+def test_failed_write_does_not_count_and_an_intended_one_does() -> None:
     assert spans(run(1, wrote("0", "1"), failed=[0])) == []
     assert spans(run(1, wrote("0", "1"), result=None)) == [("0", "1")]
 
 
-def test_of_a_transaction_that_failed_counts_what_it_may_have_touched() -> None:
+def test_failed_transaction_counts_only_the_touched_packages() -> None:
     change, spared = (PackageChange(PackageId.of(name), None, PackageState("3")) for name in ("dkms", "docker.io"))
     assert packages_before(footprint_of_node(run(1, change, spared, failed=[1], result="failed"))) == {
         PackageId("dkms"): None
     }
 
 
-def test_a_package_that_was_taken_back_is_nobodys_of_ours() -> None:
+def test_removed_package_is_not_owned() -> None:
     there = PackageState("3")
     back = run(2, PackageChange(PackageId("dkms"), there, None), verb="rollback", of=1)
     assert footprint_of_node([*run(1, PackageChange(PackageId("dkms"), None, there)), *back]).packages == {}
 
 
-def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:
+def test_package_state_before_is_that_of_the_first_run() -> None:
     old, new, newer = (PackageState(version) for version in ("1", "2", "3"))
     found = footprint_of_node(
         [*run(1, PackageChange(PackageId("p"), old, new)), *run(2, PackageChange(PackageId("p"), new, newer))]
@@ -112,31 +112,31 @@ def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:
     assert packages_before(found) == {PackageId("p"): old}
 
 
-class TestUndoThatMayNotHaveHappened:
+class TestInterruptedUndo:
     """A run that was cut short has announced that it takes something back, and maybe it did not."""
 
-    def test_file_is_still_gpunodes(self) -> None:
+    def test_file_is_still_owned(self) -> None:
         back = run(2, wrote("1", "0"), verb="rollback", of=1, result=None)
         assert spans(run(1, wrote("0", "1")), back) == [("0", "1")]
 
-    def test_file_of_two_runs_may_be_as_either_left_it(self) -> None:
+    def test_file_of_two_runs_may_be_in_either_state(self) -> None:
         setups = run(1, wrote("0", "1")), run(2, wrote("1", "2"))
         assert spans(*setups, run(3, wrote("2", "1"), verb="rollback", of=2, result=None)) == [("0", "2"), ("2", "1")]
 
-    def test_next_run_tells_whether_it_happened(self) -> None:
+    def test_next_run_shows_whether_the_undo_happened(self) -> None:
         cut = run(1, wrote("0", "1")), run(2, wrote("1", "2"), result=None)
         assert spans(*cut, run(3, wrote("1", "3"))) == [("0", "3")]
         assert spans(*cut, run(3, wrote("2", "3"))) == [("0", "3")]
         assert spans(*cut, run(3, wrote("edited", "3"))) == [("0", "1"), ("1", "2"), ("edited", "3")]
 
-    def test_package_is_still_gpunodes(self) -> None:
+    def test_package_is_still_owned(self) -> None:
         there = PackageState("3")
         setup = run(1, PackageChange(PackageId("dkms"), None, there))
         cut = run(2, PackageChange(PackageId("dkms"), there, None), verb="remove", result=None)
         assert packages_before(footprint_of_node([*setup, *cut])) == {PackageId("dkms"): None}
         assert packages_before(footprint_of_node([*setup, *cut, *run(3)])) == {PackageId("dkms"): None}
 
-    def test_unit_and_layout_are_still_gpunodes(self) -> None:
+    def test_unit_and_mig_layout_are_still_owned(self) -> None:
         off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
         whole, halved = MigLayout(enabled=False), MigLayout(enabled=True)
         setup = run(1, ServiceChange("a.service", off, on), MigChange("GPU-1", whole, halved))
@@ -146,7 +146,7 @@ class TestUndoThatMayNotHaveHappened:
         assert found.layouts["GPU-1"].change == MigChange("GPU-1", whole, halved)
 
 
-def test_units_are_as_the_first_run_found_them() -> None:
+def test_unit_state_before_is_that_of_the_first_run() -> None:
     off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
     found = footprint_of_node(run(1, ServiceChange("a.service", off, on)))
     assert found.units["a.service"].change == ServiceChange("a.service", off, on)
@@ -154,7 +154,7 @@ def test_units_are_as_the_first_run_found_them() -> None:
     assert footprint_of_node([*run(1, ServiceChange("a.service", off, on)), *undone]).units == {}
 
 
-def test_what_a_removal_left_is_still_gpunodes() -> None:
+def test_objects_left_by_a_removal_are_still_owned() -> None:
     there = PackageState("3")
     setup = run(
         1,
@@ -168,14 +168,14 @@ def test_what_a_removal_left_is_still_gpunodes() -> None:
     assert set(found.files) == {"/b"}
 
 
-def test_what_a_removal_took_back_is_gpunodes_no_more() -> None:
+def test_objects_restored_by_a_removal_are_not_owned() -> None:
     first, removed = run(1, wrote("0", "1")), run(2, wrote("1 edited", "edited"), verb="remove")
     assert spans(first, removed) == []
     assert spans(first, removed, run(3, wrote("edited", "3"))) == [("edited", "3")]
     assert spans(first, removed, run(3, wrote("edited", "3"), result=None)) == [("edited", "3")]
 
 
-def test_a_removal_that_was_cut_short_or_undone_ends_nothing() -> None:
+def test_interrupted_or_undone_removal_ends_nothing() -> None:
     first = run(1, wrote("0", "1"), wrote("0", "1", "/b"))
     assert spans(first, run(2, verb="remove", result=None)) == [("0", "1")]
     removed, back = run(2, wrote("1", "0"), verb="remove"), run(3, wrote("0", "1"), verb="rollback", of=2)
@@ -188,25 +188,25 @@ def test_a_removal_that_was_cut_short_or_undone_ends_nothing() -> None:
 class TestForcedRollback:
     """It takes an edit away together with what gpunode had written before; undone, it brings the edit back."""
 
-    def test_edit_does_not_come_back(self) -> None:
+    def test_edit_is_not_restored(self) -> None:
         first, forced = run(1, wrote("0", "1")), run(2, wrote("1 edited", "0"), verb="rollback", of=1)
         assert spans(first, forced) == []
         back = run(3, wrote("0", "1 edited"), verb="rollback", of=2)
         assert spans(first, forced, back) == [("0", "1")]
         assert spans(first, forced, back, run(4, wrote("1 edited", "0"), verb="rollback", of=3)) == []
 
-    def test_former_run_stays(self) -> None:
+    def test_former_run_remains(self) -> None:
         first, second = run(1, wrote("0", "1")), run(2, wrote("1", "2"))
         assert spans(first, second, run(3, wrote("2 edited", "1"), verb="rollback", of=2)) == [("0", "1")]
         gone = run(2, wrote("1", None))
         assert spans(first, gone, run(3, wrote("theirs", "1"), verb="rollback", of=2)) == [("0", "1")]
 
-    def test_of_one_that_was_cut_short_nobody_knows(self) -> None:
+    def test_interrupted_rollback_is_ambiguous(self) -> None:
         forced = run(2, wrote("1 edited", "0"), verb="rollback", of=1, result=None)
         assert spans(run(1, wrote("0", "1")), forced) == [("0", "1"), ("1 edited", "0")]
 
 
-def test_configuration_files_of_packages_go_with_their_packages() -> None:
+def test_conffiles_of_packages_are_not_counted() -> None:
     assert spans(run(1, wrote("theirs", None), step=CONFFILES)) == []
 
 
@@ -219,7 +219,7 @@ def test_folders_and_triggers_of_all_runs_are_kept() -> None:
     assert span.change.triggers == {RESTART, Trigger("initramfs")}
 
 
-def test_folders_outlast_an_undo_that_was_cut_short() -> None:
+def test_folders_survive_an_interrupted_undo() -> None:
     made = FileChange("/a", None, state("1"), folders=("/new",))
     later, taken = wrote("1", "2"), FileChange("/a", state("2"), None, folders=("/new",))
     cut = [*run(1, made), *run(2, later), *run(3, taken, verb="remove", result=None)]
@@ -228,9 +228,9 @@ def test_folders_outlast_an_undo_that_was_cut_short() -> None:
         assert {folder for span in trail.spans for folder in span.folders} == {"/new"}
 
 
-def test_what_somebody_made_between_two_runs_is_not_what_gpunode_left() -> None:
-    off, ours, theirs = MigLayout(enabled=False), *(MigLayout(True, _one(profile)) for profile in ("3g", "7g"))
-    last = MigLayout(True, _one("1g"))
+def test_mig_layout_made_between_runs_is_not_ours() -> None:
+    off, ours, theirs = MigLayout(enabled=False), *(MigLayout(True, _one_instance(profile)) for profile in ("3g", "7g"))
+    last = MigLayout(True, _one_instance("1g"))
     changes = MigChange("GPU-1", off, ours), MigChange("GPU-1", theirs, last)
     found = footprint_of_node([*run(1, changes[0]), *run(2, changes[1])]).layouts["GPU-1"]
     assert [found.left(layout) for layout in (ours, theirs, last)] == [True, False, True]
@@ -238,7 +238,7 @@ def test_what_somebody_made_between_two_runs_is_not_what_gpunode_left() -> None:
     assert [alone.left(layout) for layout in (ours, theirs, last)] == [True, True, True]
 
 
-def test_file_that_somebody_removes_after_two_runs_is_not_as_the_first_one_left_it() -> None:
+def test_file_removed_after_two_runs_differs_from_the_first_result() -> None:
     """They removed what the second one wrote; what the first one removed does not come back for that."""
     first, second = wrote("0", None), wrote(None, "1")
     (span,) = footprint_of_node([*run(1, first), *run(2, second)]).files["/a"].spans
@@ -247,11 +247,11 @@ def test_file_that_somebody_removes_after_two_runs_is_not_as_the_first_one_left_
     assert alone.left(None), "it may have ended in between"
 
 
-def _one(profile: str) -> tuple[MigInstance, ...]:
+def _one_instance(profile: str) -> tuple[MigInstance, ...]:
     return (MigInstance(profile, 0, 1, ("1",)),)
 
 
-def test_file_that_was_made_comes_before_what_came_to_name_it() -> None:
+def test_created_file_is_listed_before_the_file_that_names_it() -> None:
     """Undone from the last to the first, nothing names a file that is gone."""
     drop_in, named, updated = wrote(None, "1", "/drop-in"), wrote("0", "1", "/config"), wrote("1", "2", "/drop-in")
     at_once = run(1, drop_in, named, updated)
@@ -265,7 +265,7 @@ def test_file_that_was_made_comes_before_what_came_to_name_it() -> None:
         assert list(found.files) == ["/drop-in", "/config"]
 
 
-def test_what_was_forgotten_is_known_to_be() -> None:
+def test_forgotten_contents_are_marked() -> None:
     bare = footprint_of_node(run(1, wrote("name of 0", "name of 1")))
     assert bare.objects == {"name of 0", "name of 1"}
     kept = bare.with_contents({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
@@ -274,7 +274,7 @@ def test_what_was_forgotten_is_known_to_be() -> None:
     assert bare.with_contents({"name of 1": b"1"}.get).files["/a"].forgotten
 
 
-def test_a_file_that_was_empty_and_one_that_is_gone_are_loaded_as_such() -> None:
+def test_empty_and_missing_files_are_loaded_as_such() -> None:
     gone = (
         footprint_of_node(run(1, wrote("name of nothing", None)))
         .with_contents({"name of nothing": b""}.get)

@@ -29,7 +29,7 @@ def holder(root: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_who_holds_the_lock_is_named_and_the_kernel_frees_it_when_it_dies(tmp_path: Path) -> None:
+def test_lock_holder_is_named_and_its_death_frees_the_lock(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with (
             pytest.raises(Busy, match=rf"process {process.pid} \(\S*python\S* -c import sys") as stopped,
@@ -44,7 +44,7 @@ def test_who_holds_the_lock_is_named_and_the_kernel_frees_it_when_it_dies(tmp_pa
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_lock_is_waited_for_and_its_holder_told_meanwhile(tmp_path: Path) -> None:
+def test_lock_is_waited_for_and_its_holder_reported(tmp_path: Path) -> None:
     heard: list[Progress] = []
     with holder(tmp_path) as process:
         assert process.stdin is not None
@@ -61,7 +61,7 @@ def test_a_lock_is_waited_for_and_its_holder_told_meanwhile(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"1\n", b"1 \n", b"999999999 1\nold", b"-1 1\n", b"\xff\xfe" * 3000])
-def test_what_a_dead_holder_left_is_harmless(tmp_path: Path, content: bytes) -> None:
+def test_stale_lock_content_is_harmless(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run/gpunode/lock"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
@@ -73,7 +73,7 @@ def test_what_a_dead_holder_left_is_harmless(tmp_path: Path, content: bytes) -> 
         pass
 
 
-def test_a_process_that_got_the_pid_of_a_dead_holder_is_not_blamed(tmp_path: Path) -> None:
+def test_process_reusing_the_pid_of_a_dead_holder_is_not_blamed(tmp_path: Path) -> None:
     """This very process is alive and has this pid, but it was not started then."""
     path = tmp_path / "run/gpunode/lock"
     with Store(tmp_path).lock():
@@ -83,13 +83,13 @@ def test_a_process_that_got_the_pid_of_a_dead_holder_is_not_blamed(tmp_path: Pat
     assert str(os.getpid()) not in stopped.value.what
 
 
-def test_nothing_is_left_of_a_holder_that_is_done(tmp_path: Path) -> None:
+def test_lock_file_is_empty_after_release(tmp_path: Path) -> None:
     with Store(tmp_path).lock():
         assert (tmp_path / "run/gpunode/lock").read_text().startswith(f"{os.getpid()} ")
     assert (tmp_path / "run/gpunode/lock").read_bytes() == b""
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_symlinked_lock_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "run/gpunode/lock"
     path.parent.mkdir(parents=True)
     victim = tmp_path / "victim"
@@ -101,7 +101,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_lock_file_that_was_taken_away_while_it_was_waited_for_keeps_out_whoever_comes(tmp_path: Path) -> None:
+def test_lock_deleted_while_waiting_is_still_exclusive(tmp_path: Path) -> None:
     path = tmp_path / "run/gpunode/lock"
     with holder(tmp_path) as process:
 
@@ -114,9 +114,7 @@ def test_a_lock_file_that_was_taken_away_while_it_was_waited_for_keeps_out_whoev
 
 
 @pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC, errno.EACCES])
-def test_a_run_folder_that_cannot_be_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
+def test_unwritable_run_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(error, os.strerror(error), str(path))
 
@@ -127,7 +125,7 @@ def test_a_run_folder_that_cannot_be_written_is_said(
     assert "run/gpunode" in stopped.value.hint
 
 
-def test_a_missing_or_wrong_run_folder(tmp_path: Path) -> None:
+def test_missing_run_folder_is_made_and_a_wrong_one_refused(tmp_path: Path) -> None:
     with Store(tmp_path / "missing").lock():
         assert (tmp_path / "missing/run/gpunode/lock").exists()
     (tmp_path / "run").write_text("a file")
@@ -135,7 +133,7 @@ def test_a_missing_or_wrong_run_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_the_lock_of_an_image_is_not_taken_on_another_system(tmp_path: Path) -> None:
+def test_lock_of_an_image_does_not_follow_a_link_outside(tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "image/run").symlink_to(tmp_path / "elsewhere")
@@ -144,7 +142,7 @@ def test_the_lock_of_an_image_is_not_taken_on_another_system(tmp_path: Path) -> 
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_lock_is_held_though_there_is_no_room_to_say_by_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_held_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -64,7 +64,7 @@ def write(path: str, before: bytes | None, after: bytes | None, *owes: Trigger) 
     return FileChange(path, was, now, frozenset(owes))
 
 
-def test_the_format_is_written_in_these_very_bytes() -> None:
+def test_journal_format_matches_the_golden_bytes() -> None:
     """Journals outlive the gpunode that wrote them."""
     golden = Path(__file__).with_name(f"format-{FORMAT}.jsonl").read_bytes()
     journal: tuple[Entry, ...] = (
@@ -155,15 +155,15 @@ def test_a_run_may_be_begun_in_format_3_and_ended_in_format_4() -> None:
 
 
 @pytest.mark.parametrize("name", ["dkms", "libcuda1:i386"])
-def test_a_package_stands_in_a_line_by_its_name(name: str) -> None:
-    """As the format has had it all along; the architecture behind it where it is a foreign one."""
+def test_package_is_encoded_by_its_name(name: str) -> None:
+    """The format has had it from the beginning; the architecture behind it where it is a foreign one."""
     entry = Intent(1, "packages", "driver", PackageChange(PackageId.of(name), None, None))
     body = b'"change":{"type":"package","name":"%s","before":null,"after":null,"triggers":[]}' % name.encode()
     assert body in encode(entry)
     assert decode(encode(entry), str.encode) == (entry,)
 
 
-def test_an_older_line_without_a_newer_field_is_read() -> None:
+def test_older_line_without_a_newer_field_is_read() -> None:
     assert decode(line_of(FORMAT, b'{"type":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
     assert decode(line_of(3, b'{"is":"done","seq":1}'), str.encode) == (Done(1, 0.0),)
 
@@ -191,7 +191,7 @@ def test_an_older_line_without_a_newer_field_is_read() -> None:
         b'{"type":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
-def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
+def test_invalid_entry_with_a_valid_checksum_is_damage(body: bytes) -> None:
     with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2") as raised:
         decode(encode(BEGIN) + line_of(FORMAT, body, above=encode(BEGIN)) + encode(BEGIN), str.encode)
     assert raised.value.why
@@ -209,14 +209,14 @@ def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: byte
         (b'{"type":"trigger","kind":"cdi","target":""}', "not a journal entry"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said(body: bytes, why: str) -> None:
+def test_damage_is_explained(body: bytes, why: str) -> None:
     with pytest.raises(JournalDamaged) as raised:
         decode(line_of(FORMAT, body), str.encode)
     assert why in (raised.value.why or "")
 
 
 @pytest.mark.parametrize("other", [2, FORMAT + 1])
-def test_a_journal_of_another_format_is_named_as_such(other: int) -> None:
+def test_another_journal_format_is_named(other: int) -> None:
     line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % other)
     with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged in line 1") as raised:
         decode(line, str.encode, file="x.jsonl")
@@ -224,11 +224,11 @@ def test_a_journal_of_another_format_is_named_as_such(other: int) -> None:
 
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
-    """What a plain rollback does."""
+    """Return the changes that a plain rollback undoes."""
     return tuple(intent.change for intent in intents_to_undo(entries, whole=False))
 
 
-class TestWholeLines:
+class TestLineSeals:
     """A line vouches for the one before it, so nobody can take whole lines away, or bring others, unseen."""
 
     WRITTEN = encode_lines((BEGIN, Done(1), Done(2), Commit("done")))
@@ -238,16 +238,16 @@ class TestWholeLines:
         [((1, 2, 3), 1), ((0, 2, 3), 2), ((0, 1, 3), 3), ((0, 2, 1, 3), 2), ((0, 1, 1, 2, 3), 3)],
         ids=["the first is gone", "the second is gone", "the third is gone", "swapped", "twice"],
     )
-    def test_a_line_that_is_not_in_its_place_is_damage(self, kept: tuple[int, ...], line: int) -> None:
+    def test_misplaced_line_is_damage(self, kept: tuple[int, ...], line: int) -> None:
         with pytest.raises(JournalDamaged, match=f"damaged in line {line}"):
             decode(b"".join(self.WRITTEN[number] for number in kept), str.encode)
 
-    def test_a_line_of_another_journal_is_damage(self) -> None:
+    def test_line_of_another_journal_is_damage(self) -> None:
         other = encode_lines((replace(BEGIN, run="000002-20270115T080000Z"), Done(1)))
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(self.WRITTEN[0] + other[1], str.encode)
 
-    def test_a_journal_in_the_folder_of_another_run_is_damage(self) -> None:
+    def test_journal_in_the_folder_of_another_run_is_damage(self) -> None:
         first, second, *_ = self.WRITTEN
         assert decode_without_contents(first, run=BEGIN.run) == decode_without_contents(first) == (BEGIN,)
         assert decode_without_contents(b"", run=BEGIN.run) == ()
@@ -256,7 +256,7 @@ class TestWholeLines:
                 decode_without_contents(journal, file="x/journal.jsonl", run=run)
             assert raised.value.why == f"it does not begin run {run}, but is in the folder of that run"
 
-    def test_damage_is_named_with_its_file_and_a_way_out(self) -> None:
+    def test_damage_names_its_file_and_a_fix(self) -> None:
         for read in (decode_without_contents, partial(decode, load=str.encode)):
             with pytest.raises(JournalDamaged, match=r"^the journal journal\.jsonl is damaged in line 1") as raised:
                 read(self.WRITTEN[1])
@@ -267,7 +267,7 @@ class TestWholeLines:
             decode_without_contents(self.WRITTEN[1], file="x.jsonl")
 
 
-def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_is_damage() -> None:
+def test_torn_last_line_is_dropped_and_an_earlier_hole_is_damage() -> None:
     first, second = encode_lines((BEGIN, Done(1)))
     for hole in (second[:30] + bytes(len(second) - 31) + b"\n", bytes(40) + second[40:]):
         assert without_torn_line(first + hole) == first
@@ -282,7 +282,7 @@ def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_
         decode(first + second[:-1] + b"\0\0\n", str.encode)
 
 
-def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing() -> None:
+def test_entries_written_at_once_are_one_line() -> None:
     first = encode(BEGIN)
     several = encode(Done(1), Done(2), above=first)
     assert several.count(b"\n") == 1
@@ -293,7 +293,7 @@ def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing
     assert decode(encode(intent, Done(1)), {digest(b"1"): b"1"}.__getitem__) == (intent, Done(1))
 
 
-def test_attributes_of_a_file_are_kept_in_the_line() -> None:
+def test_file_attributes_are_kept_in_the_line() -> None:
     state = FileState(b"x", xattrs=(("security.capability", bytes(range(20))), ("user.note", b"")))
     (read,) = decode(encode(Intent(1, "runtime", "x", FileChange("/a", state, None))), {digest(b"x"): b"x"}.__getitem__)
     assert isinstance(read, Intent)
@@ -303,16 +303,16 @@ def test_attributes_of_a_file_are_kept_in_the_line() -> None:
 
 
 class TestUndo:
-    def test_a_file_that_was_written_twice_goes_back_both_steps(self) -> None:
+    def test_file_written_twice_is_undone_in_both_steps(self) -> None:
         first, second = write("/a", b"1", b"2"), write("/a", b"2", b"3")
         entries = (BEGIN, Intent(1, "runtime", "x", first), Done(1), Intent(2, "runtime", "x", second))
         assert configuration_back(entries) == (write("/a", b"3", b"2"), write("/a", b"2", b"1"))
 
-    def test_a_failed_change_is_undone_too_since_half_of_it_may_be_there(self) -> None:
+    def test_failed_change_is_undone_too(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", b"1", b"2")), Failed(1, "disk full"))
         assert configuration_back(entries) == (write("/a", b"2", b"1"),)
 
-    def test_packages_modules_and_blacklists_are_undone_only_with_the_whole_run(self) -> None:
+    def test_packages_and_modules_are_undone_only_with_the_whole_run(self) -> None:
         package = PackageChange(PackageId("docker.io"), None, PackageState("20"))
         module = ModuleChange("nvidia", False, True)
         command = CommandChange(("dpkg", "--configure", "-a"), "interrupted")
@@ -327,19 +327,19 @@ class TestUndo:
         ]
 
 
-class TestUnsettled:
+class TestUnsettledChanges:
     ONE, OTHER = (FileChange(path, None, FileState(b"1"), frozenset({RESTART})) for path in ("/a", "/b"))
 
-    def test_the_changes_that_no_daemon_has_read_come_newest_first(self) -> None:
+    def test_unsettled_changes_are_listed_newest_first(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER), Done(1))
         assert unsettled_changes(entries) == (self.OTHER, self.ONE)
         assert unsettled_changes((*entries, BEGIN, TriggerCompleted(RESTART))) == ()
 
-    def test_a_change_that_failed_owes_nothing_whatever_its_number_means_in_another_run(self) -> None:
+    def test_failed_change_is_settled_by_its_own_run_only(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
         assert unsettled_changes((*entries, Failed(1, "no"))) == (self.ONE,)
 
-    def test_a_package_that_failed_is_no_matter(self) -> None:
+    def test_failed_package_is_no_unsettled_change(self) -> None:
         entries = (
             BEGIN,
             Intent(1, "packages", "x", PackageChange(PackageId("p"), None, PackageState("1"))),
@@ -347,7 +347,7 @@ class TestUnsettled:
         )
         assert unsettled_changes(entries) == ()
 
-    def test_only_files_are_put_back(self) -> None:
+    def test_only_files_are_unsettled_changes(self) -> None:
         assert (
             unsettled_changes(
                 (BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), TriggerPending(RESTART, 1))
@@ -356,34 +356,34 @@ class TestUnsettled:
         )
 
 
-class TestOwed:
-    def test_only_a_restart_does_the_work_of_another_trigger(self) -> None:
+class TestPendingTriggers:
+    def test_only_a_restart_settles_another_trigger(self) -> None:
         assert triggers_settled_by(RESTART) == (RESTART, RELOAD)
         for trigger in (RELOAD, Trigger("daemon-reload"), Trigger("index-refresh", "/etc/apt/sources.list")):
             assert triggers_settled_by(trigger) == (trigger,)
 
-    def test_a_restart_reads_what_a_reload_would_have(self) -> None:
+    def test_restart_settles_a_reload(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", None, b"1", RELOAD, RESTART)))
         assert pending_triggers(entries) == (RELOAD, RESTART)
         assert pending_triggers((*entries, TriggerCompleted(RELOAD))) == (RESTART,)
         assert pending_triggers((*entries, TriggerCompleted(RESTART))) == ()
 
-    def test_a_write_after_the_restart_owes_another_one(self) -> None:
+    def test_write_after_the_restart_needs_another_one(self) -> None:
         change = write("/a", None, b"1", RESTART)
         assert pending_triggers((BEGIN, Intent(1, "runtime", "x", change), TriggerCompleted(RESTART))) == ()
         assert pending_triggers((BEGIN, TriggerCompleted(RESTART), Intent(1, "runtime", "x", change))) == (RESTART,)
 
-    def test_what_another_change_owes_stays_when_one_fails(self) -> None:
+    def test_trigger_of_another_change_stays_when_one_fails(self) -> None:
         one, other = write("/a", None, b"1", RESTART), write("/b", None, b"1", RESTART)
         entries = (BEGIN, Intent(1, "runtime", "x", one), Intent(2, "runtime", "x", other), Failed(1, "put back"))
         assert pending_triggers(entries) == (RESTART,)
 
-    def test_numbers_start_anew_with_each_run(self) -> None:
+    def test_sequence_numbers_start_again_with_each_run(self) -> None:
         change = write("/a", None, b"1", RESTART)
         entries = (BEGIN, Intent(1, "runtime", "x", change), BEGIN, Intent(1, "runtime", "x", write("/b", None, b"")))
         assert pending_triggers((*entries, Failed(1, "put back"))) == (RESTART,)
 
-    def test_a_debt_dates_from_when_its_last_change_was_made(self) -> None:
+    def test_trigger_is_pending_since_its_last_change(self) -> None:
         """A daemon that started after that owes nothing any more."""
         one, other = (Intent(n, "runtime", "x", write("/a", None, b"1", RESTART), at=float(n)) for n in (1, 2))
         assert pending_since((BEGIN, one, other)) == {RESTART: 2.0}
@@ -391,7 +391,7 @@ class TestOwed:
         assert pending_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
         assert pending_since((BEGIN, one, Done(1, 3.0), TriggerPending(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
 
-    def test_more_can_be_owed_than_the_change_says(self) -> None:
+    def test_additional_triggers_are_pending(self) -> None:
         assert pending_triggers(
             (BEGIN, TriggerPending(Trigger("cdi"), 1), TriggerPending(Trigger("initramfs"), 1))
         ) == (
@@ -400,7 +400,7 @@ class TestOwed:
         )
 
 
-def test_a_run_in_short_names_what_it_changed_once() -> None:
+def test_run_summary_names_each_subject_once() -> None:
     twice = [Intent(n, "runtime", "x", write("/a", None, b"1")) for n in (1, 2)]
     end = Commit("failed", "docker did not start")
     assert summarize_run((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end, configuration=frozenset({"/a"}))
@@ -409,12 +409,12 @@ def test_a_run_in_short_names_what_it_changed_once() -> None:
     assert summarize_run((BEGIN, end, Forget("ada"))) == RunSummary(BEGIN, (), end, forgotten=True)
 
 
-class TestCutShort:
-    def test_a_run_that_has_ended_was_not(self) -> None:
+class TestInterruptedRun:
+    def test_ended_run_is_not_interrupted(self) -> None:
         assert find_interrupted_run((BEGIN, Commit("failed"))) is None
         assert find_interrupted_run(()) is None
 
-    def test_what_is_known_to_be_made_is_told_from_what_was_under_way(self) -> None:
+    def test_made_begun_and_failed_changes_are_separated(self) -> None:
         first, second, third = write("/a", b"1", b"2"), write("/b", b"1", b"2"), write("/c", b"1", b"2")
         entries = (
             BEGIN,
@@ -427,7 +427,7 @@ class TestCutShort:
         assert find_interrupted_run(entries) == InterruptedRun(BEGIN, (first,), (third,), (second,))
 
 
-def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
+def test_huge_format_number_is_damage() -> None:
     line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":' + b"9" * 5000)
     with pytest.raises(JournalDamaged, match="line 1"):
         decode(line, str.encode)
@@ -443,7 +443,7 @@ def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
     ],
     ids=lambda change: type(change).__name__,
 )
-def test_every_change_of_a_node_may_owe_a_trigger_and_so_does_its_undoing(change: Change) -> None:
+def test_every_kind_of_change_and_its_undo_may_have_a_trigger(change: Change) -> None:
     journal = (BEGIN, Intent(1, "packages", "step", change), Done(1))
     assert decode(b"".join(encode_lines(journal)), str.encode) == journal
     assert pending_triggers(journal) == (RESTART,)

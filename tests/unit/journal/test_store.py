@@ -24,7 +24,7 @@ CONFIG = FileChange("/etc/containerd/config.toml", BEFORE, FileState(b"version =
 
 
 def newest(store: Store, *, verb: str = "", undone: bool = False) -> RunSummary | None:
-    """The newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
+    """Return the newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
     fitting = (run for run in reversed(store.runs()) if run.subjects and verb in ("", run.verb))
     return next((run for run in fitting if undone or not run.undone_by), None)
 
@@ -56,20 +56,20 @@ def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState
     return run
 
 
-def test_a_run_is_read_back_with_the_bytes_of_its_files(store: Store) -> None:
+def test_run_is_read_back_with_file_contents(store: Store) -> None:
     run = setup_run(store)
     assert store.read(run.id) == run.entries()
     (back,) = intents_to_undo(store.read(run.id), whole=False)
     assert back.change == FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers)  # type: ignore[arg-type]
 
 
-def test_only_root_can_read_what_is_kept(store: Store) -> None:
+def test_journal_is_readable_by_root_only(store: Store) -> None:
     setup_run(store)
     for path in store.folder.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_runs_are_ordered_by_number_also_when_the_clock_jumps_back(store: Store, clock: Clock) -> None:
+def test_runs_are_ordered_by_number_when_the_clock_goes_back(store: Store, clock: Clock) -> None:
     first = setup_run(store)
     clock.now -= 1e8
     second = setup_run(store)
@@ -80,13 +80,13 @@ def test_runs_are_ordered_by_number_also_when_the_clock_jumps_back(store: Store,
     assert latest.run == second.id
 
 
-def test_a_folder_that_is_no_run_is_passed_over(store: Store) -> None:
+def test_folder_that_is_no_run_is_ignored(store: Store) -> None:
     run = setup_run(store)
     (store.folder / "runs/lost+found").mkdir()
     assert store.ids() == (run.id,)
 
 
-def test_before_the_first_run_there_is_nothing(store: Store) -> None:
+def test_store_is_empty_before_the_first_run(store: Store) -> None:
     assert store.runs() == ()
     assert newest(store) is None
     assert store.pending_triggers() == {}
@@ -99,7 +99,7 @@ def test_reading_takes_no_lock(store: Store) -> None:
         assert len(store.runs()) == 1
 
 
-def test_a_run_that_is_unknown_is_said_with_where_to_look(store: Store) -> None:
+def test_unknown_run_is_refused_with_a_hint(store: Store) -> None:
     setup_run(store)
     for name in ("000009-20270115T080000Z", "../../../etc", ""):
         with pytest.raises(UsageError, match="there is no run") as stopped:
@@ -107,7 +107,7 @@ def test_a_run_that_is_unknown_is_said_with_where_to_look(store: Store) -> None:
         assert "rollback --list" in stopped.value.hint
 
 
-def test_a_run_that_was_cut_short_has_no_result_and_still_owes(store: Store, clock: Clock) -> None:
+def test_interrupted_run_has_no_result_and_pending_triggers(store: Store, clock: Clock) -> None:
     run = store.begin("setup", version="0.1.0")
     clock.now += 5
     run.intend("runtime", "configure-containerd", CONFIG)
@@ -118,7 +118,7 @@ def test_a_run_that_was_cut_short_has_no_result_and_still_owes(store: Store, clo
     assert store.pending_triggers() == {RESTART: clock.now}
 
 
-def test_a_debt_dates_from_when_the_change_was_made_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
+def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
     run = store.begin("setup", version="0.1.0")
     seq = run.intend("runtime", "configure-containerd", CONFIG)
     clock.now += 60
@@ -130,7 +130,7 @@ def test_a_debt_dates_from_when_the_change_was_made_and_a_later_run_settles_it(s
     assert store.pending_triggers() == {}
 
 
-def test_the_power_cut_before_the_first_line_leaves_nothing_to_undo(store: Store) -> None:
+def test_power_cut_before_the_first_line_leaves_no_run(store: Store) -> None:
     run = store.begin("setup", version="0.1.0")
     run.close()
     run.path.write_bytes(run.path.read_bytes()[:-9])
@@ -141,7 +141,7 @@ def test_the_power_cut_before_the_first_line_leaves_nothing_to_undo(store: Store
     assert setup_run(store).id.startswith("000002-")
 
 
-def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
+def test_damaged_journal_is_refused_with_file_and_line(store: Store) -> None:
     run = setup_run(store)
     data = bytearray(run.path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -151,7 +151,7 @@ def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
             look()
 
 
-def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
+def test_newer_journal_is_refused(store: Store) -> None:
     run = setup_run(store)
     run.path.write_bytes(run.path.read_bytes().replace(b'{"v":4', b'{"v":5'))
     with pytest.raises(JournalDamaged) as stopped:
@@ -160,7 +160,7 @@ def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"other"), Path.unlink])
-def test_a_backup_that_is_not_what_was_saved_is_never_given_back(store: Store, spoil: Callable[[Path], object]) -> None:
+def test_damaged_backup_is_never_restored(store: Store, spoil: Callable[[Path], object]) -> None:
     run = setup_run(store)
     name = digest(BEFORE.content)
     spoil(store.objects.path(name))
@@ -169,7 +169,7 @@ def test_a_backup_that_is_not_what_was_saved_is_never_given_back(store: Store, s
         store.read(run.id)
 
 
-def test_a_spoilt_backup_is_saved_again_when_the_same_bytes_come_by(store: Store) -> None:
+def test_damaged_backup_is_saved_again_with_the_same_bytes(store: Store) -> None:
     run = setup_run(store)
     name = digest(BEFORE.content)
     (store.objects.path(name)).write_bytes(b"other")
@@ -177,7 +177,7 @@ def test_a_spoilt_backup_is_saved_again_when_the_same_bytes_come_by(store: Store
     assert store.read(run.id) == run.entries()
 
 
-class TestUndone:
+class TestUndoneRuns:
     def rollback(self, store: Store, of: str, result: str = "done") -> Run:
         run = store.begin("rollback", version="0.1.0", undoes=of)
         run.done(run.intend("runtime", "undo", CONFIG))
@@ -187,7 +187,7 @@ class TestUndone:
     def marks(self, store: Store) -> dict[str, str]:
         return {run.run: run.undone_by for run in store.runs()}
 
-    def test_a_run_that_was_rolled_back_is_not_the_next_to_roll_back(self, store: Store) -> None:
+    def test_undone_run_is_not_the_next_to_roll_back(self, store: Store) -> None:
         first, second = setup_run(store), setup_run(store)
         undone = self.rollback(store, second.id)
         assert self.marks(store) == {first.id: "", second.id: undone.id, undone.id: ""}
@@ -195,18 +195,18 @@ class TestUndone:
         assert [getattr(newest(store, verb="setup", undone=True), "run", None)] == [second.id]
         assert [getattr(newest(store), "run", None)] == [undone.id]
 
-    def test_a_rollback_that_was_rolled_back_undoes_nothing(self, store: Store) -> None:
+    def test_undone_rollback_undoes_nothing(self, store: Store) -> None:
         first = setup_run(store)
         second = self.rollback(store, first.id)
         third = self.rollback(store, second.id)
         assert self.marks(store) == {first.id: "", second.id: third.id, third.id: ""}
 
-    def test_a_failed_rollback_undoes_nothing(self, store: Store) -> None:
+    def test_failed_rollback_undoes_nothing(self, store: Store) -> None:
         first = setup_run(store)
         self.rollback(store, first.id, "failed")
         assert self.marks(store)[first.id] == ""
 
-    def test_a_run_that_changed_nothing_is_not_one_to_roll_back(self, store: Store) -> None:
+    def test_run_without_changes_is_not_rolled_back(self, store: Store) -> None:
         first = setup_run(store)
         store.begin("setup", version="0.1.0").commit("done")
         assert [getattr(newest(store), "run", None)] == [first.id]
@@ -220,17 +220,17 @@ class TestRetention:
             return "no longer be undone" not in refusal.what
 
     def chain(self, store: Store, length: int) -> list[Run]:
-        """Runs each of which found what the one before had left."""
+        """Return runs each of which found what the one before had left."""
         return [setup_run(store, b"%d" % n, FileState(b"%d" % (n - 1)) if n else BEFORE) for n in range(length)]
 
-    def test_the_first_run_and_the_newest_keep_their_backups(self, tmp_path: Path) -> None:
+    def test_first_and_newest_runs_keep_their_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=2)
         runs = self.chain(store, 5)
         assert [self.kept(store, run) for run in runs] == [True, False, False, True, True]
         assert len(store.runs()) == 5, "what was changed stays readable"
         assert store.pending_triggers() == {}, "what was settled stays settled"
 
-    def test_what_the_node_was_before_gpunode_stays_however_old_it_is(self, tmp_path: Path) -> None:
+    def test_original_state_is_kept_however_old(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
         store.begin("setup", version="0.1.0").commit("done")
         self.chain(store, 4)
@@ -239,7 +239,7 @@ class TestRetention:
         (span,) = store.footprint().files["/etc/containerd/config.toml"].spans
         assert (span.change.before, span.change.after) == (BEFORE, FileState(b"3"))
 
-    def test_an_edit_between_two_runs_keeps_what_is_needed_to_tell_it_from_gpunodes(self, tmp_path: Path) -> None:
+    def test_edit_between_two_runs_keeps_its_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
         setup_run(store, b"ours")
         setup_run(store, b"ours again", FileState(b"theirs"))
@@ -252,7 +252,7 @@ class TestRetention:
             FileState(b"theirs"),
         )
 
-    def test_a_forgotten_run_gives_its_backups_up_and_says_so(self, tmp_path: Path) -> None:
+    def test_forgotten_run_deletes_its_backups_and_says_so(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         first, second = setup_run(store, b"one"), setup_run(store, b"two", FileState(b"one"))
         forget(store, first.id)
@@ -263,9 +263,7 @@ class TestRetention:
         assert "ada had its backups forgotten" in refused.value.why
         assert store.footprint().files["/etc/containerd/config.toml"].forgotten
 
-    def test_a_run_that_cannot_begin_takes_no_backups_away(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_run_that_cannot_begin_deletes_no_backups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = Store(tmp_path, keep=2)
         runs = self.chain(store, 3)
         with monkeypatch.context() as patched:
@@ -274,7 +272,7 @@ class TestRetention:
                 store.begin("setup", version="0.1.0")
         assert [self.kept(store, run) for run in runs] == [True, True, True]
 
-    def test_a_run_that_was_cut_short_keeps_its_backups(self, tmp_path: Path) -> None:
+    def test_interrupted_run_keeps_its_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=2)
         setup_run(store, b"first")
         cut = store.begin("setup", version="0.1.0")
@@ -284,14 +282,14 @@ class TestRetention:
             setup_run(store, b"%d" % n)
         assert self.kept(store, cut)
 
-    def test_a_journal_in_another_runs_folder_is_damage(self, tmp_path: Path) -> None:
+    def test_journal_in_another_runs_folder_is_damage(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         first, second = setup_run(store), setup_run(store)
         second.path.write_bytes(first.path.read_bytes())
         with pytest.raises(JournalDamaged, match="damaged in line 1"):
             store.runs()
 
-    def test_a_journal_that_cannot_be_read_stops_all_removal(self, tmp_path: Path) -> None:
+    def test_unreadable_journal_stops_all_deletion(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
         self.chain(store, 3)
         saved = sorted(store.objects.folder.glob("??/*"))
@@ -326,9 +324,7 @@ class Disk:
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
 @pytest.mark.parametrize("nth", range(1, 12))
-def test_an_intent_that_could_not_be_written_is_no_intent(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
-) -> None:
+def test_unwritten_intent_is_not_recorded(store: Store, monkeypatch: pytest.MonkeyPatch, call: str, nth: int) -> None:
     run = store.begin("setup", version="0.1.0")
     effects = []
     with monkeypatch.context() as patched:
@@ -348,7 +344,7 @@ def test_an_intent_that_could_not_be_written_is_no_intent(
     assert read == run.entries()
 
 
-def test_a_torn_line_that_cannot_be_taken_back_ends_the_journal(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_ends_after_a_torn_line_that_cannot_be_cut(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_descriptor: int, _size: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -365,7 +361,7 @@ def test_a_torn_line_that_cannot_be_taken_back_ends_the_journal(store: Store, mo
 
 
 @pytest.mark.parametrize("nth", range(1, 8))
-def test_a_run_that_cannot_begin_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+def test_run_that_cannot_begin_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     with monkeypatch.context() as patched:
         Disk(patched, "fsync", nth, errno.EROFS)
         with contextlib.suppress(ChangeFailed):
@@ -374,7 +370,7 @@ def test_a_run_that_cannot_begin_changes_nothing(store: Store, monkeypatch: pyte
     setup_run(store)
 
 
-def test_the_packages_of_one_transaction_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_of_one_transaction_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     run = store.begin("setup", version="0.1.0")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
@@ -388,7 +384,7 @@ def test_the_packages_of_one_transaction_are_written_at_once(store: Store, monke
     assert sum(isinstance(entry, Done) for entry in run.entries()) == 2
 
 
-def test_a_file_that_a_daemon_rejected_is_kept_for_reading(store: Store) -> None:
+def test_rejected_file_is_kept_for_reading(store: Store) -> None:
     run = store.begin("setup", version="0.1.0")
     kept = [Path(run.keep(path, path.encode())) for path in ("/etc/containerd/config.toml", "/etc/x/config.toml")]
     assert [path.read_bytes() for path in kept] == [b"/etc/containerd/config.toml", b"/etc/x/config.toml"]
@@ -396,7 +392,7 @@ def test_a_file_that_a_daemon_rejected_is_kept_for_reading(store: Store) -> None
     assert {path.parent for path in kept} == {run.path.parent}
 
 
-def test_a_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
+def test_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
     image, host = tmp_path / "image", tmp_path / "host"
     (image / "var").mkdir(parents=True)
     host.mkdir()
@@ -406,7 +402,7 @@ def test_a_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None
     assert list(host.iterdir()) == []
 
 
-def test_the_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
+def test_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
     (tmp_path / "host").mkdir()
     (tmp_path / "image/run").symlink_to(tmp_path / "host")
@@ -415,14 +411,14 @@ def test_the_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
     assert list((tmp_path / "host").iterdir()) == []
 
 
-def test_the_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ada")
     store.begin("setup", version="0.1.0").commit("done")
     assert [run.begin.user for run in store.runs()] == ["ada"]
 
 
-class TestCutShort:
-    def test_the_newest_run_without_an_end_is_found_behind_one_that_never_began(self, store: Store) -> None:
+class TestInterruptedRun:
+    def test_interrupted_run_is_found_behind_one_that_never_began(self, store: Store) -> None:
         setup_run(store)
         assert store.interrupted_run() is None
         run = store.begin("setup", version="0.1.0")
@@ -438,7 +434,7 @@ class TestCutShort:
             [CONFIG.path],
         )
 
-    def test_a_run_is_concluded_behind_its_torn_last_line(self, store: Store) -> None:
+    def test_run_with_a_torn_last_line_is_concluded(self, store: Store) -> None:
         run = store.begin("setup", version="0.1.0")
         run.close()
         with run.path.open("ab") as file:
@@ -451,7 +447,7 @@ class TestCutShort:
         assert summary.commit is not None
         assert (summary.commit.result, summary.commit.reason) == ("interrupted", "found done")
 
-    def test_a_half_backup_is_swept_and_a_whole_one_stays(self, store: Store) -> None:
+    def test_temporary_backup_is_deleted_and_a_complete_one_kept(self, store: Store) -> None:
         name = store.objects.save(b"whole")
         draft = store.objects.path(name).parent / f".{name}.123"
         draft.write_bytes(b"wh")
@@ -461,28 +457,28 @@ class TestCutShort:
         assert [path.name for path in store.objects.folder.rglob("*") if path.is_file()] == [name]
 
 
-def as_pipe(path: Path) -> None:
+def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def as_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def as_link(path: Path) -> None:
+def make_link(path: Path) -> None:
     path.symlink_to("/etc/hostname")
 
 
-def as_endless(path: Path) -> None:
+def make_endless_file(path: Path) -> None:
     path.touch()
     os.truncate(path, 20 << 30)
 
 
-@pytest.mark.parametrize("planted", [as_pipe, as_folder, as_link, as_endless])
-class TestWhatStandsWhereGpunodeKeepsItsOwn:
+@pytest.mark.parametrize("planted", [make_pipe, make_folder, make_link, make_endless_file])
+class TestSpecialFilesInTheJournalFolder:
     """Neither waited for nor followed nor read whole: it is damage, and its place is named."""
 
-    def test_in_place_of_a_journal(self, store: Store, planted: Callable[[Path], None]) -> None:
+    def test_special_file_in_place_of_a_journal_is_damage(self, store: Store, planted: Callable[[Path], None]) -> None:
         run = setup_run(store)
         run.path.unlink()
         planted(run.path)
@@ -490,7 +486,7 @@ class TestWhatStandsWhereGpunodeKeepsItsOwn:
             with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):
                 act()
 
-    def test_in_place_of_a_backup(self, store: Store, planted: Callable[[Path], None]) -> None:
+    def test_special_file_in_place_of_a_backup_is_damage(self, store: Store, planted: Callable[[Path], None]) -> None:
         run = setup_run(store)
         path = store.objects.path(digest(BEFORE.content))
         path.unlink()
@@ -500,13 +496,13 @@ class TestWhatStandsWhereGpunodeKeepsItsOwn:
         assert stopped.value.why == str(path)
 
 
-def test_what_is_no_run_is_passed_over_and_a_run_that_is_no_folder_is_damage(store: Store) -> None:
+def test_unrelated_name_is_ignored_and_a_run_that_is_no_folder_is_damage(store: Store) -> None:
     setup_run(store)
     runs = store.folder / "runs"
     for name in ("x", "000009-bad", f"{'9' * 200}-20260101T000000Z", "٠٠٠٠٠٩-٢٠٢٦٠١٠١T٠٠٠٠٠٠Z"):
         (runs / name).mkdir()
     assert len(store.runs()) == 1
-    for planted in (as_link, lambda path: path.symlink_to("/etc"), lambda path: path.write_text("")):
+    for planted in (make_link, lambda path: path.symlink_to("/etc"), lambda path: path.write_text("")):
         planted(runs / "000007-20260101T000000Z")
         with pytest.raises(JournalDamaged, match="000007"):
             store.runs()
@@ -515,8 +511,8 @@ def test_what_is_no_run_is_passed_over_and_a_run_that_is_no_folder_is_damage(sto
 
 @pytest.mark.parametrize("name", ["var/lib/gpunode", "var/lib/gpunode/runs", "var/lib/gpunode/objects"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a folder to another user")
-class TestAFolderThatAnotherUserCouldFill:
-    """Who can write a journal has root put any file anywhere at the next rollback."""
+class TestJournalFolderWritableByOthers:
+    """A journal that others can write would have root put any file anywhere at the next rollback."""
 
     def refuse(self, store: Store, folder: Path, why: str) -> None:
         for act in (store.runs, store.pending_triggers, store.footprint, lambda: store.begin("setup", version="0.1.0")):
@@ -527,32 +523,32 @@ class TestAFolderThatAnotherUserCouldFill:
             assert why in stopped.value.why
             assert sorted(store.root.rglob("*")) == before
 
-    def test_by_owning_it(self, store: Store, name: str) -> None:
+    def test_folder_of_another_owner_is_refused(self, store: Store, name: str) -> None:
         setup_run(store)
         os.chown(store.root / name, 1234, 1234)
         self.refuse(store, store.root / name, "belongs to the user with the id 1234")
 
     @pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
-    def test_by_its_mode(self, store: Store, name: str, mode: int) -> None:
+    def test_folder_with_a_writable_mode_is_refused(self, store: Store, name: str, mode: int) -> None:
         setup_run(store)
         (store.root / name).chmod(mode)
         self.refuse(store, store.root / name, f"mode is {mode:04o}")
 
-    def test_by_a_link_of_theirs(self, store: Store, name: str) -> None:
+    def test_folder_behind_a_foreign_symlink_is_refused(self, store: Store, name: str) -> None:
         setup_run(store)
         (store.root / name).rename(store.root / "moved")
         (store.root / name).symlink_to(store.root / "moved")
         os.lchown(store.root / name, 1234, 1234)
         self.refuse(store, store.root / name, "a link that the user with the id 1234 made")
 
-    def test_what_others_could_only_read_is_closed(self, store: Store, name: str) -> None:
+    def test_folder_readable_by_others_is_closed(self, store: Store, name: str) -> None:
         setup_run(store)
         (store.root / name).chmod(0o755)
         setup_run(store, b"version = 4\n")
         assert stat.S_IMODE((store.root / name).stat().st_mode) == 0o700
 
 
-def test_a_journal_on_another_disk_is_used_where_root_has_linked_it(store: Store) -> None:
+def test_journal_on_another_disk_behind_a_root_symlink_is_used(store: Store) -> None:
     (store.root / "disk").mkdir(mode=0o700)
     (store.root / "var/lib").mkdir(parents=True)
     (store.root / "var/lib/gpunode").symlink_to(store.root / "disk")
@@ -562,23 +558,21 @@ def test_a_journal_on_another_disk_is_used_where_root_has_linked_it(store: Store
 
 
 @pytest.mark.parametrize("name", ["var/lib/gpunode", "var/lib/gpunode/runs"])
-def test_a_file_where_the_journals_belong_is_named(store: Store, name: str) -> None:
+def test_file_in_place_of_the_runs_folder_is_refused(store: Store, name: str) -> None:
     (store.root / name).parent.mkdir(parents=True)
     (store.root / name).write_text("")
     with pytest.raises(Refused, match="runs is not a folder"):
         store.runs()
 
 
-def test_the_folders_above_the_journal_are_everybodys_where_it_has_to_make_them(tmp_path: Path) -> None:
+def test_parent_folders_of_the_journal_are_world_readable(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.begin("configure", version="test").commit("done")
     modes = {path: stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("var", "var/lib", "var/lib/gpunode")}
     assert modes == {"var": 0o755, "var/lib": 0o755, "var/lib/gpunode": 0o700}
 
 
-def test_who_may_not_look_is_told_so_and_not_that_somebody_else_wrote_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_permission_error_is_not_reported_as_foreign_ownership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
 
     def denied(folder: Path, root: Path) -> None:

@@ -43,7 +43,7 @@ def can_trace() -> str:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_backup_then_intent_then_effect_then_done(tmp_path: Path) -> None:
+def test_backup_intent_effect_and_done_are_synced_in_order(tmp_path: Path) -> None:
     if reason := can_trace():
         pytest.skip(reason)
     log = tmp_path / "strace"

@@ -17,7 +17,7 @@ _A100, _H100, _H200, _B200, _T4, _GTX = "20b2", "2330", "2335", "2901", "1eb8", 
 
 
 def node(name: str, device: str, count: int, **more: object) -> ClusterNode:
-    """A node with so many GPUs of a model."""
+    """Return a node with so many GPUs of a model."""
     return ClusterNode(name, (lookup(device),) * count, **{"driver": "595.91.07", "toolkit": True, **more})  # type: ignore[arg-type]
 
 
@@ -47,13 +47,13 @@ _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (
 
 
 def text_of(recipe: str, cluster: str, form: Form) -> str:
-    """All files of a render, one after the other."""
+    """Return all files of a render, one after the other."""
     made = make_files(render_cluster(builtin.read(recipe), CLUSTERS[cluster], form), form)
     return "".join(f"=== {path}\n{text}" for path, text in made.items())
 
 
 def golden() -> Mapping[Path, str]:
-    """Every golden file with what belongs in it."""
+    """Return every golden file with what belongs in it."""
     return {GOLDEN / f"{r}-{c}-{f}.txt": text_of(r, c, f) for r, c, f in _GOLDEN}
 
 

@@ -1,4 +1,4 @@
-"""What offers GPUs in a cluster already, by what it is and not by what runs today."""
+"""Existing offers of GPUs in a cluster, recognised by what they are and not by what runs today."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ PLUGINS = {"volumes": [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/devi
         (DEPLOYMENT, "kubectl --context far delete deployment --namespace gpu-operator gpu-operator"),
     ],
 )
-def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any], hint: str) -> None:
+def test_existing_advertiser_is_refused_with_a_hint(one: dict[str, Any], hint: str) -> None:
     with pytest.raises(Refused, match="the GPUs of this cluster already") as refused:
         look(one)
     assert hint in refused.value.hint
@@ -112,7 +112,7 @@ def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any]
         [custom("ClusterPolicy", spec={"devicePlugin": {"enabled": False}}), custom("NVIDIADriver"), DEPLOYMENT],
     ],
 )
-def test_what_offers_nothing_is_no_second_advertiser(objects: list[dict[str, Any]]) -> None:
+def test_unrelated_objects_are_no_second_advertiser(objects: list[dict[str, Any]]) -> None:
     assert look(*objects) == ()
 
 
@@ -124,7 +124,7 @@ def test_what_offers_nothing_is_no_second_advertiser(objects: list[dict[str, Any
         affinity({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["other"]}]}, {}),
     ],
 )
-def test_a_plugin_whose_selector_fits_none_of_the_nodes_is_a_note(pod: dict[str, Any]) -> None:
+def test_plugin_whose_selector_fits_no_node_is_a_note(pod: dict[str, Any]) -> None:
     (note,) = look(daemon_set("k8s-device-plugin:1", pod=pod, status=NOWHERE))
     assert "DaemonSet x/theirs is NVIDIA's device plugin, too. It runs on no node" in note
     with pytest.raises(Refused):
@@ -133,7 +133,7 @@ def test_a_plugin_whose_selector_fits_none_of_the_nodes_is_a_note(pod: dict[str,
         look(daemon_set("k8s-device-plugin:1", pod=pod))
 
 
-def test_the_operator_is_no_second_one_beside_itself() -> None:
+def test_gpu_operator_is_no_second_advertiser_of_itself() -> None:
     policy = custom("ClusterPolicy")
     assert look(OPERAND, policy, DEPLOYMENT, wanted=OPERATOR) == ()
     # What it made is made again when it is deleted.
@@ -146,7 +146,7 @@ def test_the_operator_is_no_second_one_beside_itself() -> None:
     assert "helm --kube-context far uninstall hami" in refused.value.hint
 
 
-def test_the_release_that_is_brought_to_the_recipe_s_values_is_none_whatever_its_name() -> None:
+def test_release_to_be_upgraded_is_no_second_advertiser() -> None:
     wanted = render_cluster(builtin.read("hami"), CLUSTERS["sixteen"])
     theirs = HelmRelease("kube-system", "hami", "hami", "2.10.0", 1, "deployed")
     plugin = daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED)
@@ -158,7 +158,7 @@ def test_the_release_that_is_brought_to_the_recipe_s_values_is_none_whatever_its
         look(plugin, another, wanted=wanted, releases=(theirs,))
 
 
-def test_metrics_alone_are_no_second_advertiser() -> None:
+def test_metrics_exporter_is_no_second_advertiser() -> None:
     (release,) = OPERATOR.releases
     metrics = Rendered(releases=(replace(release, chart="dcgm-exporter"),))
     assert look(daemon_set("k8s-device-plugin:1"), wanted=metrics) == ()

@@ -1,4 +1,4 @@
-"""What Argo CD, Flux and kustomize take from git: as their controllers define it, and complete without apply.sh."""
+"""Objects that Argo CD, Flux and kustomize take from git: as their controllers define them, without apply.sh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMOTE = (
 
 
 def render(text: str, cluster: str, form: Form) -> tuple[Rendered, dict[str, str]]:
-    """The objects and files of a recipe."""
+    """Return the objects and files of a recipe."""
     found = render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), CLUSTERS[cluster], form)
     return found, dict(make_files(found, form))
 
@@ -39,17 +39,15 @@ def kind_of(document: dict[str, Any]) -> str:
     return f"{document.get('apiVersion')} {document.get('kind')}"
 
 
-def referenced(made: dict[str, str], path: str = "kustomization.yaml") -> set[str]:
-    """The files that kustomize reads, from this file on."""
+def referenced_files(made: dict[str, str], path: str = "kustomization.yaml") -> set[str]:
+    """Return the files that kustomize reads, from this file on."""
     body = yaml.safe_load(made[path])
     generated = {one.partition("=")[2] for maker in body.get("configMapGenerator", ()) for one in maker["files"]}
     return {*body["resources"], *generated}
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), GITOPS)
-def test_objects_of_argo_cd_flux_and_kustomize_are_as_their_definitions_say(
-    name: str, cluster: str, form: Form
-) -> None:
+def test_gitops_objects_match_their_custom_resource_schemas(name: str, cluster: str, form: Form) -> None:
     _, made = render(f'extends = "{name}"\n{REMOTE if cluster == "fleet" else ""}', cluster, form)
     every = [one for one in documents(made) if kind_of(one) in SCHEMAS]
     assert [error.message for one in every for error in SCHEMAS[kind_of(one)].iter_errors(one)] == []
@@ -58,9 +56,9 @@ def test_objects_of_argo_cd_flux_and_kustomize_are_as_their_definitions_say(
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), GITOPS)
-def test_controller_takes_every_file_but_the_test_pod(name: str, cluster: str, form: Form) -> None:
+def test_controller_applies_every_file_but_the_test_pod(name: str, cluster: str, form: Form) -> None:
     found, made = render(f'extends = "{name}"\n', cluster, form)
-    taken = referenced(made)
+    taken = referenced_files(made)
     assert taken <= made.keys()
     if form == "flux":
         assert taken == {"flux.yaml"}
@@ -76,7 +74,7 @@ def test_controller_takes_every_file_but_the_test_pod(name: str, cluster: str, f
     assert charts == ({one.chart for one in found.releases} if form == "kustomize" else set())
 
 
-def test_kustomize_names_the_plugin_s_configuration_by_its_content() -> None:
+def test_kustomize_hashes_the_name_of_the_plugin_configuration() -> None:
     """It rewrites a reference only where name and namespace agree with the generator's."""
     found, made = render('extends = "k8s-containerd"', "eight", "kustomize")
     (generator,) = yaml.safe_load(made["kustomization.yaml"])["configMapGenerator"]
@@ -91,20 +89,20 @@ def test_kustomize_names_the_plugin_s_configuration_by_its_content() -> None:
     assert yaml.safe_load(made[path])["version"] == "v1"
 
 
-def test_sync_waves_stand_on_objects_and_never_in_pod_templates() -> None:
+def test_sync_waves_are_on_objects_and_not_in_pod_templates() -> None:
     """A wave in a pod template would restart the pods when it changes."""
     for form in ("kustomize", "argocd"):
         for name in ("k8s-containerd", "k8s-mps", "gpu-operator"):
             _, made = render(f'extends = "{name}"', "eight", form)
             assert "commonAnnotations" not in made["kustomization.yaml"]
-            for path in referenced(made) - {"plugin-config.yaml"}:
+            for path in referenced_files(made) - {"plugin-config.yaml"}:
                 (one,) = yaml.safe_load_all(made[path])
                 wave = one["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]
                 assert int(wave) < 0 or one["kind"] == "NodeFeatureRule"
                 assert "sync-wave" not in str(one.get("spec", {}).get("template"))
 
 
-def test_kustomize_runs_no_hooks_that_take_things_away() -> None:
+def test_kustomize_skips_delete_hooks_of_charts() -> None:
     """helm template prints hooks like other objects: Node Feature Discovery's post-delete Job removes its labels."""
     for name, skipped in (("gpu-operator", True), ("k8s-mps", True), ("hami", False), ("dra", True)):
         _, made = render(f'extends = "{name}"', "eight", "kustomize")
@@ -112,7 +110,7 @@ def test_kustomize_runs_no_hooks_that_take_things_away() -> None:
         assert (chart["skipHooks"], chart["includeCRDs"]) == (skipped, True), name
 
 
-def test_node_feature_rule_sets_what_apply_would() -> None:
+def test_node_feature_rule_sets_the_labels_and_taint_of_apply() -> None:
     taint = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
     found, _ = render(f'extends = "k8s-mps"\n{taint}[kubernetes.labels]\n"example.org/team" = "a"', "eight", "argocd")
     (rule,) = (one.body for one in found.objects if one.kind == "NodeFeatureRule")
@@ -128,14 +126,14 @@ def test_node_feature_rule_sets_what_apply_would() -> None:
         assert "enableTaints" not in str(found.releases)
 
 
-def test_label_without_a_prefix_is_left_to_kubectl() -> None:
+def test_label_without_a_prefix_is_set_by_kubectl() -> None:
     """Node Feature Discovery would put its own prefix before it."""
     found, made = render('extends = "k8s-mps"\n[kubernetes.labels]\npool = "a100"', "eight", "kustomize")
     assert "pool" not in str([one.body for one in found.objects if one.kind == "NodeFeatureRule"])
     assert "kubectl label node gpu-01 pool=a100" in made["README.md"]
 
 
-def test_labels_that_differ_between_nodes_are_set_by_the_nodes_names() -> None:
+def test_labels_that_differ_between_nodes_match_by_node_name() -> None:
     text = 'extends = "gpu-operator"\n[kubernetes.configs.big]\nmodel = "B200"\nmode = "time-slicing"\nreplicas = 2\n'
     found, _ = render(text + '[kubernetes.labels]\n"example.org/team" = "a"', "fleet", "flux")
     (rule,) = (one.body for one in found.objects if one.kind == "NodeFeatureRule")
@@ -149,7 +147,7 @@ def test_labels_that_differ_between_nodes_are_set_by_the_nodes_names() -> None:
     }
 
 
-def test_taint_that_node_feature_discovery_may_not_set_is_left_to_others() -> None:
+def test_taint_forbidden_to_node_feature_discovery_is_set_by_kubectl() -> None:
     for key in ("gpu", "node.kubernetes.io/gpu"):
         found, made = render(f'extends = "k8s-mps"\n[kubernetes.taint]\nkey = "{key}"', "eight", "kustomize")
         assert "taints" not in str([one.body for one in found.objects if one.kind == "NodeFeatureRule"])
@@ -157,9 +155,9 @@ def test_taint_that_node_feature_discovery_may_not_set_is_left_to_others() -> No
         assert f"kubectl taint node gpu-01 {key}:NoSchedule" in made["README.md"]
 
 
-def test_argo_cd_in_another_cluster_brings_the_plain_objects_by_an_application() -> None:
+def test_remote_argo_cd_applies_plain_objects_by_an_application() -> None:
     _, made = render(f'extends = "gpu-operator"\n{REMOTE}', "eight", "argocd")
-    assert referenced(made) == {"applications/gpu-objects.yaml", "applications/gpu-operator.yaml"}
+    assert referenced_files(made) == {"applications/gpu-objects.yaml", "applications/gpu-operator.yaml"}
     applications = {one["metadata"]["name"]: one for one in documents(made) if one.get("kind") == "Application"}
     assert {one["metadata"]["namespace"] for one in applications.values()} == {"argo"}
     assert {one["spec"]["project"] for one in applications.values()} == {"gpus"}
@@ -180,7 +178,7 @@ def test_argo_cd_in_another_cluster_brings_the_plain_objects_by_an_application()
         ('server = "https://10.0.0.1:6443"', "repository"),
     ],
 )
-def test_argo_cd_s_destination_must_be_one_that_it_can_fill(table: str, what: str) -> None:
+def test_invalid_argo_cd_destination_is_refused(table: str, what: str) -> None:
     with pytest.raises(Refused, match=what):
         render(f'extends = "gpu-operator"\n[kubernetes.argocd]\n{table}', "eight", "argocd")
 
@@ -201,12 +199,12 @@ def test_argo_cd_s_destination_must_be_one_that_it_can_fill(table: str, what: st
         'flux.namespace = "Flux"',
     ],
 )
-def test_values_that_name_no_project_cluster_or_folder_are_refused(line: str) -> None:
+def test_invalid_gitops_names_are_refused(line: str) -> None:
     with pytest.raises(RecipeError):
         render(f'extends = "gpu-operator"\n[kubernetes]\n{line}', "eight", "argocd")
 
 
-def test_flux_takes_charts_from_oci_registries() -> None:
+def test_flux_reads_charts_from_oci_registries() -> None:
     _, made = render('extends = "dra"', "eight", "flux")
     repository, release = yaml.safe_load_all(made["releases/dra-driver-nvidia-gpu.yaml"])
     assert (repository["spec"]["type"], repository["spec"]["url"][:6]) == ("oci", "oci://")

@@ -36,7 +36,7 @@ def of_workers(count: int, more: str = "") -> Recipe:
 
 
 @pytest.mark.parametrize(("count", "shares"), [(1, [8]), (3, [2, 3, 3]), (8, [1] * 8)])
-def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
+def test_every_gpu_belongs_to_one_kind_worker(count: int, shares: list[int]) -> None:
     found = render_cluster(of_workers(count), EIGHT)
     assert [one["nvidia.com/gpu"] for one in found.expected.values()] == shares
     assert [edit.node for edit in found.nodes] == ["lab-worker", *(f"lab-worker{n}" for n in range(2, count + 1))]
@@ -55,13 +55,13 @@ def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
         (of_workers(1, '[runtime]\nname = "containerd"'), EIGHT, "would get no GPU"),
     ],
 )
-def test_a_cluster_that_would_have_no_gpus_is_refused(wanted: Recipe, nodes: tuple[object, ...], what: str) -> None:
+def test_kind_cluster_without_gpus_is_refused(wanted: Recipe, nodes: tuple[object, ...], what: str) -> None:
     with pytest.raises(Refused, match=what):
         render_cluster(wanted, nodes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["manifests", "kustomize", "argocd", "helm"])
-def test_nothing_is_sent_to_another_cluster(form: str) -> None:
+def test_apply_script_only_uses_the_kind_context(form: str) -> None:
     found = render_cluster(of_workers(1, "[kubernetes.extras]\ndcgm_exporter = true"), EIGHT, form)  # type: ignore[arg-type]
     lines = make_files(found, form)["apply.sh"].splitlines()  # type: ignore[arg-type]
     sent = [line for line in lines if line.startswith(("kubectl", "helm"))]
@@ -70,7 +70,7 @@ def test_nothing_is_sent_to_another_cluster(form: str) -> None:
 
 
 def run(script: str, folder: Path, **environment: str) -> tuple[int, str, list[str]]:
-    """Exit status, complaints, and what was run."""
+    """Return exit status, complaints, and what was run."""
     for name, body in COMMANDS.items():
         (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$LOG"\n{body}\n')
         (folder / name).chmod(0o755)
@@ -87,7 +87,7 @@ def script(count: int) -> str:
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_the_script_makes_the_cluster_once_and_readies_each_worker(tmp_path: Path) -> None:
+def test_kind_script_creates_the_cluster_once_and_prepares_workers(tmp_path: Path) -> None:
     status, _, ran = run(script(2), tmp_path)
     assert status == 0
     assert "kind create cluster --name lab --config kind-config.yaml" in ran
@@ -112,7 +112,7 @@ def test_the_script_makes_the_cluster_once_and_readies_each_worker(tmp_path: Pat
         ({"OLD": "1"}, "older than 1.19"),
     ],
 )
-def test_the_script_stops_at_what_cannot_work(more: dict[str, str], why: str, tmp_path: Path) -> None:
+def test_kind_script_stops_with_a_reason(more: dict[str, str], why: str, tmp_path: Path) -> None:
     status, complaint, _ = run(script(2), tmp_path, **more)
     assert status == 1
     assert why in complaint
@@ -128,7 +128,7 @@ class Elsewhere(Cluster):
         return Identity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")
 
 
-def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
+def test_recipe_for_kind_refuses_another_cluster() -> None:
     verification = VerifyRequest(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
     for ask in (
         lambda: make_plan(render_cluster(of_workers(1), EIGHT), Elsewhere()),
@@ -139,7 +139,7 @@ def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
         assert "--context=kind-lab" in refused.value.hint
 
 
-def test_the_workers_of_a_kind_cluster_are_rendered_as_they_are() -> None:
+def test_kind_workers_are_rendered_from_their_names() -> None:
     wanted = of_workers(3)
     assert wanted.kubernetes is not None
     workers = cluster_members(wanted.kubernetes, EIGHT)

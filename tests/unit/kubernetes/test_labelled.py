@@ -24,7 +24,7 @@ def live(labels: dict[str, str], version: str = "v1.36.2", **spec: str) -> dict[
     return {"kind": "Node", "metadata": {"name": "gpu-1", "labels": labels}, "spec": spec, "status": status}
 
 
-def test_what_gpu_feature_discovery_labelled_suffices_to_render() -> None:
+def test_gpu_feature_discovery_labels_suffice_to_render() -> None:
     plain = live({"kubernetes.io/os": "linux"})
     (found,) = nodes_from_labels([plain, live(GFD)])
     assert (found.name, found.gpus, found.driver) == ("gpu-1", (lookup("2330"),) * 8, "580.95.05")
@@ -42,7 +42,7 @@ def test_what_gpu_feature_discovery_labelled_suffices_to_render() -> None:
         ("", False),
     ],
 )
-def test_a_runtime_that_reads_cdi_by_default_is_known_by_its_version(runtime: str, reads: bool | None) -> None:
+def test_cdi_support_is_derived_from_the_runtime_version(runtime: str, reads: bool | None) -> None:
     body = live(GFD)
     body["status"]["nodeInfo"]["containerRuntimeVersion"] = runtime
     (found,) = nodes_from_labels([body])
@@ -58,7 +58,7 @@ def test_a_runtime_that_reads_cdi_by_default_is_known_by_its_version(runtime: st
         ("NVIDIA-H100-80GB-HBM3-SHARED", "2330"),
     ],
 )
-def test_a_product_is_found_by_its_label(product: str, device: str) -> None:
+def test_gpu_model_is_found_by_its_product_label(product: str, device: str) -> None:
     (found,) = nodes_from_labels([live({**GFD, "nvidia.com/gpu.product": product})])
     assert {gpu.name for gpu in found.gpus} == {lookup(device).name}
 
@@ -74,14 +74,14 @@ def test_a_product_is_found_by_its_label(product: str, device: str) -> None:
         ({}, "v1.36.2", {"providerID": "kind://docker/kind/kind-worker"}, "kubelet", "kind"),
     ],
 )
-def test_the_kind_of_cluster_is_told_by_version_and_labels(
+def test_kubelet_and_provider_are_derived_from_version_and_labels(
     labels: dict[str, str], version: str, spec: dict[str, str], kubelet: str, provider: str | None
 ) -> None:
     (found,) = nodes_from_labels([live({**GFD, **labels}, version, **spec)])
     assert (found.kubelet, found.provider) == (kubelet, provider)
 
 
-def test_gke_s_opt_out_is_a_label_of_the_node() -> None:
+def test_gke_plugin_opt_out_is_read_from_a_node_label() -> None:
     pool = {"cloud.google.com/gke-nodepool": "a"}
     opted_out = {**pool, "gke-no-default-nvidia-gpu-device-plugin": "true"}
     (theirs,), (ours,) = (nodes_from_labels([live({**GFD, **labels})]) for labels in (pool, opted_out))
@@ -103,7 +103,7 @@ def test_gke_s_opt_out_is_a_label_of_the_node() -> None:
         ({**GFD, "kubernetes.azure.com/cluster": "a"}, "whether AKS installed its driver"),
     ],
 )
-def test_what_the_labels_do_not_say_takes_a_capture(labels: dict[str, str], why: str) -> None:
+def test_insufficient_labels_are_undetermined_with_a_capture_hint(labels: dict[str, str], why: str) -> None:
     with pytest.raises(Undetermined) as refused:
         nodes_from_labels([live(labels)])
     assert why in refused.value.why

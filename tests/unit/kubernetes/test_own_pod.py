@@ -1,4 +1,4 @@
-"""What a pod of one's own has to say for a GPU, and that the device plugin hands it over so."""
+"""A user's own pod that asks for a GPU, and that the device plugin serves it so."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ BOTH = {
 }
 
 
-def of(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
+def render_recipe(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
     return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
 
 
 def blocks() -> list[dict[str, Any]]:
-    """The manifests of the page."""
+    """Return the manifests of the page."""
     text = PAGE.read_text()
     return [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
@@ -50,7 +50,7 @@ def contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def only(found: Rendered, kind: str) -> RenderedObject:
+def only_object(found: Rendered, kind: str) -> RenderedObject:
     (one,) = (one for one in found.objects if one.kind == kind)
     return one
 
@@ -82,16 +82,16 @@ def extends(name: str, more: str = "") -> str:
         (extends("kind"), (NEW,), CLASS, "only with runtimeClassName: nvidia"),
     ],
 )
-def test_a_pod_needs_a_class_only_where_nothing_else_gives_it_a_gpu(
+def test_runtime_class_is_required_only_without_cdi_or_default(
     text: str, nodes: Any, needs: dict[str, Any], why: str
 ) -> None:
-    (own,) = of(text, *nodes).own_pods
+    (own,) = render_recipe(text, *nodes).own_pods
     assert {key: value for key, value in own.spec.items() if key != "containers"} == needs
     assert why in own.why
 
 
 def classes(found: Rendered) -> dict[str, str]:
-    """By the resource that a pod asks for, the RuntimeClass that it has to name."""
+    """Return the RuntimeClass that a pod has to name, by the resource that it asks for."""
     limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.own_pods]
     return {resource: own.spec.get("runtimeClassName", "") for own, asked in limits for resource in asked}
 
@@ -107,20 +107,18 @@ def classes(found: Rendered) -> dict[str, str]:
         ("gpu-operator", MIG, {"nvidia.com/mig-1g.10gb": "nvidia", "nvidia.com/gpu": "nvidia"}),
     ],
 )
-def test_every_node_that_offers_a_resource_decides_what_its_pods_need(
-    recipe: str, table: str, expected: dict[str, str]
-) -> None:
+def test_all_nodes_with_a_resource_decide_what_its_pods_need(recipe: str, table: str, expected: dict[str, str]) -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "1eb8", 1)
-    found = of(extends(recipe, f'[kubernetes.configs.new]\nmodel = "H100"\n{table}'), *nodes)
+    found = render_recipe(extends(recipe, f'[kubernetes.configs.new]\nmodel = "H100"\n{table}'), *nodes)
     assert classes(found) == expected
     for text in (make_files(found, "manifests")["apply.sh"], make_files(found, "manifests")["README.md"]):
         assert all(f"{resource}: 1" in text for resource in expected)
         assert len(expected) == 1 or all(f"Your own pod that asks for {one}" in text for one in expected)
 
 
-def test_nodes_of_one_configuration_may_offer_different_instances() -> None:
+def test_nodes_of_one_configuration_may_offer_different_mig_profiles() -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "2901", 8)
-    found = of(extends("k8s-mig"), *nodes)
+    found = render_recipe(extends("k8s-mig"), *nodes)
     assert classes(found) == {"nvidia.com/mig-1g.10gb": "", "nvidia.com/mig-1g.23gb": "nvidia"}
     new, old = (own.why for own in found.own_pods)
     assert new.startswith("that asks for nvidia.com/mig-1g.10gb or nvidia.com/mig-2g.20gb or nvidia.com/mig-3g.40gb ")
@@ -129,7 +127,7 @@ def test_nodes_of_one_configuration_may_offer_different_instances() -> None:
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -> None:
+def test_the_test_pod_has_the_same_spec_as_the_suggested_own_pod(name: str, cluster: str) -> None:
     if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
         pytest.skip("no such GPUs, or no such chart")
     found = render_cluster(builtin.read(name), CLUSTERS[cluster])
@@ -140,11 +138,11 @@ def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -
     assert spec["containers"][0]["resources"] == own["containers"][0]["resources"]
 
 
-def test_the_plugin_hands_gpus_over_both_ways_where_one_node_can() -> None:
-    found = of(extends("k8s-containerd"), NEW, OLD)
-    settings = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])
+def test_plugin_offers_cdi_and_envvar_where_one_node_reads_cdi() -> None:
+    found = render_recipe(extends("k8s-containerd"), NEW, OLD)
+    settings = yaml.safe_load(only_object(found, "ConfigMap").body["data"]["config.yaml"])
     assert settings["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
-    pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
+    pod = only_object(found, "DaemonSet").body["spec"]["template"]["spec"]
     places = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
     assert (places["cdi-root"], places["driver-root"]) == ("/var/run/cdi", "/")
     mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
@@ -153,43 +151,43 @@ def test_the_plugin_hands_gpus_over_both_ways_where_one_node_can() -> None:
     assert pod["runtimeClassName"] == "nvidia"
 
 
-def test_where_no_node_reads_cdi_the_plugin_gets_no_more_of_the_host() -> None:
-    found = of(extends("k8s-containerd"), OLD)
-    assert "plugin" not in yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
-    pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
+def test_plugin_without_cdi_nodes_mounts_nothing_more() -> None:
+    found = render_recipe(extends("k8s-containerd"), OLD)
+    assert "plugin" not in yaml.safe_load(only_object(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
+    pod = only_object(found, "DaemonSet").body["spec"]["template"]["spec"]
     assert [one["name"] for one in pod["volumes"]] == ["device-plugins", "config"]
 
 
-def test_the_chart_gets_the_same_by_its_values() -> None:
-    (release,) = of(extends("k8s-mps"), NEW, OLD).releases
+def test_chart_values_enable_cdi_like_the_manifests() -> None:
+    (release,) = render_recipe(extends("k8s-mps"), NEW, OLD).releases
     assert release.values["nvidiaDriverRoot"] == "/"
     (text,) = release.values["config"]["map"].values()
     assert yaml.safe_load(text)["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
-    (release,) = of(extends("k8s-mps"), OLD).releases
+    (release,) = render_recipe(extends("k8s-mps"), OLD).releases
     assert "nvidiaDriverRoot" not in release.values
 
 
-def test_a_static_cpu_manager_keeps_its_device_nodes_beside_cdi() -> None:
-    found = of(extends("k8s-containerd"), replace(NEW, static_cpus=True))
-    flags = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
+def test_static_cpu_manager_keeps_device_specs_beside_cdi() -> None:
+    found = render_recipe(extends("k8s-containerd"), replace(NEW, static_cpus=True))
+    flags = yaml.safe_load(only_object(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
     assert flags["plugin"] == {"passDeviceSpecs": True, "deviceListStrategy": ["envvar", "cdi-cri"]}
 
 
-def test_the_pods_of_the_page_are_what_gpunode_says() -> None:
+def test_pods_in_the_docs_match_what_gpunode_suggests() -> None:
     plain, with_class, of_hami = blocks()
     for text, nodes, page in (
         (extends("k8s-containerd"), (NEW,), plain),
         (extends("k8s-containerd", CONTROL_PLANE), (OLD,), with_class),
     ):
-        (own,) = of(text, *nodes).own_pods
+        (own,) = render_recipe(text, *nodes).own_pods
         assert contains(page["spec"], own.spec)
         assert page["spec"].keys() - {"restartPolicy"} == own.spec.keys()
-    (own,) = of(extends("hami"), OLD).own_pods
+    (own,) = render_recipe(extends("hami"), OLD).own_pods
     limits = own.spec["containers"][0]["resources"]["limits"]
     assert limits.keys() < of_hami["spec"]["containers"][0]["resources"]["limits"].keys()
 
 
-def test_the_servers_take_the_pods_of_the_page() -> None:
+def test_pods_in_the_docs_pass_the_api_schema() -> None:
     validate = pytest.importorskip("kubernetes_validate").validate
     for one in blocks():
         for version in ("1.33", "1.36"):

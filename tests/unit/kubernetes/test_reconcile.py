@@ -1,4 +1,4 @@
-"""What is rendered, held against a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""Rendered objects compared with a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TREES = st.recursive(
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """As the API server writes the fields of whoever applied ``value``; lists are one field each here."""
+    """Return the fields of whoever applied ``value`` as the API server writes them; lists are one field each here."""
     return {f"f:{name}": fields_of(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
 
 
 def live(body: Mapping[str, Any], manager: str = MANAGER, **metadata: object) -> dict[str, Any]:
-    """The object as it is once ``manager`` has applied ``body``."""
+    """Return the object as it is once ``manager`` has applied ``body``."""
     fields = fields_of({name: value for name, value in body.items() if name not in {"apiVersion", "kind"}})
     place = {f"f:{name}" for name in ("name", "namespace", "uid")}
     owned_metadata = {name: held for name, held in fields.pop("f:metadata").items() if name not in place}
@@ -48,17 +48,17 @@ def live(body: Mapping[str, Any], manager: str = MANAGER, **metadata: object) ->
 
 
 def node(labels: Mapping[str, str] | None = None, taints: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:
-    """A Node that gpunode has not touched."""
+    """Return a Node that gpunode has not touched."""
     metadata = {"name": NODE, "uid": "u", "labels": dict(labels or {})}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": list(taints)}}
 
 
-def planned(wanted: Rendered, present: LiveState) -> dict[str, PlanItem]:
+def planned_items(wanted: Rendered, present: LiveState) -> dict[str, PlanItem]:
     return {f"{one.kind} {one.name}": one for one in plan_items(wanted, present)}
 
 
 @given(st.dictionaries(st.text(), TREES, min_size=1))
-def test_who_applied_an_object_owns_just_that(spec: dict[str, Any]) -> None:
+def test_owned_fields_are_those_of_their_manager(spec: dict[str, Any]) -> None:
     body = {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "one"}, "spec": spec}
     more = {**live(body), "status": {"seen": True}}
     more["spec"] = {**spec, "somebody's": 1} if "somebody's" not in spec else spec
@@ -66,7 +66,7 @@ def test_who_applied_an_object_owns_just_that(spec: dict[str, Any]) -> None:
     assert owned_fields(more, "somebody") is None
 
 
-def test_elements_of_lists_are_owned_by_their_keys_or_values() -> None:
+def test_list_elements_are_owned_by_key_or_value() -> None:
     ports = [{"port": 1, "name": "a", "theirs": 1}, {"port": 2, "name": "b"}]
     body = {
         "apiVersion": "v1",
@@ -84,32 +84,34 @@ def test_elements_of_lists_are_owned_by_their_keys_or_values() -> None:
     assert found["spec"] == {"ports": [{"port": 1, "name": "a"}], "words": ["y"]}
 
 
-def test_in_an_empty_cluster_all_is_made_and_labels_come_first() -> None:
+def test_empty_cluster_gets_all_objects_and_labels_first() -> None:
     found = plan_items(PLUGIN, LiveState("c", nodes=[node()]))
     assert [one.kind for one in found] == ["Node", "Namespace", "RuntimeClass", "ConfigMap", "DaemonSet"]
     assert {one.state for one in found[1:]} == {"create"}
     assert found[0].diff == ("+label nvidia.com/gpu.present=true",)
 
 
-def test_what_is_there_as_applied_stays() -> None:
+def test_unchanged_objects_stay_the_same() -> None:
     there = [live(one.body) for one in PLUGIN.objects]
     labelled = node({"nvidia.com/gpu.present": "true"})
     found = plan_items(PLUGIN, LiveState("c", there, there, [labelled]))
     assert {one.state for one in found} == {"unchanged"}
 
 
-def test_an_object_of_somebody_else_that_is_as_wanted_is_left_to_them() -> None:
+def test_equal_object_of_another_manager_is_left_alone() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "RuntimeClass"]
     theirs = live(wanted.body, "k3s")
-    found = planned(PLUGIN, LiveState("c", [theirs], [live(wanted.body)], [node()]))
+    found = planned_items(PLUGIN, LiveState("c", [theirs], [live(wanted.body)], [node()]))
     assert found["RuntimeClass nvidia"].state == "foreign"
     assert found["RuntimeClass nvidia"].note == "already there, from k3s"
 
 
-def test_a_field_that_changed_is_a_change_with_both_values_and_can_be_undone() -> None:
+def test_changed_field_shows_both_values_and_can_be_undone() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "DaemonSet"]
     old = json.loads(json.dumps(wanted.body).replace("v0.20.0", "v0.19.0"))
-    item = planned(PLUGIN, LiveState("c", [live(old)], [live(wanted.body)], [node()]))["DaemonSet nvidia-device-plugin"]
+    item = planned_items(PLUGIN, LiveState("c", [live(old)], [live(wanted.body)], [node()]))[
+        "DaemonSet nvidia-device-plugin"
+    ]
     assert item.state == "edit"
     assert any("v0.19.0" in line for line in item.diff)
     assert any("v0.20.0" in line for line in item.diff)
@@ -120,7 +122,7 @@ def test_a_field_that_changed_is_a_change_with_both_values_and_can_be_undone() -
     assert back.inverse() == item.change
 
 
-def test_what_a_former_recipe_left_goes_and_a_configuration_goes_last() -> None:
+def test_objects_of_a_former_recipe_are_deleted_configuration_last() -> None:
     former = []
     for one in PLUGIN.objects:
         if one.kind in {"ConfigMap", "DaemonSet"}:
@@ -132,7 +134,7 @@ def test_what_a_former_recipe_left_goes_and_a_configuration_goes_last() -> None:
     assert found.index(next(one for one in found if one.title.endswith("/former"))) < len(PLUGIN.objects)
 
 
-def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() -> None:
+def test_co_owned_object_of_a_former_recipe_is_not_deleted() -> None:
     former = {}
     for one in PLUGIN.objects:
         if one.kind in {"ConfigMap", "DaemonSet"}:
@@ -158,9 +160,11 @@ def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() ->
         (({"key": "maintenance", "effect": "NoSchedule"},), "edit"),
     ],
 )
-def test_a_taint_is_added_unless_it_is_there(taints: tuple[dict[str, str], ...], state: str) -> None:
+def test_taint_is_added_unless_present(taints: tuple[dict[str, str], ...], state: str) -> None:
     wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
-    found = planned(wanted, LiveState("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[f"Node {NODE}"]
+    found = planned_items(wanted, LiveState("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[
+        f"Node {NODE}"
+    ]
     assert found.state == state
     if isinstance(found.change, ObjectChange):
         assert json.loads(found.change.after or "")["spec"]["taints"] == [
@@ -168,20 +172,20 @@ def test_a_taint_is_added_unless_it_is_there(taints: tuple[dict[str, str], ...],
         ]
 
 
-def test_another_value_of_the_taint_is_a_conflict() -> None:
+def test_other_value_of_the_taint_is_a_conflict() -> None:
     wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
     theirs = node(taints=({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},))
     with pytest.raises(Conflict, match="has the taint"):
         plan_items(wanted, LiveState("c", nodes=[theirs]))
 
 
-def test_a_node_that_is_not_in_the_cluster_is_refused() -> None:
+def test_node_missing_in_the_cluster_is_refused() -> None:
     with pytest.raises(Refused, match="no Node"):
         plan_items(PLUGIN, LiveState("c"))
 
 
 @pytest.mark.parametrize("manager", [LABELS_MANAGER, "somebody"])
-def test_a_taint_is_gpunode_s_only_by_an_annotation_of_its_own(manager: str) -> None:
+def test_taint_is_owned_only_with_our_annotation(manager: str) -> None:
     body = node({"nvidia.com/gpu.present": "true"})
     del body["spec"]
     mine = live(body, LABELS_MANAGER)
@@ -196,14 +200,14 @@ def test_a_taint_is_gpunode_s_only_by_an_annotation_of_its_own(manager: str) -> 
     assert format_taints_in(change.before) == ((TAINT,) if manager == LABELS_MANAGER else ())
 
 
-def test_labels_that_the_recipe_no_longer_wants_go() -> None:
+def test_labels_dropped_from_the_recipe_are_removed() -> None:
     labels = {"nvidia.com/gpu.present": "true", "team": "a"}
     mine = live(node(labels), LABELS_MANAGER)
-    found = planned(PLUGIN, LiveState("c", nodes=[mine]))[f"Node {NODE}"]
+    found = planned_items(PLUGIN, LiveState("c", nodes=[mine]))[f"Node {NODE}"]
     assert found.diff == ("-label team=a",)
 
 
-def test_giving_up_a_namespace_that_somebody_else_made_leaves_it() -> None:
+def test_co_owned_namespace_is_given_up_and_not_deleted() -> None:
     (wanted,) = [one for one in PLUGIN.objects if one.kind == "Namespace"]
     alone, shared = live(wanted.body), live(wanted.body)
     shared["metadata"]["managedFields"].append({"manager": "kubectl-create", "operation": "Update", "fieldsV1": {}})
@@ -236,7 +240,7 @@ RELEASE = OPERATOR.releases[0]
         (HelmRelease("ops", "their-operator", RELEASE.chart, RELEASE.version, 2, "deployed", {"driver": 1}), "edit"),
     ],
 )
-def test_a_release_that_is_there_is_adopted_under_its_own_name(there: HelmRelease | None, state: str) -> None:
+def test_existing_release_is_adopted_under_its_own_name(there: HelmRelease | None, state: str) -> None:
     found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     (item,) = [one for one in found if one.kind == "Helm release"]
     assert item.state == state
@@ -253,7 +257,7 @@ def test_a_release_that_is_there_is_adopted_under_its_own_name(there: HelmReleas
         assert ("--labels" in words) == (there is None)
 
 
-def test_a_release_does_not_go_back_to_an_older_chart() -> None:
+def test_release_is_not_downgraded_to_an_older_chart() -> None:
     newer = HelmRelease("ops", "op", RELEASE.chart, "v99.1.0", 3, "deployed")
     with pytest.raises(Refused, match=r"v99\.1\.0, newer than") as refused:
         plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[newer]))
@@ -262,7 +266,7 @@ def test_a_release_does_not_go_back_to_an_older_chart() -> None:
         plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[replace(newer, version=older)]))
 
 
-def test_values_that_the_recipe_does_not_set_are_not_shown() -> None:
+def test_foreign_release_values_are_not_shown() -> None:
     values = {"driver": {"enabled": True, "licence": {"token": "c4n4ry"}}, "extra": ["c4n4ry"]}
     there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)
     (item,) = (
@@ -292,7 +296,7 @@ ADOPTED = HelmRelease("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
         (None, 2, 3, None),
     ],
 )
-def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
+def test_release_is_undone_only_from_the_revision_of_the_run(
     there: HelmRelease | None, undone: int, revision: int | None, due: bool | None
 ) -> None:
     found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))

@@ -1,4 +1,4 @@
-"""What is rendered for a cluster: golden files, and laws over every shipped recipe and every sort of cluster."""
+"""Rendering for a cluster: golden files, and laws over every shipped recipe and every sort of cluster."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ CASES = [
 ]
 
 
-def asked(text: str) -> Recipe:
+def recipe_of(text: str) -> Recipe:
     return parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
 
 
 def unknown_keys(release: ChartRelease) -> list[str]:
-    """The keys that the chart does not have: Helm drops them without a word."""
+    """Return the keys that the chart does not have: Helm drops them without a word."""
     rows = csv.DictReader(line for line in KEYS.read_text().splitlines() if not line.startswith("#"))
     known = tuple(f"{row['key']}." for row in rows if row["chart"] == release.chart)
     return [path for path in paths(release.values) if not f"{path}.".startswith(known)]
@@ -62,7 +62,7 @@ def paths(values: Any, above: str = "") -> list[str]:
 
 
 def plugin_files(found: Rendered) -> list[str]:
-    """The device plugin's files, wherever they stand."""
+    """Return the device plugin's files, wherever they stand."""
     plain = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
     chart = [one.values.get("config", {}).get("map", {}) for one in found.releases]
     operator = [one.values.get("devicePlugin", {}).get("config", {}).get("data", {}) for one in found.releases]
@@ -74,20 +74,18 @@ def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
     return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
 
-def of(name: str, cluster: str, form: Form = "manifests") -> Rendered:
+def render_builtin(name: str, cluster: str, form: Form = "manifests") -> Rendered:
     return render_cluster(builtin.read(name), CLUSTERS[cluster], form)
 
 
 @pytest.mark.parametrize(("place", "text"), [pytest.param(p, t, id=p.stem) for p, t in golden().items()])
-def test_it_is_rendered_as_in_the_golden_file(place: Path, text: str) -> None:
+def test_render_matches_its_golden_file(place: Path, text: str) -> None:
     assert text == place.read_text(), "python -m tests.unit.kubernetes.clusters writes the golden files anew"
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_charts_have(
-    name: str, cluster: str, form: Form
-) -> None:
-    found = of(name, cluster, form)
+def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: Form) -> None:
+    found = render_builtin(name, cluster, form)
     made = make_files(found, form)
     every = documents(made)
     nodes = {one.name for one in CLUSTERS[cluster]}
@@ -105,7 +103,7 @@ def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_char
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, form: Form) -> None:
+def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: Form) -> None:
     wanted = builtin.read(name)
     one, other = (
         make_files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
@@ -113,8 +111,8 @@ def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, for
     assert one == other
 
 
-def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_one() -> None:
-    wanted = asked(
+def test_every_plugin_configuration_is_selected_by_a_label() -> None:
+    wanted = recipe_of(
         'extends = "k8s-containerd"\n'
         '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
         '[kubernetes.configs.big]\nmodel = "B200"\nmode = "mps"\nreplicas = 2\n'
@@ -131,7 +129,7 @@ def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_on
     [*((one, True) for one in OBEYED.values()), *((one, False) for one in NOT_OBEYED.values())],
     ids=[*OBEYED, *NOT_OBEYED],
 )
-def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: Any, is_obeyed: bool) -> None:
+def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_obeyed: bool) -> None:
     assert PLUGIN_FILE.is_valid(document) == is_obeyed
 
 
@@ -196,14 +194,14 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
         ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "has no model", "model"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_the_way_out(text: str, cluster: str, what: str, hint: str) -> None:
+def test_impossible_recipe_is_refused_with_a_hint(text: str, cluster: str, what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
-        render_cluster(asked(text), CLUSTERS[cluster])
+        render_cluster(recipe_of(text), CLUSTERS[cluster])
     assert what in f"{refused.value.what} {refused.value.why}"
     assert hint in refused.value.hint
 
 
-def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
+def test_incompatible_nodes_are_refused() -> None:
     wanted = builtin.read("k8s-containerd")
     for nodes, what in (
         ((), "no NVIDIA GPU found"),
@@ -249,20 +247,18 @@ def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
         ),
     ],
 )
-def test_a_node_whose_provider_offers_its_gpus_is_left_alone(
-    text: str, more: dict[str, Any], what: str, hint: str
-) -> None:
+def test_node_with_a_provider_plugin_is_refused(text: str, more: dict[str, Any], what: str, hint: str) -> None:
     with pytest.raises(Refused) as refused:
-        render_cluster(asked(text), [node("a", "2330", 8, **more)])
+        render_cluster(recipe_of(text), [node("a", "2330", 8, **more)])
     assert what in refused.value.what
     assert hint in refused.value.hint
 
 
-def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
+def test_self_managed_provider_nodes_are_rendered() -> None:
     driver = frozenset({"driver"})
     as_hinted = 'extends = "k8s-containerd"\n[runtime]\nname = "none"\n[kubernetes]\nruntime_class = ""'
     assert "runtimeClassName" not in str(
-        render_cluster(asked(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
+        render_cluster(recipe_of(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
     )
     for provider in ("eks", "aks", "kind"):
         assert render_cluster(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
@@ -271,7 +267,7 @@ def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
     ).objects
 
 
-def test_where_gke_s_own_plugin_is_opted_out_of_the_operator_uses_gke_s_driver() -> None:
+def test_operator_uses_the_gke_driver_where_its_plugin_is_opted_out() -> None:
     nodes = [node("a", "2330", 8, provider="gke", toolkit=False)]
     (release,) = render_cluster(builtin.read("gpu-operator"), nodes).releases
     place = "/home/kubernetes/bin/nvidia"
@@ -284,23 +280,23 @@ def test_where_gke_s_own_plugin_is_opted_out_of_the_operator_uses_gke_s_driver()
     assert release.values["driver"] == {"enabled": True}
 
 
-def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
+def test_mig_manager_does_not_reset_nodes_without_a_layout() -> None:
     """The chart's default layout is all-disabled; the operator gives it to every node without a label."""
     text = 'extends = "gpu-operator"\n[kubernetes.mig]\nstrategy = "single"\n'
-    (release,) = render_cluster(asked(text), CLUSTERS["eight"]).releases
+    (release,) = render_cluster(recipe_of(text), CLUSTERS["eight"]).releases
     assert release.values["migManager"] == {"enabled": False}
-    (release,) = render_cluster(asked(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
+    (release,) = render_cluster(recipe_of(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
     assert release.values["migManager"] == {"enabled": True, "config": {"default": ""}}
-    own = render_cluster(asked(f'{text}layout = "all-small"'), CLUSTERS["eight"])
+    own = render_cluster(recipe_of(f'{text}layout = "all-small"'), CLUSTERS["eight"])
     assert [edit.labels for edit in own.nodes] == [{"nvidia.com/mig.config": "all-small"}]
     assert own.expected == {}
 
 
-def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
+def test_operator_disables_components_that_a_node_has() -> None:
     text = 'extends = "gpu-operator"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     text += '[kubernetes]\nregistry = "m"'
     bare, ready = node("a", "2330", 8, driver="", toolkit=False), node("b", "2330", 8)
-    (release,) = (found := render_cluster(asked(text), (bare, ready))).releases
+    (release,) = (found := render_cluster(recipe_of(text), (bare, ready))).releases
     assert release.values["driver"] == {
         "enabled": True,
         "repository": "m/nvidia",
@@ -314,9 +310,9 @@ def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
     ]
 
 
-def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
+def test_operator_uses_cdi_only_where_the_runtime_does() -> None:
     for asked_for in (False, True):
-        wanted = asked(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
+        wanted = recipe_of(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
         (release,) = (found := render_cluster(wanted, CLUSTERS["one"])).releases
         assert release.values["cdi"] == {"enabled": asked_for}
         (own,) = found.own_pods
@@ -336,53 +332,53 @@ def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
         ("all-disabled", ""),
     ],
 )
-def test_a_layout_s_name_tells_its_profile(layout: str, profile: str) -> None:
+def test_mig_layout_name_maps_to_its_profile(layout: str, profile: str) -> None:
     assert mig.profile_of(layout) == profile
     if profile:
         assert mig.layout_of(profile) == layout
 
 
-def test_the_note_says_that_setup_sets_the_mig_layout_and_where() -> None:
-    notes = "\n".join(of("k8s-mig", "fleet").notes)
+def test_note_says_that_setup_sets_the_mig_layout_and_where() -> None:
+    notes = "\n".join(render_builtin("k8s-mig", "fleet").notes)
     assert "`gpunode setup` with this recipe sets the MIG layout all-balanced; run it on " in notes
     assert "gpu-01" in notes
 
 
-def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None:
+def test_unknown_mig_resource_has_no_test_pod() -> None:
     for extra, resource in (
         ("", None),
         ('[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\nrename = true\n', ".shared"),
     ):
         text = f'extends = "k8s-containerd"\n{extra}[kubernetes.mig]\nstrategy = "{"single" if resource else "mixed"}"'
-        found = render_cluster(asked(text), CLUSTERS["eight"])
+        found = render_cluster(recipe_of(text), CLUSTERS["eight"])
         assert bool(found.test_pod) == bool(resource)
         assert "test-pod.yaml" in make_files(found, "manifests") or not resource
         assert not resource or f"nvidia.com/gpu{resource}" in str(found.test_pod)
 
 
-def test_a_configuration_that_reaches_no_node_is_told() -> None:
-    wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\nmodel = "B200"')
+def test_configuration_without_a_node_is_noted() -> None:
+    wanted = recipe_of('extends = "k8s-containerd"\n[kubernetes.configs.big]\nmodel = "B200"')
     assert any("No node gets the configuration big" in note for note in render_cluster(wanted, CLUSTERS["one"]).notes)
     mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
     assert any("mix has other GPUs beside" in note for note in render_cluster(wanted, [mixed]).notes)
 
 
-def test_another_content_of_the_configuration_has_another_name() -> None:
+def test_config_map_name_depends_on_its_content() -> None:
     """The plugin does not watch its file; a new name rolls its pods."""
     names = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):
-        (made,) = (one for one in of(name, "eight").objects if one.kind == "ConfigMap")
-        (plugin,) = (one for one in of(name, "eight").objects if one.kind == "DaemonSet")
+        (made,) = (one for one in render_builtin(name, "eight").objects if one.kind == "ConfigMap")
+        (plugin,) = (one for one in render_builtin(name, "eight").objects if one.kind == "DaemonSet")
         mounted = plugin.body["spec"]["template"]["spec"]["volumes"][1]["configMap"]["name"]
         assert mounted == made.name
         names.add(made.name)
     assert len(names) == 2
 
 
-def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
+def test_taint_is_tolerated_by_everything_that_must_run_there() -> None:
     text = 'extends = "{}"\n[kubernetes.taint]\nkey = "team/gpu"\nvalue = "x"\neffect = "NoExecute"'
     for name in RECIPES:
-        found = render_cluster(asked(text.format(name)), CLUSTERS["eight"])
+        found = render_cluster(recipe_of(text.format(name)), CLUSTERS["eight"])
         assert {edit.taint for edit in found.nodes} == {"team/gpu=x:NoExecute"}
         everything = str([one.body for one in (*found.objects, *found.test_pod)]) + str(
             [r.values for r in found.releases]
@@ -393,12 +389,12 @@ def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None:
+def test_control_plane_taint_is_tolerated_only_on_request(name: str) -> None:
     """kubeadm taints the one node of a cluster, and the device plugin would want none."""
     key = "node-role.kubernetes.io/control-plane"
     for is_asked in (True, False):
         found = render_cluster(
-            asked(f'extends = "{name}"\nkubernetes.control_plane = {str(is_asked).lower()}'), CLUSTERS["eight"]
+            recipe_of(f'extends = "{name}"\nkubernetes.control_plane = {str(is_asked).lower()}'), CLUSTERS["eight"]
         )
         (pod, *_) = (one.body for one in found.test_pod if one.kind == "Pod")
         assert (key in str(pod)) == is_asked
@@ -410,10 +406,10 @@ def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None
         assert all((key in text) == is_asked for text in offering)
 
 
-def test_a_mirror_stands_in_for_every_registry() -> None:
+def test_registry_mirror_replaces_every_registry() -> None:
     for name in RECIPES:
         found = render_cluster(
-            asked(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
+            recipe_of(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
         )
         images = [
             line for text in make_files(found, "manifests").values() for line in text.splitlines() if "image" in line
@@ -422,10 +418,10 @@ def test_a_mirror_stands_in_for_every_registry() -> None:
         assert not [line for line in images if "nvcr.io" in line or "registry.k8s.io" in line], name
 
 
-def test_hami_takes_the_scheduler_from_the_mirror_whose_path_the_chart_adds() -> None:
+def test_hami_scheduler_image_has_the_mirror_path_once() -> None:
     """Rendered by Helm, the path of the mirror stood there twice."""
     (release,) = render_cluster(
-        asked('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
+        recipe_of('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
     ).releases
     assert release.values["global"] == {"imageRegistry": "mirror/gpu"}
     assert release.values["scheduler"] == {"kubeScheduler": {"image": {"repository": "kube-scheduler"}}}
@@ -441,9 +437,9 @@ NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node(
 
 @pytest.mark.parametrize("recipe", ["k8s-containerd", "gpu-operator"])
 @pytest.mark.parametrize("nodes", [NODES, NODES[:3], NODES[:1], NODES[2:3], NODES[3:], NODES[1:]])
-def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
+def test_unlabelled_nodes_get_the_recipe_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
     """It was that of most nodes: one node more gave all unlabelled ones another configuration."""
-    found = render_cluster(asked(f'extends = "{recipe}"\n{SHARED}'), nodes)
+    found = render_cluster(recipe_of(f'extends = "{recipe}"\n{SHARED}'), nodes)
     if found.releases:
         values = found.releases[0].values
         config = values["config"] if recipe == "k8s-containerd" else values["devicePlugin"]["config"]
@@ -455,18 +451,18 @@ def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: 
     assert yaml.safe_load(text)["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
 
 
-def test_a_shared_layout_that_no_node_has_lists_what_a_node_may_offer() -> None:
+def test_sharing_config_without_nodes_lists_possible_resources() -> None:
     """The plugin refuses an empty list."""
     text = 'extends = "gpu-operator"\n[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\n'
     text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\nmodel = "T4"\n'
-    (release,) = render_cluster(asked(text), CLUSTERS["k3s"]).releases
+    (release,) = render_cluster(recipe_of(text), CLUSTERS["k3s"]).releases
     config = release.values["devicePlugin"]["config"]
     resources = yaml.safe_load(config["data"][config["default"]])["sharing"]["timeSlicing"]["resources"]
     assert {"name": "nvidia.com/mig-1g.10gb", "replicas": 2} in resources
 
 
-def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
-    found = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
+def test_each_kind_of_node_has_its_own_test_pod() -> None:
+    found = render_cluster(recipe_of(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
     pods = {one.name: one for one in found.test_pod}
     limits = {name: one.body["spec"]["containers"][0]["resources"]["limits"] for name, one in pods.items()}
     assert limits == {
@@ -476,26 +472,30 @@ def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
     }
     assert pods["gpunode-test-mig"].body["spec"]["nodeSelector"] == {PLUGIN_CONFIG: "mig"}
     assert "on a, b, with the configuration mig" in pods["gpunode-test-mig"].why
-    (alone,) = render_cluster(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
+    (alone,) = render_cluster(recipe_of(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
     assert alone.name == "gpunode-test"
     assert "nodeSelector" not in alone.body["spec"]
 
 
-def test_turing_takes_as_many_mps_clients_as_later_gpus() -> None:
-    wanted = asked('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 48')
+def test_turing_allows_as_many_mps_clients_as_later_gpus() -> None:
+    wanted = recipe_of('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 48')
     assert render_cluster(wanted, CLUSTERS["k3s"]).expected == {"edge": {"nvidia.com/gpu": 96}}
 
 
-def test_argo_cd_gets_an_oci_registry_without_its_scheme() -> None:
+def test_argo_cd_oci_registry_has_no_scheme() -> None:
     (application,) = documents(
-        {"a.yaml": make_files(of("dra", "eight", "argocd"), "argocd")["applications/dra-driver-nvidia-gpu.yaml"]}
+        {
+            "a.yaml": make_files(render_builtin("dra", "eight", "argocd"), "argocd")[
+                "applications/dra-driver-nvidia-gpu.yaml"
+            ]
+        }
     )
     assert application["spec"]["source"]["repoURL"] == "registry.k8s.io/dra-driver-nvidia/charts"
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "gpu-operator", "hami", "dra"])
-def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the_usual_one(name: str) -> None:
-    wanted = asked(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
+def test_kubelet_folder_of_the_node_is_used_everywhere(name: str) -> None:
+    wanted = recipe_of(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
     found = render_cluster(wanted, CLUSTERS["microk8s"])
     root = "/var/snap/microk8s/common/var/lib/kubelet"
     # Every chart mounts the kubelet's folder; of the plain objects the plugin does.
@@ -509,7 +509,7 @@ def test_where_the_kubelet_s_folder_is_another_one_nothing_of_the_node_names_the
 
 
 @pytest.mark.parametrize("device", ["20b0", "2330", "2335", "2901", "20b7", "2bb5"])
-def test_a_balanced_layout_is_made_of_profiles_that_the_gpu_has(device: str) -> None:
+def test_balanced_mig_layout_uses_profiles_of_the_gpu(device: str) -> None:
     found = mig.balanced_layout(device)
     assert found.keys() <= mig.profiles(device).keys()
     assert sum(int(profile[0]) * count for profile, count in found.items()) in {4, 7}
@@ -527,7 +527,7 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(_texts, _values, min_size=1, max_size=5))
-def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, Any]) -> None:
+def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None:
     assert yaml.safe_load(own_yaml.document(value, "why\nand what")) == value
 
 
@@ -539,7 +539,7 @@ def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, 
         ("hami", "manifests", "passDeviceSpecsEnabled: true"),
     ],
 )
-def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, form: Form, key: str) -> None:
+def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: Form, key: str) -> None:
     """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
     found = render_cluster(builtin.read(name), nodes, form)
@@ -556,9 +556,9 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
 
 
 @pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])
-def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: str) -> None:
+def test_pods_get_gpudirect_devices_that_the_recipe_installs(name: str) -> None:
     def text(direct: str) -> str:
-        found = render_cluster(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
+        found = render_cluster(recipe_of(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
         assert not [key for release in found.releases for key in unknown_keys(release)]
         assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
         return "".join(make_files(found, "manifests").values())
@@ -570,9 +570,9 @@ def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: st
     assert "gdsEnabled" not in text('[gpudirect]\nrdma = "dma-buf"')
 
 
-def test_a_render_with_other_versions_names_them() -> None:
+def test_version_overrides_are_rendered() -> None:
     text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
-    plain = render_cluster(asked(text.format("k8s-containerd")), CLUSTERS["one"])
+    plain = render_cluster(recipe_of(text.format("k8s-containerd")), CLUSTERS["one"])
     assert "k8s-device-plugin:v0.19.3" in str(plain.objects)
-    (release,) = render_cluster(asked(text.format("gpu-operator")), CLUSTERS["one"]).releases
+    (release,) = render_cluster(recipe_of(text.format("gpu-operator")), CLUSTERS["one"]).releases
     assert release.version == "v26.3.3"

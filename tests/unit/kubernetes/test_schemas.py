@@ -17,7 +17,7 @@ OLDEST, NEWEST = "1.33", "1.36"
 
 
 def objects() -> dict[str, dict[str, Any]]:
-    """One of each different object, but for the kinds that Argo CD and kustomize bring: those have no schema here."""
+    """Return each different object once, except the kinds of Argo CD and kustomize, which have no schema here."""
     found: dict[str, dict[str, Any]] = {}
     for name in RECIPES:
         for cluster in ("eight", "microk8s") if name != "k8s-mps" else ("eight",):
@@ -29,7 +29,7 @@ def objects() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("body", objects().values(), ids=objects())
-def test_the_servers_take_it(body: dict[str, Any]) -> None:
+def test_rendered_object_passes_the_api_schema(body: dict[str, Any]) -> None:
     import kubernetes_validate
 
     # Dynamic Resource Allocation is stable from 1.34 on.
@@ -38,7 +38,7 @@ def test_the_servers_take_it(body: dict[str, Any]) -> None:
         kubernetes_validate.validate(body, version, strict=True)
 
 
-def test_the_schemas_are_strict() -> None:
+def test_api_schemas_are_strict() -> None:
     import kubernetes_validate
 
     body = next(one for name, one in objects().items() if name.startswith("DaemonSet"))

@@ -1,4 +1,4 @@
-"""What a real kubelet and scheduler said of each fault, by containerd's version: it is understood.
+"""Words of a real kubelet and scheduler about each fault, by containerd's version: they are understood.
 
 Seen and written by tests/e2e/kubernetes/test_kubelet_node.py.
 """
@@ -55,7 +55,7 @@ def _cases(wanted: dict[str, str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "why"), _cases(_WHY))
-def test_why_a_pod_does_not_run_is_told(name: str, why: str) -> None:
+def test_pod_failure_text_is_understood(name: str, why: str) -> None:
     seen = TEXTS[name]
     states = seen["pod"].pop("containers", [])
     containers = [{"image": "registry.example/absent:1", "state": state} for state in states]
@@ -73,5 +73,5 @@ def test_why_a_pod_does_not_run_is_told(name: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "why"), _cases(_NOT_READY))
-def test_why_a_node_is_not_ready_is_told(name: str, why: str) -> None:
+def test_node_not_ready_text_is_understood(name: str, why: str) -> None:
     assert re.search(why, str(why_not_ready({"status": {"conditions": [TEXTS[name]["node"]["ready"]]}})))

@@ -29,7 +29,7 @@ EIGHT = node("gpu-1", "2330", 8)
 
 
 def live(capacity: int = 8, allocatable: int | None = None, resource: str = GPU, **status: Any) -> dict[str, Any]:
-    """A Node as the API server has it."""
+    """Return a Node as the API server has it."""
     given = capacity if allocatable is None else allocatable
     offers = {"capacity": {resource: str(capacity)}, "allocatable": {resource: str(given)}}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -37,7 +37,7 @@ def live(capacity: int = 8, allocatable: int | None = None, resource: str = GPU,
     return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {**offers, **ready, **status}}
 
 
-def only(checks: Sequence[Check]) -> Check:
+def only_check(checks: Sequence[Check]) -> Check:
     (one,) = checks
     return one
 
@@ -57,7 +57,7 @@ def only(checks: Sequence[Check]) -> Check:
         ),
     ],
 )
-def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str) -> None:
+def test_node_that_is_not_ready_fails_with_the_reason(reason: str, message: str, hint: str) -> None:
     (edit,) = render_cluster(builtin.read("k8s-containerd"), [EIGHT]).nodes
     body = live(conditions=[{"type": "Ready", "status": "Unknown", "reason": reason, "message": message}])
 
@@ -66,7 +66,7 @@ def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str)
     assert (found.status, message in found.detail, hint in found.hint) == ("failed", True, True)
 
 
-def test_a_node_without_its_labels_or_without_existence_fails() -> None:
+def test_missing_node_or_label_fails() -> None:
     (edit,) = render_cluster(builtin.read("hami"), [EIGHT]).nodes
 
     assert "gpu=on" in check_node(edit, live(), APPLY).detail
@@ -77,7 +77,7 @@ def test_a_node_without_its_labels_or_without_existence_fails() -> None:
     ("handlers", "status"),
     [(["", "nvidia", "runc"], "passed"), (["", "runc"], "failed"), ([], "skipped")],
 )
-def test_the_handler_is_never_called_there_unseen(handlers: Sequence[str], status: str) -> None:
+def test_runtime_handler_is_found_missing_or_not_checked(handlers: Sequence[str], status: str) -> None:
     body = live(runtimeHandlers=[{"name": name} for name in handlers])
 
     *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
@@ -85,7 +85,7 @@ def test_the_handler_is_never_called_there_unseen(handlers: Sequence[str], statu
     assert found.status == status
 
 
-def test_of_this_machine_gpunode_knows_the_handler_itself() -> None:
+def test_runtime_handler_of_this_machine_is_checked_locally() -> None:
     own = Check("runtime", "containerd reads the runtime nvidia", "failed", "it knows: runc")
 
     *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda _: own, APPLY)
@@ -107,15 +107,15 @@ def test_of_this_machine_gpunode_knows_the_handler_itself() -> None:
         (9, 9, "failed", "9 offered, 8 expected of 8 GPUs"),
     ],
 )
-def test_what_is_offered_is_what_the_machine_has(capacity: int, allocatable: int, status: str, said: str) -> None:
-    found = only([*check_resources(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
+def test_offered_gpus_are_compared_with_the_machine(capacity: int, allocatable: int, status: str, said: str) -> None:
+    found = only_check([*check_resources(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
 
     assert found.status == status
     assert said in found.detail
 
 
-def test_without_a_layout_nothing_is_called_as_expected() -> None:
-    assert only([*check_resources(EIGHT, live(), None, APPLY)]).status == "skipped"
+def test_resources_without_a_mig_layout_are_not_run() -> None:
+    assert only_check([*check_resources(EIGHT, live(), None, APPLY)]).status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
         ),
     ],
 )
-def test_the_kubelets_settings_are_judged(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
+def test_kubelet_settings_are_checked(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
     taints = settings.get("registerWithTaints", ())
     assert check_kubelet("gpu-1", settings, wanted, taints, passes_devices=False).status == status
     if taints:  # Those of the start, which an agent has taken off by now, keep no pod away.
@@ -159,7 +159,7 @@ def test_the_kubelets_settings_are_judged(settings: Mapping[str, Any], wanted: K
         assert check_kubelet("gpu-1", settings, wanted, taints, passes_devices=True).status == "passed"
 
 
-def test_a_taint_that_only_dissuades_is_no_fault_of_the_kubelet() -> None:
+def test_prefer_no_schedule_taint_is_no_kubelet_fault() -> None:
     taint = {"key": "team", "value": "x", "effect": "PreferNoSchedule"}
     settings = {"registerWithTaints": [taint]}
     assert check_kubelet("gpu-1", settings, Kubernetes(), [taint], passes_devices=False).status == "passed"
@@ -191,7 +191,7 @@ def states(recipe: str, daemon_sets: Sequence[Any]) -> Mapping[str, str]:
     return {one.title: check_workload(one, APPLY).status for one in found}
 
 
-def test_only_the_parts_of_a_release_that_must_run_have_to() -> None:
+def test_only_required_workloads_of_a_release_must_run() -> None:
     made = [
         daemon_set("nvidia-device-plugin", PLUGIN, release="nvidia-device-plugin"),
         daemon_set("nvidia-device-plugin-mps-control-daemon", PLUGIN, 0, 0, release="nvidia-device-plugin"),
@@ -207,7 +207,7 @@ def test_only_the_parts_of_a_release_that_must_run_have_to() -> None:
     assert states("k8s-mps", made[1:])["Helm release gpu-system/nvidia-device-plugin"] == "failed"
 
 
-def test_a_release_of_another_name_is_found_by_its_chart() -> None:
+def test_release_under_another_name_is_found_by_its_chart() -> None:
     one = daemon_set("nvdp-nvidia-device-plugin", PLUGIN, release="nvdp")
     one["metadata"]["labels"] = {"helm.sh/chart": "nvidia-device-plugin-0.19.1"}
     discovery = daemon_set("nvdp-node-feature-discovery-worker", "registry.k8s.io/nfd/nfd:v1", release="nvdp")
@@ -218,14 +218,14 @@ def test_a_release_of_another_name_is_found_by_its_chart() -> None:
     }
 
 
-def test_what_the_operator_makes_is_its_releases() -> None:
+def test_operator_made_workloads_belong_to_its_release() -> None:
     made = [daemon_set("nvidia-device-plugin-daemonset", PLUGIN, manager="gpu-operator")]
 
     assert states("gpu-operator", made)["DaemonSet nvidia-device-plugin-daemonset"] == "passed"
     assert states("gpu-operator", [])["Helm release gpu-operator/gpu-operator"] == "failed"
 
 
-def test_a_daemon_set_of_a_former_form_is_not_ready() -> None:
+def test_daemon_set_of_an_older_generation_is_not_ready() -> None:
     old = daemon_set("nvidia-device-plugin", PLUGIN)
     old["metadata"]["generation"] = 2
 
@@ -251,7 +251,7 @@ def limits(trial: GpuTestPod) -> Any:
     return trial.pod["spec"]["containers"][0]["resources"]["limits"]
 
 
-def test_the_pod_is_for_its_node_alone_and_leaves_by_itself() -> None:
+def test_the_test_pod_runs_on_its_node_and_has_a_deadline() -> None:
     (one,) = made_for("k8s-containerd", EIGHT, live(), image="mirror.example.org/vectoradd:1")
 
     spec = one.pod["spec"]
@@ -264,11 +264,11 @@ def test_the_pod_is_for_its_node_alone_and_leaves_by_itself() -> None:
 
 
 @pytest.mark.parametrize(("offered", "pods"), [(32, 9), (8, 1)])
-def test_of_shared_gpus_one_more_is_asked_for_than_there_are(offered: int, pods: int) -> None:
+def test_shared_gpus_get_one_more_test_pod_than_gpus(offered: int, pods: int) -> None:
     assert len(made_for("k8s-time-slicing", EIGHT, live(offered))) == pods
 
 
-def test_each_kind_of_mig_instance_is_tried() -> None:
+def test_each_mig_profile_gets_a_test_pod() -> None:
     found = made_for("k8s-mig", EIGHT, live())
 
     assert [limits(one) for one in found] == [
@@ -276,14 +276,14 @@ def test_each_kind_of_mig_instance_is_tried() -> None:
     ]
 
 
-def test_a_claim_has_the_name_of_its_pod() -> None:
+def test_resource_claim_template_has_the_name_of_its_pod() -> None:
     (one,) = made_for("dra", EIGHT, live())
 
     template, pod = one.bodies
     assert template["metadata"]["name"] == pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == one.name
 
 
-def test_hamis_pod_asks_for_memory_and_says_what_it_sees() -> None:
+def test_hami_test_pod_requests_and_reports_memory() -> None:
     (one,) = made_for("hami", EIGHT, live(80))
 
     assert limits(one) == {GPU: 1, "nvidia.com/gpumem": 1024}
@@ -293,7 +293,7 @@ def test_hamis_pod_asks_for_memory_and_says_what_it_sees() -> None:
 # What their end tells.
 
 
-def ended(
+def pod_result(
     trial: GpuTestPod, log: str | None, phase: str = "Succeeded", span: tuple[int, int] = (0, 10), **more: Any
 ) -> GpuTestPodResult:
     begin, end = (f"2026-01-01T00:00:{second:02}Z" for second in span)
@@ -316,10 +316,10 @@ def ended(
         ("hami", "sh: nvidia-smi: not found\nTest PASSED", "failed", "could not tell how much memory"),
     ],
 )
-def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | None, status: str, said: str) -> None:
+def test_successful_pod_proves_only_what_its_log_says(recipe: str, log: str | None, status: str, said: str) -> None:
     trial = made_for(recipe, EIGHT, live())[0]
 
-    found = check_test_pod(ended(trial, log), live(), APPLY)
+    found = check_test_pod(pod_result(trial, log), live(), APPLY)
 
     assert found.status == status
     assert said in found.detail
@@ -340,22 +340,22 @@ def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | 
         ("hami", EIGHT, (), "with nvidia.com/gpu, nvidia.com/gpumem: "),
     ],
 )
-def test_a_passed_pod_says_what_it_needed_for_its_gpu(
+def test_passed_pod_says_what_it_needed(
     recipe: str, node: ClusterNode, taints: Sequence[tuple[str, str]], said: str
 ) -> None:
     body = live()
     body["spec"] = {"taints": [{"key": key, "effect": effect} for key, effect in taints]}
     (trial,) = made_for(recipe, node, body)
-    assert said in check_test_pod(ended(trial, "Test PASSED"), body, APPLY).detail
+    assert said in check_test_pod(pod_result(trial, "Test PASSED"), body, APPLY).detail
 
 
 @pytest.mark.parametrize("node", [EIGHT, replace(EIGHT, reads_cdi=True)])
-def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_fails(node: ClusterNode) -> None:
+def test_pod_without_cdi_or_runtime_class_is_explained(node: ClusterNode) -> None:
     (trial,) = made_for("k8s-containerd", node, live())
     log = (
         "Failed to allocate device vector A (error code CUDA driver version is insufficient for CUDA runtime version)!"
     )
-    found = check_test_pod(ended(trial, log, "Failed"), live(), APPLY)
+    found = check_test_pod(pod_result(trial, log, "Failed"), live(), APPLY)
     assert found.status == "failed"
     assert ("neither CDI nor the default runtime" in found.detail) is node.reads_cdi
     assert ("gpunode setup" in found.hint) is node.reads_cdi
@@ -375,7 +375,7 @@ def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_
         ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "skipped", "may not create pods in"),
     ],
 )
-def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
+def test_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
     found = check_test_pod(GpuTestPodResult(trial, None, 0.0, error=error), live(), APPLY)
@@ -383,11 +383,11 @@ def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str)
     assert (found.status, said in found.detail) == (status, True)
 
 
-def test_a_failed_pod_says_its_last_line_or_what_doctor_makes_of_it() -> None:
+def test_failed_pod_reports_its_last_line_or_diagnosis() -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
-    assert "it said: no GPU" in check_test_pod(ended(trial, "no GPU", "Failed"), live(), APPLY).detail
-    read = ended(trial, "no GPU", "Failed", diagnosis="the driver is gone (driver-not-installed)")
+    assert "it said: no GPU" in check_test_pod(pod_result(trial, "no GPU", "Failed"), live(), APPLY).detail
+    read = pod_result(trial, "no GPU", "Failed", diagnosis="the driver is gone (driver-not-installed)")
     assert "driver-not-installed" in check_test_pod(read, live(), APPLY).detail
 
 
@@ -406,11 +406,11 @@ ONE, OTHER = (f"GPU 0: H100 (UUID: GPU-{number}0000000-0000-0000-0000-0000000000
         ((ONE,), ((0, 10),), "skipped"),
     ],
 )
-def test_sharing_is_shown_only_by_one_gpu_at_one_time(
+def test_sharing_passes_only_on_one_gpu_at_the_same_time(
     logs: Sequence[str], spans: Sequence[tuple[int, int]], status: str
 ) -> None:
     found = made_for("k8s-time-slicing", EIGHT, live(32))
-    ran = [ended(trial, log, span=span) for trial, log, span in zip(found, logs, spans, strict=False)]
+    ran = [pod_result(trial, log, span=span) for trial, log, span in zip(found, logs, spans, strict=False)]
 
     assert check_sharing("gpu-1", ran).status == status
 
@@ -418,7 +418,7 @@ def test_sharing_is_shown_only_by_one_gpu_at_one_time(
 # Why pods wait.
 
 
-def test_a_gpu_is_in_use_only_where_none_is_left() -> None:
+def test_gpu_is_in_use_only_if_none_is_left() -> None:
     def pod(name: str, gpus: int, phase: str = "Running") -> Mapping[str, Any]:
         spec = {"containers": [{"resources": {"limits": {GPU: str(gpus)}}}]}
         return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
@@ -427,7 +427,7 @@ def test_a_gpu_is_in_use_only_where_none_is_left() -> None:
     assert find_users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
 
 
-def test_a_cordoned_node_is_tried_and_a_foreign_taint_is_named() -> None:
+def test_cordon_is_tolerated_and_a_foreign_taint_is_named() -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
     cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     tainted = [{"key": GPU, "value": "present", "effect": "NoSchedule"}, {"key": "team", "effect": "NoExecute"}]
@@ -477,7 +477,7 @@ def test_a_cordoned_node_is_tried_and_a_foreign_taint_is_named() -> None:
         ),
     ],
 )
-def test_sandbox_failures_have_a_cause(event: str, said: str) -> None:
+def test_sandbox_failure_has_a_cause(event: str, said: str) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Pending"}}
     told = {"type": "Warning", "reason": "FailedCreatePodSandBox", "message": event, "involvedObject": {"name": "p"}}
 
@@ -529,7 +529,7 @@ def test_sandbox_failures_have_a_cause(event: str, said: str) -> None:
         )
     ],
 )
-def test_what_keeps_a_pod_from_running_is_named(status: Mapping[str, Any], said: str) -> None:
+def test_pod_problem_is_named(status: Mapping[str, Any], said: str) -> None:
     found = find_problem({"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": status})
 
     assert found is not None

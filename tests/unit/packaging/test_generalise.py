@@ -46,7 +46,7 @@ def image(tmp_path: Path) -> Path:
     return made
 
 
-def test_secrets_that_stay_are_named_and_not_deleted(image: Path) -> None:
+def test_remaining_secrets_are_named_and_not_deleted(image: Path) -> None:
     (image / "etc/apt/auth.conf.d").mkdir(parents=True)
     (image / "root/.docker").mkdir(parents=True)
     (image / "root/.docker/config.json").write_text("{}")
@@ -56,7 +56,7 @@ def test_secrets_that_stay_are_named_and_not_deleted(image: Path) -> None:
     assert (image / "etc/apt/auth.conf.d/mirror.conf").exists()
 
 
-def test_what_the_build_left_is_gone_and_the_rest_is_there(image: Path) -> None:
+def test_build_leftovers_are_deleted_and_the_rest_kept(image: Path) -> None:
     for folder, name in FOLDERS.items():
         (image / folder).mkdir(parents=True, exist_ok=True)
         (image / folder / name).write_text("")
@@ -70,7 +70,7 @@ def test_what_the_build_left_is_gone_and_the_rest_is_there(image: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_link_out_of_the_image_is_not_followed(folder: str, image: Path, tmp_path: Path) -> None:
+def test_symlink_out_of_the_image_is_not_followed(folder: str, image: Path, tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     ours.mkdir()
     (ours / FOLDERS[folder]).write_text("")
@@ -81,7 +81,7 @@ def test_a_link_out_of_the_image_is_not_followed(folder: str, image: Path, tmp_p
     assert f"left alone {folder}" in said
 
 
-def test_a_linked_machine_id_is_not_that_of_the_builder(image: Path, tmp_path: Path) -> None:
+def test_linked_machine_id_does_not_change_the_builder(image: Path, tmp_path: Path) -> None:
     (tmp_path / "machine-id").write_text("ours\n")
     (image / "etc/machine-id").unlink()
     (image / "etc/machine-id").symlink_to(tmp_path / "machine-id")

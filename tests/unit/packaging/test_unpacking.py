@@ -54,14 +54,14 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_lock_of_another_user_does_not_make_it_wait(start: ModuleType, cache: Path) -> None:
+def test_lock_of_another_user_does_not_block(start: ModuleType, cache: Path) -> None:
     descriptor = os.open(cache, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert start.held(str(cache))
     os.close(descriptor)
 
 
-def test_what_is_not_there_any_more_is_not_held(start: ModuleType, cache: Path) -> None:
+def test_deleted_or_replaced_folder_is_not_held(start: ModuleType, cache: Path) -> None:
     assert not start.held(str(cache / "gone"))
     descriptor = os.open(cache, os.O_RDONLY)
     cache.rename(cache.with_name("renamed"))
@@ -70,7 +70,7 @@ def test_what_is_not_there_any_more_is_not_held(start: ModuleType, cache: Path) 
     os.close(descriptor)
 
 
-def test_other_versions_go_unless_they_run(unpack: ModuleType, start: ModuleType, cache: Path) -> None:
+def test_other_versions_are_deleted_unless_in_use(unpack: ModuleType, start: ModuleType, cache: Path) -> None:
     for name in ("0.1.0", "0.2.0", ".partial-killed"):
         (cache / name / "gpunode").mkdir(parents=True)
     assert start.held(str(cache / "0.2.0"))
@@ -79,7 +79,7 @@ def test_other_versions_go_unless_they_run(unpack: ModuleType, start: ModuleType
     assert made == str(cache / "0.3.0")
 
 
-def test_a_removal_that_is_killed_leaves_no_half_under_its_name(
+def test_interrupted_deletion_leaves_no_partial_version(
     unpack: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object, **__: object) -> None:
@@ -92,7 +92,7 @@ def test_a_removal_that_is_killed_leaves_no_half_under_its_name(
     assert "0.1.0" not in os.listdir(cache)
 
 
-def test_a_disk_that_fills_leaves_nothing_in_the_cache(
+def test_full_disk_leaves_nothing_in_the_cache(
     unpack: ModuleType, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -104,7 +104,7 @@ def test_a_disk_that_fills_leaves_nothing_in_the_cache(
     assert os.listdir(cache) == []
 
 
-def test_where_nothing_has_room_one_sentence_says_so(
+def test_missing_space_ends_with_one_sentence(
     unpack: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(unpack, "_TEMPORARY", (str(tmp_path / "missing"),))
@@ -114,13 +114,13 @@ def test_where_nothing_has_room_one_sentence_says_so(
     assert capsys.readouterr().err.startswith("gpunode cannot unpack itself: No such file or directory. ")
 
 
-def test_a_cache_is_never_relative_to_the_working_folder(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_never_relative(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert list(start.caches()) == ["/var/cache/gpunode"]
 
 
-def test_a_folder_that_another_user_made_is_not_run(
+def test_cache_folder_of_another_user_is_not_run(
     start: ModuleType, unpack: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "caches", lambda: [str(cache)])

@@ -24,7 +24,7 @@ def modules(tmp_path: Path) -> Path:
     return folder
 
 
-def test_two_builds_have_one_hash(modules: Path, tmp_path: Path) -> None:
+def test_build_is_reproducible(modules: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.pyz", tmp_path / "second.pyz"
     payload.write(modules, "1.2.3", MOMENT, first)
     (modules / "gpunode/__init__.py").touch()
@@ -32,7 +32,7 @@ def test_two_builds_have_one_hash(modules: Path, tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_it_carries_the_modules_and_their_sha256(modules: Path, tmp_path: Path) -> None:
+def test_zipapp_contains_the_modules_and_their_sha256(modules: Path, tmp_path: Path) -> None:
     target = tmp_path / "gpunode.pyz"
     payload.write(modules, "1.2.3", MOMENT, target)
     assert target.read_bytes().startswith(b"#!/usr/bin/python3 -I\n")
@@ -46,7 +46,7 @@ def test_it_carries_the_modules_and_their_sha256(modules: Path, tmp_path: Path) 
         assert archive.namelist() == ["gpunode/__init__.py", "gpunode/installed.py"]
 
 
-def test_old_pythons_can_read_its_start() -> None:
+def test_old_pythons_can_parse_the_start_script() -> None:
     text = (ROOT / "packaging/zipapp/__main__.py").read_text("utf-8")
     tree = ast.parse(text, feature_version=(3, 4))
     newer = (ast.JoinedStr, ast.AnnAssign, ast.Starred, ast.AsyncFunctionDef, ast.Nonlocal)
@@ -64,7 +64,7 @@ def test_every_requirement_is_pinned_with_a_hash(name: str) -> None:
     assert all("==" in line and line.endswith("\\") for line in pinned)
 
 
-def test_the_zipapp_carries_every_dependency() -> None:
+def test_zipapp_requirements_cover_every_dependency() -> None:
     lines = (ROOT / "packaging/requirements.txt").read_text("utf-8").splitlines()
     pinned = [line.partition("==")[0] for line in lines if line[:1].isalpha()]
     project = (ROOT / "pyproject.toml").read_text("utf-8").partition("dependencies = [")[2].partition("]")[0]

@@ -26,26 +26,26 @@ WORDS = (
 words = st.sampled_from(WORDS)
 
 
-def drawn(*pieces: tuple[str, str]) -> str:
-    """The page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
+def render_page(*pieces: tuple[str, str]) -> str:
+    """Return the page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
     return node_page(
         replace(nodes.healthy(), snapshot=take_snapshot(nodes.evidence(*pieces)), diagnosis=Diagnosis((), ())), ABOUT
     )
 
 
 @given(st.lists(st.tuples(st.sampled_from(SOURCES), st.lists(words | st.text(max_size=20), max_size=30)), max_size=4))
-def test_a_page_is_made_of_anything(pieces: list[tuple[str, list[str]]]) -> None:
-    Seen(drawn(*((source, "".join(parts)) for source, parts in pieces)))
+def test_page_is_rendered_for_any_evidence(pieces: list[tuple[str, list[str]]]) -> None:
+    Seen(render_page(*((source, "".join(parts)) for source, parts in pieces)))
 
 
 @pytest.mark.parametrize("source", [source for source in PIECES if source in SOURCES])
 @given(st.data())
-def test_a_page_is_made_of_evidence_that_was_cut_anywhere(source: str, data: st.DataObject) -> None:
+def test_page_is_rendered_for_truncated_evidence(source: str, data: st.DataObject) -> None:
     text = PIECES[source]
     first, last = sorted((data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))))
-    Seen(drawn((source, text[first:last])))
+    Seen(render_page((source, text[first:last])))
 
 
-def test_bridges_in_a_circle_are_no_way_without_end() -> None:
+def test_loop_of_pci_bridges_terminates() -> None:
     circle = "00:01.0 PCI bridge [0604]: X [8086:1]\n\tBus: primary=00, secondary=00, subordinate=00\n"
-    Seen(drawn(("lspci -nnvv", f"{circle}00:02.0 3D controller [0302]: NVIDIA [10de:2330]\n")))
+    Seen(render_page(("lspci -nnvv", f"{circle}00:02.0 3D controller [0302]: NVIDIA [10de:2330]\n")))

@@ -32,7 +32,7 @@ UNREAD = FleetRow("x", "/x", "unreadable", error="/x is damaged: not a gzipped f
 DRIFTED = replace(HEALTHY, drift=(Drift("driver", "driver", "change", "580 is installed, the recipe wants 595"),))
 
 
-def named(*rows: FleetRow) -> tuple[FleetRow, ...]:
+def with_report_names(*rows: FleetRow) -> tuple[FleetRow, ...]:
     files = (f"rack7-n{number:04}.tar.gz" for number in range(len(rows)))
     return tuple(
         replace(row, report=file, path=f"/captures/{file}", error=row.error.replace("/x", f"/captures/{file}"))
@@ -40,12 +40,14 @@ def named(*rows: FleetRow) -> tuple[FleetRow, ...]:
     )
 
 
-def made(*rows: FleetRow, recipe: str = "") -> str:
-    return fleet_page(summarize_fleet(named(*rows)), ABOUT, recipe)
+def render_fleet(*rows: FleetRow, recipe: str = "") -> str:
+    return fleet_page(summarize_fleet(with_report_names(*rows)), ABOUT, recipe)
 
 
-def test_the_page_has_each_node_and_why_it_needs_a_look() -> None:
-    text = made(HEALTHY, BROKEN, replace(HEALTHY, differences=(ODD,)), UNREAD, DRIFTED, recipe="recipe k8s-containerd")
+def test_fleet_page_lists_each_node_and_why_it_needs_attention() -> None:
+    text = render_fleet(
+        HEALTHY, BROKEN, replace(HEALTHY, differences=(ODD,)), UNREAD, DRIFTED, recipe="recipe k8s-containerd"
+    )
     seen = Seen(text)
     assert '<h1 id="verdict">1 of 5 nodes is broken</h1>' in text
     for said in (
@@ -60,8 +62,8 @@ def test_the_page_has_each_node_and_why_it_needs_a_look() -> None:
     assert {"script", "img", "iframe"}.isdisjoint(name for name, _ in seen.tags)
 
 
-def test_every_button_has_its_rule_and_every_rule_its_button_and_its_rows() -> None:
-    text = made(*[HEALTHY] * 3, BROKEN, UNREAD, replace(HEALTHY, versions={"driver": "580.1"}, model="y"))
+def test_every_filter_button_has_a_css_rule_and_rows() -> None:
+    text = render_fleet(*[HEALTHY] * 3, BROKEN, UNREAD, replace(HEALTHY, versions={"driver": "580.1"}, model="y"))
     rules = dict(re.findall(r"main:has\(#([\w-]+):checked\) \.nodes tbody tr:not\(\.([\w-]+)\)", text))
     buttons = {given["id"] for name, given in Seen(text).tags if name == "input"}
     assert {one for one in buttons if one != "all" and not str(one).startswith("any-")} == set(rules)
@@ -72,17 +74,17 @@ def test_every_button_has_its_rule_and_every_rule_its_button_and_its_rows() -> N
     assert all(any(value in row for row in rows) for value in rules.values())
 
 
-def test_five_thousand_nodes_fit_in_five_megabytes_at_their_worst() -> None:
+def test_page_of_5000_worst_case_nodes_is_below_5_mb() -> None:
     """Each with everything that can be said of a node, in characters that are escaped."""
     long = "<&'\"é" * 100
     bad = replace(
         BROKEN, summary=long, other_causes=("nouveau-in-initramfs",) * 4, drift=(Drift("x", long, "change", long),),
         differences=(replace(ODD, actual=long),), versions={"driver": "595.91.07", "kernel": "6.8.0-88-generic"},
     )  # fmt: skip
-    assert len(made(*[bad] * 5000).encode()) < 5_000_000
+    assert len(render_fleet(*[bad] * 5000).encode()) < 5_000_000
 
 
-def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
+def test_hostile_text_is_escaped_on_the_fleet_page() -> None:
     row = FleetRow(
         HOSTILE, HOSTILE, "problem", cause="nouveau-bound", title=HOSTILE, severity="error", summary=HOSTILE,
         advice=HOSTILE, command=HOSTILE, stack=LAYERS, model=HOSTILE, versions={"driver": HOSTILE, "kernel": HOSTILE},
@@ -106,5 +108,5 @@ def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
         (["x", "x"], ["x", "x"]),
     ],
 )
-def test_names_that_count_up_are_one(names: list[str], said: list[str]) -> None:
+def test_consecutive_names_are_collapsed_to_ranges(names: list[str], said: list[str]) -> None:
     assert list(collapse_ranges(names)) == said

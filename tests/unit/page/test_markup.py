@@ -10,7 +10,7 @@ anything = st.text(st.characters(codec=None, exclude_categories=()))
 
 
 @given(anything)
-def test_no_text_becomes_markup(said: str) -> None:
+def test_text_never_becomes_markup(said: str) -> None:
     inside = str(tag("p", said, title=said))
     assert inside.count("<") == 2
     assert inside.count(">") == 2
@@ -18,7 +18,7 @@ def test_no_text_becomes_markup(said: str) -> None:
 
 
 @given(anything)
-def test_what_is_shown_neither_hides_nor_steers_and_can_be_written(said: str) -> None:
+def test_invisible_characters_are_escaped(said: str) -> None:
     shown = escape_invisible(said)
     assert all(char.isprintable() or char in "\n\t" for char in shown)
     shown.encode()
@@ -35,19 +35,19 @@ def test_what_is_shown_neither_hides_nor_steers_and_can_be_written(said: str) ->
         ("naïve 图", "naïve 图"),
     ],
 )
-def test_colours_go_and_the_rest_stands_there_as_it_is(said: str, shown: str) -> None:
+def test_colour_codes_are_removed(said: str, shown: str) -> None:
     assert escape_invisible(said) == shown
 
 
-def test_markup_stays_and_text_beside_it_is_escaped() -> None:
+def test_markup_is_kept_and_text_beside_it_escaped() -> None:
     assert join_markup("<", tag("b", "&"), None, ["x", tag("br")]) == "&lt;<b>&amp;</b>x<br>"
 
 
-def test_what_is_markup_is_not_escaped_twice() -> None:
+def test_markup_is_not_escaped_twice() -> None:
     assert escape_text(escape_text("<")) == "&lt;"
 
 
-def test_an_attribute_that_is_not_wanted_is_left_out() -> None:
+def test_false_attribute_is_omitted() -> None:
     assert tag("a", class_="x", aria_label="y", open=True, hidden=False, title=None) == (
         '<a class="x" aria-label="y" open></a>'
     )

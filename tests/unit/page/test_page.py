@@ -28,12 +28,12 @@ NOUVEAU = nodes.evidence(
 )
 
 
-def made(evidence: Evidence, about: PageOrigin = ABOUT) -> str:
+def render_node(evidence: Evidence, about: PageOrigin = ABOUT) -> str:
     return node_page(diagnose_evidence(redact(evidence)), about)
 
 
 class Seen(html.parser.HTMLParser):
-    """What a browser would make of a page, and whether every element is closed."""
+    """A page as a browser would parse it, and whether every element is closed."""
 
     VOID = frozenset({"meta", "link", "br", "input"})
 
@@ -74,16 +74,16 @@ every_page = pytest.mark.parametrize("name", PAGES)
 
 
 @every_page
-def test_every_element_is_closed_and_every_id_is_there_once(name: str) -> None:
-    seen = Seen(made(PAGES[name]))
+def test_every_element_is_closed_and_every_id_is_unique(name: str) -> None:
+    seen = Seen(render_node(PAGES[name]))
     assert len(seen.ids) == len(set(seen.ids))
     inner = [link[1:] for link in seen.links if link.startswith("#")]
     assert set(inner) <= set(seen.ids)
 
 
 @every_page
-def test_no_page_runs_or_fetches_anything(name: str) -> None:
-    text = made(PAGES[name])
+def test_page_runs_and_fetches_nothing(name: str) -> None:
+    text = render_node(PAGES[name])
     for tag, given in Seen(text).tags:
         assert tag not in NEVER
         assert not any(key.startswith("on") or key in FETCHING for key in given), (tag, given)
@@ -95,27 +95,27 @@ def test_no_page_runs_or_fetches_anything(name: str) -> None:
     assert [(policy or "").partition(";")[0] for policy in policies] == ["default-src 'none'"]
 
 
-def test_links_out_are_gpunodes_own_sources() -> None:
-    out = [link for link in Seen(made(nodes.hostile())).links if not link.startswith("#")]
+def test_external_links_are_only_our_sources() -> None:
+    out = [link for link in Seen(render_node(nodes.hostile())).links if not link.startswith("#")]
     assert all("evil" not in link for link in out)
 
 
-def test_hostile_evidence_is_shown_and_obeyed_nowhere() -> None:
-    text = made(nodes.hostile(), PageOrigin(nodes.HOSTILE, nodes.HOSTILE, nodes.HOSTILE, "0.1.0"))
+def test_hostile_evidence_is_escaped() -> None:
+    text = render_node(nodes.hostile(), PageOrigin(nodes.HOSTILE, nodes.HOSTILE, nodes.HOSTILE, "0.1.0"))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", text)
     assert "\\u202e" in text
 
 
-def test_no_secret_is_on_the_page_wherever_it_stood() -> None:
-    text = made(nodes.hostile())
+def test_page_contains_no_secret() -> None:
+    text = render_node(nodes.hostile())
     assert "hunter2" not in text
     assert "5ecret" not in text
 
 
-def test_the_root_cause_stands_on_top_with_its_layer_its_proof_and_the_command() -> None:
-    text = made(NOUVEAU)
+def test_root_cause_is_on_top_with_layer_evidence_and_command() -> None:
+    text = render_node(NOUVEAU)
     order = [
         "root cause",
         "<h1",
@@ -128,11 +128,11 @@ def test_the_root_cause_stands_on_top_with_its_layer_its_proof_and_the_command()
     assert places == sorted(places)
 
 
-def test_a_page_is_the_same_each_time() -> None:
-    assert made(nodes.large()) == made(nodes.large())
+def test_page_is_reproducible() -> None:
+    assert render_node(nodes.large()) == render_node(nodes.large())
 
 
-def test_evidence_without_end_makes_no_page_without_end() -> None:
+def test_endless_evidence_gives_a_page_of_limited_size() -> None:
     fault = f"NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus {'x' * 300}"
     log = "\n".join(f"[{number}.0] {fault}" for number in range(20_000))
     seen = take_snapshot(nodes.evidence(("dmesg", log)))
@@ -144,7 +144,7 @@ def test_evidence_without_end_makes_no_page_without_end() -> None:
     assert "970 lines more of the same" in text
 
 
-def test_a_page_of_many_findings_shows_less_of_each_piece() -> None:
+def test_page_of_many_findings_shows_less_of_each_piece() -> None:
     seen = take_snapshot(
         nodes.evidence(*((f"file{n}", "\n".join(f"line {i} {'x' * 90}" for i in range(999))) for n in range(20)))
     )
@@ -153,13 +153,13 @@ def test_a_page_of_many_findings_shows_less_of_each_piece() -> None:
     assert len(node_page(replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis(many, ())), ABOUT)) < 2_000_000
 
 
-def test_a_page_is_as_it_was_looked_at() -> None:
+def test_page_matches_its_golden_file() -> None:
     """``python -m tests.unit.page.test_page`` writes it anew; look at it in a browser before you commit."""
     assert sample() == (GOLDEN / "sample.html").read_text()
 
 
 def sample() -> str:
-    """A page with every part, an element a line."""
+    """Return a page with every part, an element a line."""
     return node_page(nodes.examined(), ABOUT).replace("><", ">\n<")
 
 
@@ -186,7 +186,7 @@ INKS = [
 
 @pytest.mark.parametrize("scheme", range(3), ids=["light", "dark", "print"])
 @pytest.mark.parametrize(("ink", "paper"), INKS)
-def test_every_ink_is_readable_on_its_paper(scheme: int, ink: str, paper: str) -> None:
+def test_text_colours_have_sufficient_contrast(scheme: int, ink: str, paper: str) -> None:
     """Contrast of WCAG 2.2, level AA: 4.5 to 1."""
     colours = SCHEMES[scheme]
     light, dark = sorted((_luminance(colours[ink]), _luminance(colours[paper])), reverse=True)

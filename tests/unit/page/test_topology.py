@@ -14,11 +14,11 @@ LIST = """\
 """
 
 
-def of(*pieces: tuple[str, str]) -> Topology:
+def topology_of(*pieces: tuple[str, str]) -> Topology:
     return find_topology(take_snapshot(nodes.evidence(*pieces)))
 
 
-def test_lspci_tells_names_numa_nodes_links_and_the_bridges_above() -> None:
+def test_topology_is_read_from_lspci() -> None:
     seen = find_topology(take_snapshot(nodes.large()))
     assert [gpu.index for gpu in seen.gpus] == list(range(8))
     narrow = next(gpu for gpu in seen.gpus if gpu.link.is_narrow)
@@ -28,7 +28,7 @@ def test_lspci_tells_names_numa_nodes_links_and_the_bridges_above() -> None:
     assert {device.sort for device in seen.devices} == {"gpu", "nvswitch", "nic"}
 
 
-def test_nvidia_smi_tells_pairs_and_links() -> None:
+def test_gpu_pairs_and_nvlinks_are_read_from_nvidia_smi() -> None:
     seen = find_topology(take_snapshot(nodes.large()))
     assert seen.matrix["GPU0", "GPU7"] == "NV18"
     assert seen.nics["NIC3"] == "mlx5_3"
@@ -36,8 +36,8 @@ def test_nvidia_smi_tells_pairs_and_links() -> None:
     assert seen.nvlinks[2][6] == "26.562 GB/s"
 
 
-def test_sysfs_tells_what_lspci_without_root_does_not() -> None:
-    seen = of(
+def test_sysfs_completes_lspci_without_root() -> None:
+    seen = topology_of(
         ("lspci -nn", LIST),
         ("cat /sys/bus/pci/devices/0000:03:00.0/numa_node", "1\n"),
         ("cat /sys/bus/pci/devices/0000:04:00.0/numa_node", "-1\n"),
@@ -51,9 +51,13 @@ def test_sysfs_tells_what_lspci_without_root_does_not() -> None:
     assert (second.numa, second.link.width) == (None, 0)
 
 
-def test_numbers_are_given_only_where_as_many_gpus_answered_as_there_are() -> None:
+def test_gpu_numbers_need_as_many_answers_as_gpus() -> None:
     two = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t8-15\n"
-    assert [gpu.index for gpu in of(("lspci -nn", LIST), ("nvidia-smi topo -m", two)).gpus] == [None, None, None]
+    assert [gpu.index for gpu in topology_of(("lspci -nn", LIST), ("nvidia-smi topo -m", two)).gpus] == [
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,44 +67,44 @@ def test_numbers_are_given_only_where_as_many_gpus_answered_as_there_are() -> No
         "        GPU0    NIC0    CPU Affinity  NUMA Affinity\nGPU0     X      PHB     0-9     0\nNIC0    PHB    X\n",
     ],
 )
-def test_every_form_of_the_matrix_is_read(text: str) -> None:
-    seen = of(("nvidia-smi topo -m", text))
+def test_every_form_of_the_topology_matrix_is_parsed(text: str) -> None:
+    seen = topology_of(("nvidia-smi topo -m", text))
     assert len(seen.matrix) == 4
     assert seen.names[0] == "GPU0"
 
 
-def test_where_nothing_was_seen_nothing_is_drawn() -> None:
-    assert draw_topology(of(("uname -r", "6.1.0-31-amd64"))) is None
-    assert connection_matrix(of(("uname -r", "6.1.0-31-amd64"))) is None
+def test_nothing_is_drawn_without_evidence() -> None:
+    assert draw_topology(topology_of(("uname -r", "6.1.0-31-amd64"))) is None
+    assert connection_matrix(topology_of(("uname -r", "6.1.0-31-amd64"))) is None
 
 
-def test_gpus_that_answered_are_drawn_though_nobody_listed_the_bus() -> None:
-    drawn = draw_topology(of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")))
+def test_gpus_are_drawn_from_the_matrix_without_lspci() -> None:
+    drawn = draw_topology(topology_of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")))
     assert drawn is not None
     assert "GPU 1" in drawn
     assert "GPU 0 and GPU 1: NV4" in drawn
 
 
-def test_a_gpu_that_a_fault_concerns_is_marked_without_colour_too() -> None:
+def test_faulty_gpu_is_marked_without_colour() -> None:
     drawn = draw_topology(find_topology(take_snapshot(nodes.large())), {"0000:9d:00.0"})
     assert drawn is not None
     assert drawn.count("✗ GPU") == 1
 
 
-def test_a_drawing_tells_what_it_shows_to_who_cannot_see_it() -> None:
+def test_drawing_has_a_text_description() -> None:
     drawn = draw_topology(find_topology(take_snapshot(nodes.large())))
     assert drawn is not None
     assert "8 GPU devices, 4 NVSwitch devices, 8 network devices; on 2 NUMA nodes; NVLink between 28 pairs" in drawn
 
 
-def test_more_devices_than_a_drawing_holds_are_left_out() -> None:
+def test_devices_beyond_the_limit_are_not_drawn() -> None:
     many = "\n".join(f"{n:02x}:00.0 Ethernet controller [0200]: Intel X [8086:1563]" for n in range(250))
-    drawn = draw_topology(of(("lspci -nn", many)))
+    drawn = draw_topology(topology_of(("lspci -nn", many)))
     assert drawn is not None
     assert drawn.count("<rect") <= 64
 
 
-def test_the_table_of_nvidia_smi_tells_numbers_and_gpus_that_nobody_listed() -> None:
+def test_nvidia_smi_table_adds_gpus_missing_in_lspci() -> None:
     table = """\
 +-----------------------------------------------------------------------------------------+
 | NVIDIA-SMI 550.90.07              Driver Version: 550.90.07      CUDA Version: 12.4     |
@@ -111,7 +115,7 @@ def test_the_table_of_nvidia_smi_tells_numbers_and_gpus_that_nobody_listed() -> 
 +-----------------------------------------------------------------------------------------+
 """
     first = LIST.splitlines()[0]
-    seen = of(("lspci -nn", first), ("nvidia-smi", table))
+    seen = topology_of(("lspci -nn", first), ("nvidia-smi", table))
     assert [(gpu.address, gpu.index, gpu.name) for gpu in seen.gpus] == [
         ("0000:03:00.0", None, "GeForce RTX 4090"),
         ("0000:04:00.0", 0, "GeForce RTX 4090"),

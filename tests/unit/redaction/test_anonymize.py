@@ -23,27 +23,27 @@ Nov 21 20:02:04 {HOST}.corp.example.com kernel: mlx5_core 0000:65:00.1: MAC {MAC
 """
 
 
-def masked(text: str, **more: Capture) -> str:
+def anonymized_text(text: str, **more: Capture) -> str:
     return anonymize_evidence({"log": Capture("journalctl -k", "ok", text.encode()), **more})["log"].text
 
 
-def test_nothing_is_left_that_names_the_machine_or_its_parts() -> None:
-    after = masked(LOG)
+def test_identities_in_a_log_are_masked() -> None:
+    after = anonymized_text(LOG)
     for secret in (HOST, UUID, MAC, SERIAL, "example.com"):
         assert secret not in after
     assert "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus." in after
     assert after.count("\n") == LOG.count("\n")
 
 
-def test_what_was_equal_is_equal_and_what_differed_differs() -> None:
+def test_equal_identities_get_equal_masks() -> None:
     other = "3f2b8c1d-0a4e-4f6b-9c7d-8e5f4a3b2c1e"
-    first, second, third = masked(f"GPU-{UUID}\nMIG-{UUID.upper()}\nGPU-{other}\n").splitlines()
+    first, second, third = anonymized_text(f"GPU-{UUID}\nMIG-{UUID.upper()}\nGPU-{other}\n").splitlines()
     assert first.removeprefix("GPU-") == second.removeprefix("MIG-")
     assert third != first
     assert third.startswith("GPU-0000")
 
 
-def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
+def test_masks_do_not_depend_on_the_order() -> None:
     pieces = {"a": Capture("dmesg", "ok", LOG.encode()), "b": Capture("x", "ok", f"{UUID} {MAC}".encode())}
     assert anonymize_evidence(pieces) == anonymize_evidence(dict(reversed(pieces.items())))
 
@@ -166,15 +166,15 @@ IDENTITIES = [
 
 @pytest.mark.parametrize(("text", "gone"), IDENTITIES)
 def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
-    after = masked(text)
+    after = anonymized_text(text)
     assert gone not in after
     assert after[-1] == "\n"
 
 
 @given(st.lists(st.sampled_from([text for text, _ in IDENTITIES]), min_size=1, max_size=6).map("".join))
 @settings(max_examples=examples(100), deadline=None)
-def test_masking_twice_is_masking_once(text: str) -> None:
-    assert masked(masked(text)) == masked(text)
+def test_masking_is_idempotent(text: str) -> None:
+    assert anonymized_text(anonymized_text(text)) == anonymized_text(text)
 
 
 @pytest.mark.parametrize(
@@ -201,14 +201,14 @@ def test_masking_twice_is_masking_once(text: str) -> None:
         "https://developer.download.nvidia.com/compute/cuda https://nvcr.io/v2 https://registry.k8s.io/pause\n",
     ],
 )
-def test_what_names_no_machine_stays(text: str) -> None:
-    assert masked(text) == text
+def test_text_without_identities_is_unchanged(text: str) -> None:
+    assert anonymized_text(text) == text
 
 
 @pytest.mark.parametrize("name", ["nvidia", "docker", "gpu", "h100", "localhost"])
-def test_a_name_that_means_other_things_too_is_hidden_only_where_a_host_stands(name: str) -> None:
+def test_ambiguous_host_name_is_masked_only_as_a_host(name: str) -> None:
     text = f"Nov 21 20:02:04 {name} kernel: nvidia: docker on this gpu, H100, localhost\n"
-    assert masked(text) == "Nov 21 20:02:04 host-1 kernel: nvidia: docker on this gpu, H100, localhost\n"
+    assert anonymized_text(text) == "Nov 21 20:02:04 host-1 kernel: nvidia: docker on this gpu, H100, localhost\n"
 
 
 # Where Kubernetes and k3s name a node.
@@ -229,24 +229,24 @@ root@{0}
 
 
 @pytest.mark.parametrize("name", ["gpu1", "atlas", "dgx-prod-07", "nvidia"])
-def test_no_place_of_kubernetes_tells_a_nodes_name_however_plain(name: str) -> None:
+def test_node_name_is_masked_in_every_kubernetes_field(name: str) -> None:
     text = "".join(
         f"Nov 22 11:00:00 {line}\n" if at == 0 else f"{line}\n" for at, line in enumerate(NODES.splitlines())
     )
-    after = masked(text.format(name))
+    after = anonymized_text(text.format(name))
     assert name not in after
     assert after == text.format("host-1").replace("host-1.corp.zone", "host-1")
-    assert masked(after) == after
+    assert anonymized_text(after) == after
 
 
-def test_what_is_called_as_the_node_is_stays() -> None:
+def test_words_equal_to_the_node_name_stay() -> None:
     text = (
         'no runtime for "nvidia" is configured, nvidia/cuda, on node gpu, https://nvidia.github.io, mlx5_0 nvidia-smi\n'
     )
-    assert masked(f"Nov 21 20:02:04 nvidia kernel: {text}") == f"Nov 21 20:02:04 host-1 kernel: {text}"
+    assert anonymized_text(f"Nov 21 20:02:04 nvidia kernel: {text}") == f"Nov 21 20:02:04 host-1 kernel: {text}"
 
 
-def test_the_hosts_own_name_is_gone_from_every_place() -> None:
+def test_host_name_is_masked_everywhere() -> None:
     evidence: Evidence = {
         "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"DGX-A17\n"),
         "kubernetes-node": Capture(f"kubectl get node {HOST} -o yaml", "failed", b"", f'nodes "{HOST}" not found'),
@@ -262,32 +262,32 @@ def test_the_hosts_own_name_is_gone_from_every_place() -> None:
     assert (log.data, UUID in log.path) == (b"host-1", False)
 
 
-def test_json_stays_json() -> None:
+def test_masked_json_stays_valid() -> None:
     text = json.dumps({"gpus": [{"uuid": f"GPU-{UUID}", "serial": SERIAL, "name": "NVIDIA H100"}]})
-    found = json.loads(masked(text))
+    found = json.loads(anonymized_text(text))
     assert found["gpus"][0]["name"] == "NVIDIA H100"
     assert found["gpus"][0]["serial"] == "serial-1"
 
 
-def test_bytes_that_are_no_text_stay() -> None:
+def test_binary_data_is_unchanged() -> None:
     assert anonymize_evidence({"x": Capture("/x", "ok", b"\xff\x00\xfe")})["x"].data == b"\xff\x00\xfe"
 
 
-def test_addresses_and_servers_that_are_equal_stay_equal_and_keep_their_form() -> None:
+def test_equal_addresses_stay_equal_in_their_form() -> None:
     text = (
         "from 10.1.2.3:443 to 10.1.2.4, 10.1.2.3 again, 2a01::7 and 2A01:0::7, "
         "https://a.acme.io https://b.acme.io a.acme.io\n"
     )
-    words = masked(text).split()
+    words = anonymized_text(text).split()
     assert words[1].removesuffix(":443") == words[4]
     assert words[3].rstrip(",") != words[4]
     assert words[6] == words[8].rstrip(",") == "2001:db8::1"
     assert words[9] == f"https://{words[11]}" != words[10]
-    assert masked(masked(text)) == masked(text)
+    assert anonymized_text(anonymized_text(text)) == anonymized_text(text)
 
 
 @pytest.mark.parametrize("name", ["kind-acme-research-07", "colima-jdoe", "k3d-acme-server-0", "minikube-acme"])
-def test_a_name_that_its_owner_gave_to_a_tool_is_hidden(name: str) -> None:
+def test_custom_host_name_is_masked(name: str) -> None:
     seen = {
         "node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode()),
         "journal": Capture("journalctl -k", "ok", f"Nov 21 10:00:00 {name} kernel: hi\n".encode()),
@@ -296,13 +296,13 @@ def test_a_name_that_its_owner_gave_to_a_tool_is_hidden(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kind-control-plane", "kind-worker2", "minikube-m02", "docker-desktop", "colima"])
-def test_a_name_that_a_tool_gives_by_itself_stays(name: str) -> None:
+def test_default_host_name_is_kept(name: str) -> None:
     seen = {"node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode())}
     assert anonymize_evidence(seen)["node-name"].text.strip() == name
 
 
-def test_one_address_is_one_however_it_is_written() -> None:
-    first, second, third = masked("b8:ce:f6:aa:bb:cc\nb8-ce-f6-aa-bb-cc\nmac: B8CEF6AABBCC\n").splitlines()
+def test_mac_address_spellings_get_the_same_mask() -> None:
+    first, second, third = anonymized_text("b8:ce:f6:aa:bb:cc\nb8-ce-f6-aa-bb-cc\nmac: B8CEF6AABBCC\n").splitlines()
     assert first.replace(":", "") == second.replace("-", "") == third.removeprefix("mac: ")
 
 
@@ -316,13 +316,13 @@ LEARNED = [
 
 
 @pytest.mark.parametrize(("place", "name", "elsewhere"), LEARNED)
-def test_what_is_learnt_in_one_place_is_masked_everywhere(place: str, name: str, elsewhere: str) -> None:
+def test_name_learnt_in_one_piece_is_masked_in_all(place: str, name: str, elsewhere: str) -> None:
     after = anonymize_evidence({"a": Capture("x", "ok", place.encode()), "b": Capture("y", "ok", elsewhere.encode())})
     assert not any(name.lower() in one.text.lower() for one in after.values())
 
 
 @pytest.mark.parametrize("name", ["gpu", "nvidia", "cuda", "test", "docker", "kubelet"])
-def test_a_user_whose_name_means_other_things_too_is_hidden_only_where_a_user_stands(name: str) -> None:
+def test_ambiguous_user_name_is_masked_only_as_a_user(name: str) -> None:
     text = f"the gpu, nvidia, cuda, test, docker and kubelet\n/home/{name}/x\n"
-    after = masked(text)
+    after = anonymized_text(text)
     assert after.startswith("the gpu, nvidia, cuda, test, docker and kubelet\n/home/")

@@ -1,4 +1,4 @@
-"""What leaves a node of each class of evidence."""
+"""Redaction of each class of evidence that leaves a node."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --token c4n4ry 
 """
 
 
-def shown(text: str, content_kind: ContentKind = "config") -> str:
+def redacted_text(text: str, content_kind: ContentKind = "config") -> str:
     kept = redact_content(text.encode(), content_kind).decode()
     assert redact_content(kept.encode(), content_kind).decode() == kept, "redacting twice is redacting once"
     assert kept.count("\n") == text.count("\n"), "citations name lines"
@@ -78,55 +78,55 @@ def shown(text: str, content_kind: ContentKind = "config") -> str:
 
 
 @pytest.mark.parametrize("text", [CONTAINERD, json.dumps(DOCKER), json.dumps(DOCKER, indent=2), KUBELET, UNIT])
-def test_configuration_keeps_its_marks_and_nothing_unknown(text: str) -> None:
-    kept = shown(text).replace("c4n4rykey", "")
+def test_configuration_contains_no_unknown_value(text: str) -> None:
+    kept = redacted_text(text).replace("c4n4rykey", "")
     assert "c4n4ry" not in kept.replace("- c4n4ry: redacted", "")
     assert "YzRuNHJ5" not in kept
 
 
-def test_what_is_known_of_it_stays_and_parses() -> None:
+def test_known_settings_are_kept_and_parse() -> None:
     import tomlkit
 
-    toml = tomlkit.parse(shown(CONTAINERD)).unwrap()
+    toml = tomlkit.parse(redacted_text(CONTAINERD)).unwrap()
     cri = toml["plugins"]["io.containerd.grpc.v1.cri"]
     assert cri["containerd"]["runtimes"]["nvidia"]["options"]["BinaryName"] == "/usr/bin/nvidia-container-runtime"
     assert (toml["root"], cri["containerd"]["default_runtime_name"]) == ("/var/lib/containerd", "nvidia")
     for written in (json.dumps(DOCKER), json.dumps(DOCKER, indent=2)):
-        found = json.loads(shown(written))
+        found = json.loads(redacted_text(written))
         assert {key: found[key] for key in ("runtimes", "default-runtime", "insecure-registries")} == {
             key: DOCKER[key] for key in ("runtimes", "default-runtime", "insecure-registries")
         }
         assert found["HttpHeaders"] == {"X-Meta": "redacted", "X-Pin": "redacted"}
-    assert "cgroupDriver: systemd\n" in shown(KUBELET)
-    assert "memory.available: 100Mi\n" in shown(KUBELET)
-    unit = shown(UNIT)
+    assert "cgroupDriver: systemd\n" in redacted_text(KUBELET)
+    assert "memory.available: 100Mi\n" in redacted_text(KUBELET)
+    unit = redacted_text(UNIT)
     assert "LD_LIBRARY_PATH=/usr/local/cuda/lib64\n" in unit
     assert "--config=/var/lib/kubelet/config.yaml --token redacted --v=2\n" in unit
 
 
-def test_what_gpunode_wrote_itself_stays_byte_for_byte() -> None:
+def test_configuration_written_by_gpunode_is_unchanged() -> None:
     """A node that is as its recipe wants it is so in its capture, too."""
     table = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]'
     toml = f'version = 3\n\n{table}\n  runtime_type = "io.containerd.runc.v2"\n'
-    assert shown(toml) == toml
+    assert redacted_text(toml) == toml
     docker = '{\n  "default-runtime": "nvidia",\n  "runtimes": {}\n}\n'
-    assert shown(docker) == docker
+    assert redacted_text(docker) == docker
 
 
-def test_of_a_shell_program_stays_what_decides_whether_a_line_is_run() -> None:
+def test_shell_control_flow_is_kept() -> None:
     program = (
         "if [ -n c4n4ry ]; then\n  export LD_LIBRARY_PATH=/opt/x/lib\nfi\nc4n4ry c4n4ry\nreturn\nexport MINE=c4n4ry\n"
     )
-    kept = shown(program)
+    kept = redacted_text(program)
     assert "c4n4ry" not in kept
     assert [line.split()[0] for line in kept.splitlines()] == ["if", "export", "fi", "redacted", "return", "export"]
     assert "  export LD_LIBRARY_PATH=/opt/x/lib\nfi\n" in kept
 
 
 @pytest.mark.parametrize("written", ["- q7W00000==\n", "x:\n  - q7W00000=\n", "Q7W00000=\n", "{a: q7W00000==}\n"])
-def test_base64_is_no_key_for_its_padding(written: str) -> None:
-    assert "7W00000" not in shown(written)
-    assert shown("ExecStart=\nExecStart=/usr/bin/x\n") == "ExecStart=\nExecStart=/usr/bin/x\n"
+def test_base64_padding_is_no_assignment(written: str) -> None:
+    assert "7W00000" not in redacted_text(written)
+    assert redacted_text("ExecStart=\nExecStart=/usr/bin/x\n") == "ExecStart=\nExecStart=/usr/bin/x\n"
 
 
 @pytest.mark.parametrize("content_kind", ["log", "config"])
@@ -139,7 +139,7 @@ def test_base64_is_no_key_for_its_padding(written: str) -> None:
         {"secrets": [{"name": "sa-token-x1"}], "kind": "ServiceAccount"},
     ],
 )
-def test_lists_of_secrets_leave_json_json(value: object, content_kind: ContentKind) -> None:
+def test_redacted_json_stays_valid(value: object, content_kind: ContentKind) -> None:
     """Else what parses a daemon.json of a capture would call it broken."""
     for indent in (None, 1):
         kept = redact_content(json.dumps(value, indent=indent).encode(), content_kind).decode()
@@ -147,12 +147,12 @@ def test_lists_of_secrets_leave_json_json(value: object, content_kind: ContentKi
         assert "hunter2" not in kept
 
 
-def test_a_pull_secret_is_called_by_its_name_in_a_log() -> None:
+def test_pull_secret_name_in_a_log_is_kept() -> None:
     line = b"imagePullSecrets: [{name: ngc-secret}]"
     assert redact_content(line, "log") == line
 
 
-def test_a_table_stays_as_it_is() -> None:
+def test_table_is_unchanged() -> None:
     evidence = {
         "dpkg-status": Capture(
             "/var/lib/dpkg/status", "ok", b"Description: password: a manager\n", content_kind="table"
@@ -161,17 +161,17 @@ def test_a_table_stays_as_it_is() -> None:
     assert redact(evidence) == evidence
 
 
-def test_what_nobody_classified_is_masked() -> None:
+def test_unclassified_evidence_is_masked() -> None:
     (kept,) = redact({"x": Capture("/etc/somebodys", "ok", b"c4n4ry\nx = c4n4ry\n")}).values()
     assert b"c4n4ry" not in kept.data
 
 
-def test_what_is_no_text_is_no_configuration() -> None:
+def test_binary_configuration_is_masked() -> None:
     (kept,) = redact({"x": Capture("/etc/somebodys", "ok", "X=c4n4ry".encode("utf-16"))}).values()
     assert "c4n4ry".encode("utf-16-le") not in kept.data
 
 
-def test_every_file_of_a_folder_is_redacted_and_no_other_field() -> None:
+def test_only_file_contents_of_a_folder_are_redacted() -> None:
     rows = encode_found(iter([Found("/etc/x/token=abc", data=b"token=abc9999\n")]))
     after = redact({"d": Capture("/etc/x/*", "ok", rows, content_kind="log")})["d"]
     assert [(one.path, one.data) for one in decode_found(after.data)] == [("/etc/x/token=abc", b"token=redacted\n")]
@@ -180,19 +180,19 @@ def test_every_file_of_a_folder_is_redacted_and_no_other_field() -> None:
 @pytest.mark.parametrize(
     "line", ["kubelet\0--bootstrap-token\0c4n4ry\0--v\0{}2\0", "ro inst.sshpw=c4n4ry nouveau.modeset=0 {}\n"]
 )
-def test_the_words_that_started_something_stay_words(line: str) -> None:
-    kept = shown(line.format(""), "log")
+def test_command_line_words_are_kept(line: str) -> None:
+    kept = redacted_text(line.format(""), "log")
     assert "c4n4ry" not in kept
     assert kept == line.format("").replace("c4n4ry", "redacted")
 
 
-def test_a_secret_of_kubernetes_is_hidden_whatever_its_keys_are_called() -> None:
+def test_kubernetes_secret_is_redacted_whatever_its_keys() -> None:
     for text in ("kind: Secret\ndata:\n  path: c4n4ry\n  b: c4n4ry\ntype: Opaque\n",
                  '{"kind": "Secret", "data": {"name": "c4n4ry"}, "type": "Opaque"}\n'):  # fmt: skip
-        assert "c4n4ry" not in shown(text, "log")
+        assert "c4n4ry" not in redacted_text(text, "log")
 
 
-def test_two_commands_that_differ_by_their_secret_stay_two_pieces() -> None:
+def test_commands_differing_by_a_secret_stay_two_pieces() -> None:
     commands = ["curl -u a:c4n4ry2 x", "curl -u a:c4n4ry3 x"]
     after = redact({one: Capture(one, "ok", one.encode(), content_kind="log") for one in commands})
     assert len(after) == 2
@@ -200,7 +200,7 @@ def test_two_commands_that_differ_by_their_secret_stay_two_pieces() -> None:
     assert redact(after) == after
 
 
-def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
+def test_diff_shows_unknown_settings_but_no_secret() -> None:
     before = (
         '[x.headers]\nX-Team = [\n  "c4n4ry",\n]\n[y.auth]\nidentitytoken = """\nc4n4ry\n"""\nmine = "some words"\n'
     )
@@ -211,8 +211,8 @@ def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
     assert ' mine = "some words"' in lines
 
 
-def test_every_probe_says_what_it_holds() -> None:
-    """Nothing that a person writes is a table: there, nothing is looked for."""
+def test_every_probe_declares_its_content_class() -> None:
+    """Text that a person writes is never a table: in tables, nothing is looked for."""
     tables = [
         probe
         for probe in (*PROBES, *DOCTOR_PROBES)
@@ -222,7 +222,7 @@ def test_every_probe_says_what_it_holds() -> None:
     assert written == ["/etc/os-release", "/etc/nv_tegra_release"]
 
 
-def test_it_is_counted_what_is_masked() -> None:
+def test_masked_pieces_are_counted() -> None:
     evidence = {
         "a": Capture("/proc/modules", "ok", b"x\n", content_kind="table"),
         "b": Capture("/etc/b", "ok", b"x = c4n4ry\n"),

@@ -137,7 +137,7 @@ STAYS = [
 
 @pytest.mark.parametrize("number", LEAKS)
 @pytest.mark.parametrize("frame", ["{}", "before\n{}\nafter\n", "\r\n{}\r\n"])
-def test_what_leaked_is_gone(number: str, frame: str) -> None:
+def test_known_leak_is_redacted(number: str, frame: str) -> None:
     written, gone = LEAKS[number]
     kept = redact_text(frame.format(written))
     assert gone not in kept
@@ -146,12 +146,12 @@ def test_what_leaked_is_gone(number: str, frame: str) -> None:
 
 
 @pytest.mark.parametrize("line", STAYS)
-def test_what_a_colleague_needs_stays(line: str) -> None:
+def test_useful_line_is_unchanged(line: str) -> None:
     assert redact_text(line) == line
 
 
 @pytest.mark.parametrize("prefix", SHAPES)
-def test_a_token_is_known_by_its_beginning(prefix: str) -> None:
+def test_token_is_recognized_by_its_prefix(prefix: str) -> None:
     rest = {"eyJ": "q7Wk2nVx9Lr4.q7Wk2nVx9Lr4", "AKIA": "Q7WK2NVX9LR4TZ8P", "ASIA": "Q7WK2NVX9LR4TZ8P", "dapi": HEX,
             "K10": "q7Wk2nVx::server:9Lr4Tz8P", "AGE-SECRET-KEY-": "Q7WK2NVX9LR4TZ8P"}.get(
         prefix, "q7Wk2nVx9Lr4Tz8Pq7Wk2nVx9Lr4Tz8P"
@@ -160,12 +160,12 @@ def test_a_token_is_known_by_its_beginning(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("place", HOOKS)
-def test_the_path_of_a_hook_is_its_key(place: str) -> None:
+def test_webhook_path_is_redacted(place: str) -> None:
     between = {"hooks.slack.com/": "services/", "hooks.zapier.com/hooks/": "catch/1/", "/api/webhooks/": "123/"}
     assert "q7Wk2nVx" not in redact_known_shapes(f"POST https://h{place}{between.get(place, '')}q7Wk2nVx9Lr4")
 
 
-def test_every_form_can_match_what_its_words_let_through() -> None:
+def test_every_pattern_has_lowercase_prefilter_words() -> None:
     """No second list decides what is searched."""
     assert all(words and all(word == word.lower() for word in words) for words, _ in (*CONTEXT_FREE, *CONTEXTUAL))
     for program, options in COMMANDS.items():
@@ -175,17 +175,17 @@ def test_every_form_can_match_what_its_words_let_through() -> None:
 @pytest.mark.parametrize(
     "line", ["my-token.toml:3: expected ']' at the end", "passwd: 2 keys", "secret: no such recipe"]
 )
-def test_gpunodes_own_words_are_no_secrets(line: str) -> None:
+def test_own_messages_are_unchanged(line: str) -> None:
     assert redact_known_shapes(line) == line
 
 
-def test_a_private_key_keeps_its_lines() -> None:
+def test_private_key_keeps_its_line_structure() -> None:
     key = "-----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----\n"
     assert redact_text(key) == key.replace("hunter2", "redacted")
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_no_pattern_is_compiled_before_something_is_redacted() -> None:
+def test_no_pattern_is_compiled_before_it_is_needed() -> None:
     """A screen of gpunode's own words compiles none either."""
     script = (
         "from gpunode.redaction import config, evidence, patterns, secrets\n"

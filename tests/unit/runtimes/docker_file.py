@@ -7,11 +7,11 @@ from gpunode.runtimes.model import DOCKER_CONFIG
 
 
 def configure(data: bytes | None, desired: DesiredConfig) -> bytes:
-    """The file as desired."""
+    """Return the file as desired."""
     files = {} if data is None else {DOCKER_CONFIG: data}
     return after_edits(files, docker.configure(files, desired)).get(DOCKER_CONFIG, b"")
 
 
 def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """What the file says."""
+    """Return the state that the file describes."""
     return docker.inspect({} if data is None else {DOCKER_CONFIG: data}, desired)

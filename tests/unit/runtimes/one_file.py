@@ -8,12 +8,12 @@ from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, contain
 
 
 def configure(data: bytes | None, desired: DesiredConfig, path: str = containerd.CONFIG) -> bytes:
-    """The file as desired."""
+    """Return the file as desired."""
     files = {} if data is None else {path: data}
     edited = containerd.configure(files, replace(desired, mode="in-place", config=path))
     return after_edits(files, edited).get(path, b"")
 
 
 def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """What the file says."""
+    """Return the state that the file describes."""
     return containerd.inspect({} if data is None else {containerd.CONFIG: data}, desired)

@@ -113,7 +113,7 @@ class Writer:
         return f'"{escaped}"'
 
     def statements(self, prefix: str, table: dict[str, Any], depth: int) -> tuple[list[str], list[str]]:
-        """The table's own lines, and those of the headers below it."""
+        """Return the table's own lines, and those of the headers below it."""
         own: list[str] = []
         below: list[str] = []
         pad = self.indent * depth
@@ -158,7 +158,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[bytes, DesiredConfig]:
-    """A file, and what is desired of a containerd that reads its schema."""
+    """Return a file, and what is desired of a containerd that reads its schema."""
     data, desired = draw(files()), draw(all_desired)
     # tomlkit 0.15.2 loses the space between a date and the brace behind it, so an edit is refused.
     assume(not re.search(rb"\{[^\n]*\d\d[-:]\d\d", data))
@@ -172,7 +172,7 @@ def read(data: bytes) -> dict[str, Any]:
 
 
 def without_ours(document: dict[str, Any], desired: DesiredConfig) -> dict[str, Any]:
-    """The document without what a desired may change; made apart from the code under test."""
+    """Return the document without what a desired may change; made apart from the code under test."""
     cri = dict(document.get("plugins", {}).get(CRI[document["version"]], {}))
     containerd = dict(cri.pop("containerd", {}))
     runtimes = {name: dict(table) for name, table in containerd.pop("runtimes", {}).items()}
@@ -193,7 +193,7 @@ def added_runc(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 
 @given(cases())
-def test_what_is_wished_is_there_and_all_else_as_it_was(case: tuple[bytes, DesiredConfig]) -> None:
+def test_desired_settings_are_present_and_the_rest_is_unchanged(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
     out = configure(data, desired)
     assert satisfies(inspect(out), desired)
@@ -204,7 +204,7 @@ def test_what_is_wished_is_there_and_all_else_as_it_was(case: tuple[bytes, Desir
 
 
 @given(cases())
-def test_an_existing_entry_of_runcs_shim_loses_no_key(case: tuple[bytes, DesiredConfig]) -> None:
+def test_existing_runc_shim_entry_loses_no_key(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
 
     def entry(text: bytes) -> dict[str, Any]:
@@ -222,20 +222,20 @@ def test_an_existing_entry_of_runcs_shim_loses_no_key(case: tuple[bytes, Desired
 
 
 @given(cases())
-def test_twice_is_once(case: tuple[bytes, DesiredConfig]) -> None:
+def test_configure_is_idempotent(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
     out = configure(data, desired)
     assert configure(out, desired) == out
 
 
 @given(cases())
-def test_what_is_satisfied_stays_byte_for_byte_and_what_is_not_changes(case: tuple[bytes, DesiredConfig]) -> None:
+def test_only_a_satisfied_file_stays_byte_for_byte(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
     assert satisfies(inspect(data), desired) == (configure(data, desired) == data)
 
 
 @given(cases())
-def test_every_comment_on_a_line_of_its_own_survives_in_order(case: tuple[bytes, DesiredConfig]) -> None:
+def test_comments_on_their_own_line_stay_in_order(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
 
     def comments(text: bytes) -> list[bytes]:
@@ -245,7 +245,7 @@ def test_every_comment_on_a_line_of_its_own_survives_in_order(case: tuple[bytes,
 
 
 @given(cases())
-def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(case: tuple[bytes, DesiredConfig]) -> None:
+def test_unrelated_lines_stay_byte_for_byte(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
     # Line ends have a test of their own, and a last line without one gets one when something follows it.
     former, new = data.splitlines(), configure(data, desired).splitlines()
@@ -259,7 +259,7 @@ def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(case: tuple[bytes, De
 
 
 @given(cases())
-def test_line_ends_and_the_byte_order_mark_stay_as_they_are(case: tuple[bytes, DesiredConfig]) -> None:
+def test_line_ends_and_byte_order_mark_are_kept(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
     out = configure(data, desired)
     assert out.startswith("\ufeff".encode()) == data.startswith("\ufeff".encode())
@@ -291,7 +291,7 @@ V2 = b"version = 2\n"
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\n", b"# only a comment\n"])
-def test_a_file_that_says_nothing_becomes_schema_2(data: bytes | None) -> None:
+def test_empty_file_becomes_schema_2(data: bytes | None) -> None:
     out = configure(data, DesiredConfig(version=(2, 1)))
     assert out.startswith(data or b"")
     assert tomllib.loads(out.decode()) == {
@@ -332,7 +332,7 @@ def test_runc_is_added_where_containerd_would_lose_it(
         (DesiredConfig(version=(2, 0), systemd_cgroup=True), "uses cgroupfs"),
     ],
 )
-def test_a_runc_table_that_is_added_has_its_reason(desired: DesiredConfig, reason: str) -> None:
+def test_added_runc_table_is_explained(desired: DesiredConfig, reason: str) -> None:
     edited = containerd.configure({containerd.CONFIG: V2}, desired)
     assert "also lists runc" in edited.how
     assert reason in edited.how
@@ -340,13 +340,13 @@ def test_a_runc_table_that_is_added_has_its_reason(desired: DesiredConfig, reaso
     assert "runc" not in again.how
 
 
-def test_a_host_that_nvidia_ctk_left_without_runc_is_repaired() -> None:
+def test_missing_runc_left_by_nvidia_ctk_is_repaired() -> None:
     broken = configure(V2, DesiredConfig(version=(2, 1)))
     assert not satisfies(inspect(broken), DesiredConfig(version=(1, 7)))
     assert "runc" in inspect(configure(broken, DesiredConfig(version=(1, 7)))).handlers
 
 
-def test_an_entry_with_the_right_binary_keeps_what_else_it_says_and_joins_runcs_cgroup_driver() -> None:
+def test_correct_entry_keeps_its_keys_and_gets_the_cgroup_driver() -> None:
     data = (
         V2
         + f"""
@@ -373,7 +373,7 @@ def nvidia_in(data: bytes) -> dict[str, Any]:
     ("default", "copied"),
     [("", "runc"), ("crun", "crun"), ("kata", "runc"), ("nvidia-legacy", "runc"), ("gone", "runc")],
 )
-def test_a_new_handler_is_a_copy_of_the_runtime_that_it_stands_in_for(default: str, copied: str) -> None:
+def test_new_handler_copies_the_default_runtime(default: str, copied: str) -> None:
     tables = "".join(
         f"""
 [plugins."{CRI[2]}".containerd.runtimes.{name}]
@@ -404,7 +404,7 @@ default_runtime_name = "{default}"
     ],
 )
 @pytest.mark.parametrize("desired", [DesiredConfig(cdi=True), DesiredConfig(default=True)], ids=["plain", "default"])
-def test_an_existing_entry_joins_runc_under_systemds_cgroup_driver_and_never_leaves_it(
+def test_existing_entry_follows_runc_to_the_systemd_cgroup_driver(
     runc: dict[str, Any], nvidia: dict[str, Any], after: bool | None, desired: DesiredConfig
 ) -> None:
     def options(table: dict[str, Any]) -> str:
@@ -419,14 +419,14 @@ nvidia = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options({"Bina
     assert nvidia_in(configure(data.encode(), desired))["options"] == {"BinaryName": BINARY, **nvidia, **joined}
 
 
-def test_a_comment_look_alike_in_a_string_is_no_place_for_a_table() -> None:
+def test_comment_inside_a_string_is_no_place_for_a_table() -> None:
     text = b'version = 2\nx = """\n# no comment"""\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
     out = configure(text, DesiredConfig(default=True))
     assert read(out)["x"] == "# no comment"
     assert inspect(out).default == "nvidia"
 
 
-def test_a_new_table_stands_where_its_neighbours_do() -> None:
+def test_new_table_is_placed_and_indented_like_its_neighbours() -> None:
     data = b"""version = 2
 
 [plugins]
@@ -452,7 +452,7 @@ def test_a_new_table_stands_where_its_neighbours_do() -> None:
     assert configure(data, DesiredConfig(default=True)) == changed
 
 
-def test_a_handler_without_a_type_is_not_taken_for_configured() -> None:
+def test_handler_without_a_type_is_not_configured() -> None:
     data = V2 + f'[plugins."{CRI[2]}".containerd.runtimes.nvidia.options]\nBinaryName = "{BINARY}"\n'.encode()
     assert not satisfies(inspect(data), DesiredConfig(version=(2, 1)))
     nvidia = read(configure(data, DesiredConfig(version=(2, 1))))["plugins"][CRI[2]]["containerd"]["runtimes"]["nvidia"]
@@ -460,13 +460,13 @@ def test_a_handler_without_a_type_is_not_taken_for_configured() -> None:
 
 
 @pytest.mark.parametrize("name", ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"])
-def test_a_disabled_cri_plugin_is_reported_and_left(name: str) -> None:
+def test_disabled_cri_plugin_is_reported_and_left(name: str) -> None:
     data = f'version = 2\ndisabled_plugins = ["aufs", "{name}"]\n'.encode()
     assert inspect(data).cri_disabled
     assert configure(data, DesiredConfig()).startswith(data)
 
 
-def test_an_empty_file_says_nothing() -> None:
+def test_empty_file_has_no_settings() -> None:
     assert inspect(None) == inspect(b"") == ObservedConfig(schema=2)
 
 
@@ -512,25 +512,25 @@ def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
         ("enable_cdi = 0", ":3: {}.enable_cdi is not true or false", "it is 0"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_named_with_its_path_and_line(body: str, what: str, why: str) -> None:
+def test_value_of_the_wrong_type_is_named_with_path_and_line(body: str, what: str, why: str) -> None:
     with pytest.raises(Refused) as refused:
         inspect(f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode())
     assert refused.value.what == "/etc/containerd/config.toml" + what.format(f"plugins.{CRI[2]}")
     assert refused.value.why == why
 
 
-def test_what_a_handler_leaves_out_is_read_as_the_daemon_reads_it() -> None:
+def test_omitted_handler_keys_are_read_as_containerd_does() -> None:
     at = f"[plugins.'{CRI[2]}'.containerd.runtimes"
     text = f"version = 2\n{at}.bare]\nruntime_type = 'io.x.v2'\n{at}.untyped.options]\nBinaryName = '/b'\n"
     assert inspect(text.encode()).handlers == {"bare": "", "untyped": ""}
     assert inspect(b"root = '/x'\n").schema == 1
 
 
-def test_a_schema_that_is_newer_than_gpunode_is_read_where_the_last_known_one_stood() -> None:
+def test_newer_schema_is_read_as_the_last_known_one() -> None:
     assert inspect(f"version = 4\n[plugins.'{CRI[3]}']\nenable_cdi = true\n".encode()).cdi is True
 
 
-def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uneditable_file_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomltext, "parse", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, DesiredConfig())
@@ -539,13 +539,13 @@ def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pyte
     assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
 
-def test_a_line_that_would_not_stay_as_it_is_is_named_with_a_way_on() -> None:
+def test_line_that_cannot_be_preserved_is_named_with_a_hint() -> None:
     with pytest.raises(Refused, match=r"config\.toml:2: gpunode found no way to write plugins") as refused:
         configure(b"version = 2\nx = { a = 1979-05-27 }\n", DesiredConfig())
     assert "write line 2 with headers" in refused.value.hint
 
 
-def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
+def test_schema_1_refuses_a_drop_in_with_a_hint() -> None:
     data = b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n'
     with pytest.raises(Refused, match="schema 1 supports no drop-ins") as refused:
         containerd.configure({containerd.CONFIG: data}, DesiredConfig(mode="drop-in"))
@@ -558,7 +558,7 @@ def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
 
 
 @pytest.mark.parametrize("data", [b"version = 2\nx = \n", b"version = 2\nx = '\xff'\n", b"version = 2\nplugins = 3\n"])
-def test_what_cannot_be_read_is_named_as_the_file_or_as_the_daemons_answer(data: bytes) -> None:
+def test_unparsable_file_and_dump_are_named_in_the_error(data: bytes) -> None:
     with pytest.raises(Refused, match=r"^/etc/containerd/config\.toml:2") as refused:
         inspect(data)
     assert "/etc/containerd/config.toml" in refused.value.hint
@@ -572,14 +572,14 @@ def test_deep_nesting_is_refused() -> None:
 
 
 @pytest.mark.parametrize("row", ["containerd", "crio"])
-def test_the_configuration_itself_is_no_drop_in_of_it(row: str) -> None:
+def test_main_file_as_its_own_drop_in_is_refused(row: str) -> None:
     main = runtime(row).config
     for files in ({}, {main: b""}):
         with pytest.raises(Refused, match="is the configuration file itself"):
             runtime(row).configure(files, DesiredConfig(mode="drop-in", drop_in=main, exact=True))
 
 
-def test_the_runtime_binary_is_an_absolute_path() -> None:
+def test_relative_runtime_binary_is_refused() -> None:
     with pytest.raises(Refused, match=r"config\.toml: the runtime binary .* is not an absolute path") as refused:
         configure(None, DesiredConfig(binary="bin/nvidia-container-runtime"))
     assert "does not search" in refused.value.why
@@ -597,27 +597,27 @@ def test_the_runtime_binary_is_an_absolute_path() -> None:
         DesiredConfig("gpu"),
     ],
 )
-def test_the_name_that_nvidia_ctk_takes_alone_is_as_good_as_its_path(desired: DesiredConfig) -> None:
+def test_bare_toolkit_name_stands_for_its_absolute_path(desired: DesiredConfig) -> None:
     alone = configure(None, replace(desired, binary="nvidia-container-runtime"))
     assert alone == configure(None, desired)
     assert inspect(alone).handlers[desired.handler] == BINARY
 
 
-def test_a_dump_is_read_as_a_configuration_is() -> None:
+def test_dump_is_read_like_a_configuration() -> None:
     found = containerd.dump(configure(None, DesiredConfig(default=True, cdi=True, systemd_cgroup=True)))
     assert found.default == "nvidia"
     assert found.cdi is True
     assert found.systemd_cgroup == {"nvidia": True, "runc": True}
 
 
-def test_a_file_as_wished_is_recognised_without_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_satisfied_file_is_recognized_without_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
     desired = DesiredConfig(default=True, cdi=True, systemd_cgroup=True)
     out = configure(None, desired)
     monkeypatch.setitem(sys.modules, "gpunode.runtimes.tomltext", None)
     assert configure(out, desired) == out
 
 
-def test_an_unknown_runtime_is_no_row() -> None:
+def test_unknown_runtime_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         runtime("rkt")
 
@@ -629,7 +629,7 @@ LEGACY = b"""[plugins.cri.containerd]
 """
 
 
-def test_of_schema_1_containerd_2_takes_the_runtimes_under_its_own_name_for_the_plugin() -> None:
+def test_containerd_2_reads_schema_1_under_its_new_plugin_name() -> None:
     out = configure(V1, DesiredConfig(version=(2, 1, 9), exact=True))
     found = read(out)
     assert "version" not in found
@@ -638,7 +638,7 @@ def test_of_schema_1_containerd_2_takes_the_runtimes_under_its_own_name_for_the_
     assert set(read(configure(V1, DesiredConfig(version=(1, 7))))["plugins"]) == {"cri"}
 
 
-def test_the_nameless_default_of_old_goes_where_another_default_is_asked_for_and_that_is_told() -> None:
+def test_legacy_default_runtime_is_replaced_with_a_note() -> None:
     desired = DesiredConfig(default=True, version=(1, 7))
     edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     (edit,) = edited.edits
@@ -649,7 +649,7 @@ def test_the_nameless_default_of_old_goes_where_another_default_is_asked_for_and
     assert b"[plugins.cri.containerd.default_runtime]" in (kept.edits[0].after or b"")
 
 
-def test_with_the_nameless_default_goes_the_cgroup_driver_that_it_alone_allows() -> None:
+def test_legacy_systemd_cgroup_key_is_removed_with_its_default() -> None:
     legacy = LEGACY.replace(
         b"[plugins.cri.containerd]", b"[plugins.cri]\n  systemd_cgroup = true\n[plugins.cri.containerd]", 1
     )
@@ -659,7 +659,7 @@ def test_with_the_nameless_default_goes_the_cgroup_driver_that_it_alone_allows()
     assert read(configure(legacy, DesiredConfig(version=(1, 7))))["plugins"]["cri"]["systemd_cgroup"] is True
 
 
-def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_makes_of_it() -> None:
+def test_unknown_containerd_version_follows_nvidia_ctk_with_notes() -> None:
     desired = DesiredConfig(default=True, cdi=True, exact=True, mode="in-place")
     edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     assert b"default_runtime]" in (edited.edits[0].after or b"")
@@ -667,7 +667,7 @@ def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_make
     assert any("enable_cdi is where" in note for note in edited.notes)
 
 
-def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:
+def test_cri_plugin_is_enabled_on_request_with_a_note() -> None:
     edited = containerd.configure({containerd.CONFIG: V1}, DesiredConfig(enable_cri=True, version=(1, 7)))
     found = read(edited.edits[0].after or b"")
     assert found["disabled_plugins"] == []
@@ -696,7 +696,7 @@ SystemdCgroup = true
 @pytest.mark.parametrize(
     ("schema", "version"), [(1, (1, 6, 20)), (2, (1, 7, 24)), (2, (2, 1, 9)), (3, (2, 1, 9)), (4, (2, 3)), (2, None)]
 )
-def test_an_existing_entry_keeps_every_key(
+def test_existing_entry_keeps_every_key(
     schema: int, version: tuple[int, ...] | None, binary: str, default: str, exact: bool
 ) -> None:
     text = THEIRS.replace("CRI", CRI_PLUGINS[schema]).replace("DEFAULT", default).replace("BINARY", binary)
@@ -725,9 +725,7 @@ def test_an_existing_entry_keeps_every_key(
     ids=["options", "top-level"],
 )  # fmt: skip
 @pytest.mark.parametrize("desired", [DesiredConfig(), DesiredConfig(default=True)], ids=["plain", "default"])
-def test_the_cgroup_driver_of_the_nameless_default_of_old_is_carried_over(
-    schema: int, kind: str, under: str, desired: DesiredConfig
-) -> None:
+def test_legacy_cgroup_driver_is_carried_over(schema: int, kind: str, under: str, desired: DesiredConfig) -> None:
     text = f"""version = {schema}
 [plugins.'CRI'.containerd.default_runtime]
 runtime_type = "{kind}"
@@ -752,7 +750,7 @@ runtime_type = "{kind}"
     [(3, (1, 6, 20), "2.0"), (3, (1, 7, 24), "2.0"), (4, (1, 7), "2.3"), (4, (2, 1, 9), "2.3")],
 )
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_schema_that_this_containerd_cannot_read_is_refused_with_that_reason(
+def test_unsupported_schema_version_is_refused_with_the_reason(
     schema: int, version: tuple[int, ...], since: str, is_there: bool
 ) -> None:
     data = f"version = {schema}\n".encode()
@@ -774,14 +772,14 @@ def test_a_schema_that_this_containerd_cannot_read_is_refused_with_that_reason(
         ("systemd_cgroup = 'yes'", "systemd_cgroup"),
     ],
 )
-def test_a_drop_in_that_nothing_imports_yet_is_checked_for_its_shape_too(body: str, key: str) -> None:
+def test_unimported_drop_in_is_checked_for_wrong_types(body: str, key: str) -> None:
     files = {containerd.CONFIG: V2, containerd.DROP_IN: f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode()}
     with pytest.raises(Refused) as refused:
         containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
     assert refused.value.what.startswith(f"{containerd.DROP_IN}:3: plugins.{CRI[2]}.{key} is not ")
 
 
-def test_what_should_be_known_of_the_files_is_said_to_ctk_also_where_nothing_is_to_do() -> None:
+def test_schema_mismatch_is_noted_even_without_an_edit() -> None:
     theirs = f"version = 3\n[plugins.'{CRI[3]}'.containerd.runtimes.x]\nruntime_type = 'y'\n".encode()
     root = f"version = 2\nimports = ['/x.toml']\n{THEIRS.replace('CRI', CRI[2])}".replace("DEFAULT", "runc").replace(
         "BINARY", BINARY

@@ -24,7 +24,7 @@ ROOT = b"version = 2\n"
 
 
 def node(**more: bytes) -> dict[str, bytes]:
-    """A node whose unit a drop-in points at another file than the usual one, which is there as well."""
+    """Return a node whose unit a drop-in points at another file than the usual one, which is there as well."""
     return {LIB: USUAL, DROP_IN: POINTED, OWN: ROOT, CONFIG: ROOT, **more}
 
 
@@ -53,15 +53,15 @@ def read_on(disk: dict[str, bytes], desired: DesiredConfig) -> dict[str, bytes]:
         ("/bin/sh -c /opt/start.sh", ""),
     ],
 )
-def test_the_configuration_is_what_the_command_line_names_last(line: str, config: str) -> None:
+def test_last_config_option_of_the_command_line_wins(line: str, config: str) -> None:
     assert config_of(line.split()) == config
 
 
-def test_a_shell_that_starts_it_is_seen_through() -> None:
+def test_config_option_behind_a_shell_is_found() -> None:
     assert config_of(["/bin/sh", "-c", "exec containerd -c /a.toml"]) == "/a.toml"
 
 
-def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
+def test_file_named_by_the_unit_is_edited_and_restored() -> None:
     disk = node()
     files = read_on(disk, DesiredConfig())
     edited = ROW.configure(files, DesiredConfig())
@@ -75,7 +75,7 @@ def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
     assert [edit.path for edit in ROW.unconfigure(after, DesiredConfig(), {}).edits] == [OWN]
 
 
-def test_the_row_has_that_file_unless_another_is_asked_for() -> None:
+def test_config_option_overrides_the_file_of_the_unit() -> None:
     files = read_on(node(), DesiredConfig())
     assert ROW.located(ROW, files, DesiredConfig()).config == OWN
     assert ROW.located(ROW, files, DesiredConfig(config=CONFIG)) is ROW
@@ -84,19 +84,19 @@ def test_the_row_has_that_file_unless_another_is_asked_for() -> None:
     assert edit.path == CONFIG
 
 
-def test_a_variable_of_the_unit_is_filled_in() -> None:
+def test_environment_variable_of_the_unit_is_expanded() -> None:
     unit = b"[Service]\nEnvironment=TOML=/a.toml\nExecStart=/usr/bin/containerd --config ${TOML}\n"
     own = b"[Service]\nEnvironment=TOML=/srv/containerd.toml\n"
     files = read_on(node(**{LIB: unit, DROP_IN: own}), DesiredConfig())
     assert ROW.located(ROW, files, DesiredConfig()).config == OWN
 
 
-def test_what_a_unit_holds_is_no_configuration() -> None:
+def test_unit_file_is_not_parsed_as_configuration() -> None:
     unit = b'imports = ["/etc/shadow"]\n'
     assert "/etc/shadow" not in ROW.reads({LIB: unit, CONFIG: ROOT}, DesiredConfig())
 
 
-def test_a_file_that_updates_replace_is_not_edited() -> None:
+def test_file_replaced_by_updates_is_refused() -> None:
     vendors = "/usr/share/containerd/config.toml"
     unit = f"[Service]\nExecStart=/usr/bin/containerd --config {vendors}\n".encode()
     files = {LIB: unit, vendors: ROOT}
@@ -108,18 +108,18 @@ def test_a_file_that_updates_replace_is_not_edited() -> None:
     assert edit.path == vendors
 
 
-def test_few_places_are_looked_at_where_no_containerd_is() -> None:
+def test_few_paths_are_read_without_containerd() -> None:
     assert not [place for place in ROW.reads({}, DesiredConfig()) if "service.d" in place]
 
 
-def test_setup_goes_by_the_unit_too() -> None:
+def test_setup_edits_the_file_named_by_the_unit() -> None:
     facts = machine(files=node())
     row = choose_row(ROW, facts).row
     assert row.config == OWN
     assert {LIB, DROP_IN, OWN} < set(contents(in_facts(facts, row, DesiredConfig())))
 
 
-def test_a_masked_unit_names_nothing() -> None:
+def test_masked_unit_names_no_file() -> None:
     facts = machine(files=node())
     facts.files[ETC] = Unknown("it is a character device", f"file:{ETC}")  # type: ignore[index]  # a dict here
     assert choose_row(ROW, facts).row is ROW

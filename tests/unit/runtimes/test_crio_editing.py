@@ -54,8 +54,8 @@ DEFAULT = DesiredConfig(default=True)
 CTK = DesiredConfig(exact=True)
 
 
-def done(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
-    """The files after configure, of which a second one finds nothing to do."""
+def configure(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
+    """Return the files after configure, of which a second one finds nothing to do."""
     after = dict(after_edits(files, crio.configure(files, desired)))
     assert crio.configure(after, desired).edits == ()
     return after
@@ -71,25 +71,25 @@ def undone(
     now: dict[str, bytes],
     desired: DesiredConfig = DesiredConfig(),  # noqa: B008
 ) -> dict[str, bytes]:
-    """``now`` after unconfigure, whose journal holds ``edited``."""
+    """Return ``now`` after unconfigure, whose journal holds ``edited``."""
     former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
     return dict(after_edits(now, crio.unconfigure(now, desired, former)))
 
 
-def test_the_options_of_a_default_runtime_that_stands_in_crio_conf_d_are_inherited() -> None:
-    after = done({PACKAGED: TEN})
+def test_options_of_the_default_runtime_in_crio_conf_d_are_inherited() -> None:
+    after = configure({PACKAGED: TEN})
     assert after[PACKAGED] == TEN
     assert runtime(after[DROP_IN]) == {"runtimes": {"nvidia": OF_CRUN}}
 
 
 @pytest.mark.parametrize("desired", [DesiredConfig(), CTK, DEFAULT, DesiredConfig(default=True, exact=True)])
-def test_a_default_in_the_drop_in_does_not_change_whose_options_are_taken(desired: DesiredConfig) -> None:
-    after = done({PACKAGED: TEN}, desired)
+def test_default_in_the_drop_in_does_not_change_the_inherited_options(desired: DesiredConfig) -> None:
+    after = configure({PACKAGED: TEN}, desired)
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
     assert runtime(after[DROP_IN]).get("default_runtime") == ("nvidia" if desired.default else None)
 
 
-def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
+def test_later_file_replaces_a_whole_runtime_table() -> None:
     files = {
         CONF: b'[crio.runtime]\ndefault_runtime = "crun"\n',
         "/etc/crio/crio.conf.d/50-z/a.conf": b'[crio.runtime]\ndefault_runtime = "runc"\n',
@@ -97,7 +97,7 @@ def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
         PACKAGED: TEN,
     }
     assert crio.in_order(files, DesiredConfig()) == (CONF, PACKAGED, *sorted(files)[2:4])
-    assert runtime(done(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert runtime(configure(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
     found = crio.inspect(files, DesiredConfig())
     assert (found.default, found.handlers, found.cdi) == (
         "runc",
@@ -107,56 +107,56 @@ def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vm", "pod"])
-def test_a_runtime_that_runs_no_plain_containers_is_no_model(kind: str) -> None:
+def test_vm_runtime_is_not_inherited_from(kind: str) -> None:
     files = {CONF: f'[crio.runtime]\ndefault_runtime = "kata"\n[crio.runtime.runtimes.kata]\nruntime_type = "{kind}"\n'
              'runtime_config_path = "/etc/kata.toml"\n'.encode()}  # fmt: skip
     edited = crio.configure(files, DesiredConfig())
     assert runtime(after_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
     assert any("kata cannot run plain containers" in note for note in edited.notes)
     with_runc = {**files, PACKAGED: b'[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n'}
-    assert runtime(done(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
+    assert runtime(configure(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
 
 
-def test_what_would_run_another_binary_in_its_place_is_not_inherited() -> None:
+def test_keys_that_select_another_binary_are_not_inherited() -> None:
     table = b'[crio.runtime.runtimes.runc]\ninherit_default_runtime = true\nmonitor_path = "/m"\n'
     more = b'[crio.runtime.runtimes.runc.platform_runtime_paths]\n"linux/amd64" = "/usr/bin/runc"\n'
-    entry = runtime(done({CONF: table + more})[DROP_IN])["runtimes"]["nvidia"]
+    entry = runtime(configure({CONF: table + more})[DROP_IN])["runtimes"]["nvidia"]
     assert entry == {**BARE, "monitor_path": "/m"}
 
 
-def test_what_else_a_drop_in_says_stays() -> None:
+def test_other_settings_in_the_drop_in_are_kept() -> None:
     former = (
         b'[crio.runtime]\nhooks_dir = ["/etc/hooks"] # ours\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/old"\n'
     )
-    after = done({PACKAGED: TEN, DROP_IN: former}, CTK)
+    after = configure({PACKAGED: TEN, DROP_IN: former}, CTK)
     assert runtime(after[DROP_IN]) == {"hooks_dir": ["/etc/hooks"], "runtimes": {"nvidia": OF_CRUN}}
     assert b'hooks_dir = ["/etc/hooks"] # ours\n' in after[DROP_IN]
 
 
-def test_an_existing_entry_keeps_what_it_says() -> None:
+def test_existing_entry_keeps_its_keys() -> None:
     own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\nallowed_annotations = ["mine"]\n'.encode()
     files = {PACKAGED: TEN, DROP_IN: own}
     assert crio.configure(files, DesiredConfig()).edits == crio.configure(files, CTK).edits == ()
     files[DROP_IN] = own.replace(BINARY.encode(), b"/opt/old")
     for desired in (DesiredConfig(), CTK):
-        entry = runtime(done(files, desired)[DROP_IN])["runtimes"]["nvidia"]
+        entry = runtime(configure(files, desired)[DROP_IN])["runtimes"]["nvidia"]
         assert entry == {**OF_CRUN, "allowed_annotations": ["mine"]}
 
 
-def test_an_existing_entry_that_runs_another_binary_after_all_is_repaired() -> None:
+def test_existing_entry_that_runs_another_binary_is_repaired() -> None:
     own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\ninherit_default_runtime = true\n'.encode()
-    assert runtime(done({DROP_IN: own})[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert runtime(configure({DROP_IN: own})[DROP_IN])["runtimes"]["nvidia"] == BARE
 
 
 @pytest.mark.parametrize("desired", [DesiredConfig(), CTK], ids=["setup", "ctk"])
-def test_a_later_run_without_the_flag_leaves_the_default(desired: DesiredConfig) -> None:
-    after = done({PACKAGED: TEN}, replace(desired, default=True))
+def test_later_run_without_the_default_option_keeps_the_default(desired: DesiredConfig) -> None:
+    after = configure({PACKAGED: TEN}, replace(desired, default=True))
     assert crio.configure(after, desired).edits == ()
 
 
-def test_in_place_everything_else_stays_byte_for_byte() -> None:
+def test_in_place_edit_keeps_other_lines_byte_for_byte() -> None:
     conf = b'# mine\r\n[crio]\r\nlog_dir = "/l" # there\r\n\r\n[crio.runtime]\r\ncgroup_manager = "cgroupfs"\r\n'
-    after = done({CONF: conf}, DesiredConfig(mode="in-place", default=True))
+    after = configure({CONF: conf}, DesiredConfig(mode="in-place", default=True))
     assert [*after] == [CONF]
     new = after[CONF].splitlines(keepends=True)
     old = conf.splitlines(keepends=True)
@@ -165,13 +165,13 @@ def test_in_place_everything_else_stays_byte_for_byte() -> None:
     assert runtime(after[CONF])["default_runtime"] == "nvidia"
 
 
-def test_in_place_the_default_that_it_replaced_stays_the_model() -> None:
+def test_replaced_default_is_still_inherited_from_in_place() -> None:
     desired = DesiredConfig(mode="in-place", default=True, exact=True)
     conf = TEN.replace(b"[crio.runtime.runtimes.runc]", b"[crio.runtime.runtimes.fast]").replace(b"crun", b"swift")
-    assert runtime(done({CONF: conf}, desired)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
+    assert runtime(configure({CONF: conf}, desired)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
 
 
-def test_where_a_later_file_would_win_that_file_is_edited() -> None:
+def test_file_that_would_override_ours_is_edited() -> None:
     later = "/etc/crio/crio.conf.d/99-site.conf"
     files = {PACKAGED: TEN, later: b'[crio.runtime]\ndefault_runtime = "runc"\n'}
     edited = crio.configure(files, DEFAULT)
@@ -188,14 +188,14 @@ def test_where_a_later_file_would_win_that_file_is_edited() -> None:
         DesiredConfig(default=True, drop_in="/etc/crio/crio.conf.d/05-gpu.conf"),
     ],
 )
-def test_what_would_have_no_effect_is_refused_with_the_file_that_wins(desired: DesiredConfig) -> None:
+def test_edit_without_effect_is_refused_with_the_overriding_file(desired: DesiredConfig) -> None:
     with pytest.raises(Refused) as stopped:
         crio.configure({PACKAGED: TEN}, desired)
     assert f"{PACKAGED} sets crio.runtime.default_runtime" in stopped.value.why
     assert "no effect" in stopped.value.what
 
 
-def test_a_dead_drop_in_of_an_older_toolkit_is_named_and_none_is_written() -> None:
+def test_unread_drop_in_of_an_older_toolkit_is_noted() -> None:
     dead = "/etc/crio/conf.d/99-nvidia.toml"
     files = {dead: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'}
     edited = crio.configure(files, DesiredConfig())
@@ -205,7 +205,7 @@ def test_a_dead_drop_in_of_an_older_toolkit_is_named_and_none_is_written() -> No
         crio.configure({}, DesiredConfig(drop_in=dead))
 
 
-def test_leftovers_that_cri_o_reads_too_are_named() -> None:
+def test_backup_files_that_crio_reads_are_noted() -> None:
     files = {PACKAGED: TEN, f"{PACKAGED}.bak": TEN}
     assert any(f"{PACKAGED}.bak looks like a leftover" in note for note in crio.configure(files, DesiredConfig()).notes)
 
@@ -221,39 +221,41 @@ def test_leftovers_that_cri_o_reads_too_are_named() -> None:
         (CONF, b"\xff", "not UTF-8"),
     ],
 )
-def test_what_cri_o_cannot_use_either_is_refused_with_its_line(path: str, data: bytes, what: str) -> None:
+def test_invalid_crio_configuration_is_refused_with_its_line(path: str, data: bytes, what: str) -> None:
     for ask in (crio.configure, crio.inspect):
         with pytest.raises(Refused) as stopped:
             ask({path: data}, DesiredConfig())
         assert what in stopped.value.what
 
 
-def test_a_relative_binary_is_refused_but_for_the_toolkits_own() -> None:
-    assert runtime(done({}, DesiredConfig(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
+def test_relative_binary_other_than_the_toolkits_is_refused() -> None:
+    assert (
+        runtime(configure({}, DesiredConfig(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
+    )
     with pytest.raises(Refused, match="not an absolute path"):
         crio.configure({}, DesiredConfig(binary="bin/nvidia-container-runtime"))
 
 
-def test_options_come_from_the_daemons_own_dump_where_there_is_one() -> None:
+def test_options_are_inherited_from_the_dump_of_the_daemon() -> None:
     dump = b'[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nmonitor_path = "/dumped"\n'
-    after = done({PACKAGED: TEN}, DesiredConfig(source=dump, exact=True))
+    after = configure({PACKAGED: TEN}, DesiredConfig(source=dump, exact=True))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/dumped"}
 
 
-def test_the_cgroup_manager_is_changed_only_when_that_is_wished() -> None:
+def test_cgroup_manager_is_changed_only_on_request() -> None:
     files = {CONF: b'[crio.runtime]\ncgroup_manager = "cgroupfs"\n'}
-    assert "cgroup_manager" not in runtime(done(files)[DROP_IN])
-    assert runtime(done(files, DesiredConfig(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
+    assert "cgroup_manager" not in runtime(configure(files)[DROP_IN])
+    assert runtime(configure(files, DesiredConfig(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
 
 
-def test_another_root_file_is_read_in_its_place() -> None:
+def test_other_main_file_is_read_instead() -> None:
     other = "/opt/crio.conf"
     assert other in crio.reads({}, DesiredConfig(config=other))
-    after = done({other: TEN, CONF: b"not read"}, DesiredConfig(config=other))
+    after = configure({other: TEN, CONF: b"not read"}, DesiredConfig(config=other))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
 
 
-def test_all_of_crio_conf_d_is_read_hidden_files_and_folders_too() -> None:
+def test_hidden_files_and_subfolders_of_crio_conf_d_are_read() -> None:
     patterns = crio.reads({}, DesiredConfig(drop_in="/srv/gpu/50.toml"))
     assert {CONF, f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", "/srv/gpu/*"} <= {*patterns}
     assert any(
@@ -264,7 +266,7 @@ def test_all_of_crio_conf_d_is_read_hidden_files_and_folders_too() -> None:
 # Taken back.
 
 
-def test_what_was_edited_since_stays_and_our_keys_go() -> None:
+def test_unconfigure_keeps_later_edits() -> None:
     before = {CONF: b'[crio.runtime]\ndefault_runtime = "runc" # why\n'}
     desired = DesiredConfig(mode="in-place", default=True)
     edited = crio.configure(before, desired)
@@ -276,7 +278,7 @@ def test_what_was_edited_since_stays_and_our_keys_go() -> None:
     assert b"# why" in back[CONF]
 
 
-def test_a_default_that_somebody_chose_since_stays() -> None:
+def test_default_chosen_since_is_kept() -> None:
     before = {PACKAGED: TEN}
     edited = crio.configure(before, DEFAULT)
     now = dict(after_edits(before, edited))
@@ -284,7 +286,7 @@ def test_a_default_that_somebody_chose_since_stays() -> None:
     assert runtime(undone(before, edited, now)[DROP_IN]) == {"default_runtime": "runc"}
 
 
-def test_a_former_entry_comes_back() -> None:
+def test_former_entry_is_restored() -> None:
     before = {DROP_IN: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/old"\n', PACKAGED: TEN}
     edited = crio.configure(before, CTK)
     now = dict(after_edits(before, edited))
@@ -293,15 +295,15 @@ def test_a_former_entry_comes_back() -> None:
     assert runtime(undone(before, edited, now)[DROP_IN]) == {"runtimes": {"nvidia": {"runtime_path": "/old"}}}
 
 
-def test_without_a_record_the_entry_and_the_default_go_and_that_is_said() -> None:
-    now = done({PACKAGED: TEN}, DEFAULT)
+def test_unconfigure_without_a_record_removes_entry_and_default() -> None:
+    now = configure({PACKAGED: TEN}, DEFAULT)
     edited = crio.unconfigure(now, DesiredConfig(), {})
     assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
     assert any(f"gpunode has no record of {DROP_IN}" in note for note in edited.notes)
     assert crio.unconfigure({PACKAGED: TEN}, DesiredConfig(), {}).edits == ()
 
 
-def test_no_default_is_left_that_names_nothing() -> None:
+def test_default_without_a_runtime_is_removed() -> None:
     before = {PACKAGED: TEN}
     edited = crio.configure(before, DesiredConfig())
     now = {**after_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
@@ -320,7 +322,7 @@ VALUES = st.sampled_from(['"a"', "1", "true", '["x", "y"]', "{ k = 1 }"])
 
 @st.composite
 def documents(draw: st.DrawFn) -> bytes:
-    """A file of CRI-O's, written by hand: comments, either line end, any order, inline tables."""
+    """Return a file of CRI-O's, written by hand: comments, either line end, any order, inline tables."""
     lines = [draw(st.sampled_from(["", "# top\n", "[crio]\nlog_dir = '/l'\n"]))]
     if draw(st.booleans()):
         lines.append(f"[crio.runtime] # here\ndefault_runtime = '{draw(NAMES)}'\n")
@@ -352,9 +354,9 @@ more = 1
 
 
 @pytest.mark.parametrize("kind", ["vm", "pod"])
-def test_a_runtime_that_runs_no_plain_containers_is_not_what_the_default_was_copied_from(kind: str) -> None:
+def test_vm_runtime_is_not_inherited_as_default_either(kind: str) -> None:
     files = {path: data.replace(b"'vm'", f"'{kind}'".encode()) for path, data in LIKE_A_VM.items()}
-    assert runtime(done(files, DesiredConfig(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {
+    assert runtime(configure(files, DesiredConfig(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {
         **BARE,
         "more": 1,
     }
@@ -367,7 +369,7 @@ def test_a_runtime_that_runs_no_plain_containers_is_not_what_the_default_was_cop
     st.sampled_from(["auto", "in-place", "drop-in"]),
 )
 @example(LIKE_A_VM, True, True, "auto")
-def test_configured_twice_is_once_and_taken_back_is_as_before(
+def test_configure_is_idempotent_and_unconfigure_restores(
     files: dict[str, bytes], default: bool, exact: bool, mode: Any
 ) -> None:
     desired = DesiredConfig(default=default, exact=exact, mode=mode)
@@ -397,8 +399,8 @@ def test_configured_twice_is_once_and_taken_back_is_as_before(
     },
     [(True, False), (False, True)],
 )
-def test_whatever_was_wished_before_a_wish_is_met_at_once(
+def test_each_of_several_requests_is_satisfied_at_once(
     files: dict[str, bytes], all_desired: list[tuple[bool, bool]]
 ) -> None:
     for default, exact in all_desired:
-        files = done(files, DesiredConfig(default=default, exact=exact))
+        files = configure(files, DesiredConfig(default=default, exact=exact))

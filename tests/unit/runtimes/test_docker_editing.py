@@ -61,7 +61,7 @@ def read(data: bytes) -> dict[str, Any]:
 
 
 @given(files(), all_desired)
-def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, desired: DesiredConfig) -> None:
+def test_desired_settings_are_present_and_the_rest_is_unchanged(data: bytes, desired: DesiredConfig) -> None:
     before, out = read(data), configure(data, desired)
     after = read(out)
     assert satisfies(inspect(out), desired)
@@ -79,14 +79,14 @@ def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, desired: De
 
 
 @given(files(), all_desired)
-def test_twice_is_once_and_what_is_satisfied_stays_byte_for_byte(data: bytes, desired: DesiredConfig) -> None:
+def test_configure_is_idempotent_and_a_satisfied_file_unchanged(data: bytes, desired: DesiredConfig) -> None:
     out = configure(data, desired)
     assert configure(out, desired) == out
     assert satisfies(inspect(data), desired) == (out == data)
 
 
 @given(files())
-def test_bytes_before_and_after_the_added_members_stay(data: bytes) -> None:
+def test_bytes_around_the_added_members_stay(data: bytes) -> None:
     document = read(data)
     if not document or document.get("runtimes", {}) is None or document.get("runtimes"):
         return
@@ -116,7 +116,7 @@ def test_any_input_is_configured_or_refused(data: bytes, desired: DesiredConfig)
 
 
 @pytest.mark.parametrize("data", [None, b"", b" \r\n\t", b"{}\n"])
-def test_a_file_that_says_nothing_becomes_a_new_one(data: bytes | None) -> None:
+def test_empty_file_becomes_a_new_one(data: bytes | None) -> None:
     assert configure(data, DesiredConfig(default=True)).decode() == (
         '{\n    "runtimes": {\n        "nvidia": {\n            "args": [],\n'
         f'            "path": "{BINARY}"\n        }}\n    }},\n    "default-runtime": "nvidia"\n}}\n'
@@ -124,7 +124,7 @@ def test_a_file_that_says_nothing_becomes_a_new_one(data: bytes | None) -> None:
     assert data is None or data == b"{}\n" or inspect(data) == ObservedConfig()
 
 
-def test_new_members_are_written_as_their_neighbours_are() -> None:
+def test_new_members_are_formatted_like_their_neighbours() -> None:
     tabs = b'{\r\n\t"debug": true\r\n}'
     assert configure(tabs, DesiredConfig()) == (
         b'{\r\n\t"debug": true,\r\n\t"runtimes": {\r\n\t\t"nvidia": {\r\n\t\t\t"args": [],\r\n\t\t\t"path": "'
@@ -143,7 +143,7 @@ def test_numbers_keep_their_spelling() -> None:
     assert b"9" * 10_000 in configure(huge, DesiredConfig())
 
 
-def test_an_entry_with_the_right_path_keeps_its_arguments() -> None:
+def test_entry_with_the_right_path_keeps_its_arguments() -> None:
     data = f'{{"runtimes": {{"nvidia": {{"path": "{BINARY}", "runtimeArgs": ["--debug"]}}}}}}'.encode()
     assert configure(data, DesiredConfig()) == data
     assert b'"runtimeArgs": ["--debug"]' in configure(data, DesiredConfig(default=True))
@@ -194,20 +194,20 @@ def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], obje
         (b'{"a":' + b"[" * 100_000, "nested too deeply, more than 10000 times. "),
     ],
 )
-def test_refusals_say_why_and_show_the_beginning_of_what_stands_there(data: bytes, why: str) -> None:
+def test_refusals_say_why_and_quote_the_input(data: bytes, why: str) -> None:
     with pytest.raises(Refused) as refused:
         inspect(data)
     assert refused.value.why.startswith(why)
     assert len(refused.value.why) <= 200
 
 
-def test_a_key_that_stands_twice_is_told_as_that() -> None:
+def test_duplicate_key_is_refused() -> None:
     with pytest.raises(Refused, match='the key "a" appears twice') as refused:
         inspect(b'{"a": 1, "a": 2}')
     assert "cannot tell which" in refused.value.why
 
 
-def test_what_dockerd_would_not_take_for_a_setting_is_none() -> None:
+def test_values_that_dockerd_rejects_are_ignored() -> None:
     assert inspect(b'{"default-runtime": true, "features": {"cdi": "yes"}}') == ObservedConfig()
     assert inspect(b'{"default-runtime": "", "features": {"cdi": null}}') == ObservedConfig()
 
@@ -216,7 +216,7 @@ def test_what_dockerd_would_not_take_for_a_setting_is_none() -> None:
 @pytest.mark.parametrize(
     "text", ["{}", '{"runtimes": {"nvidia": {"args": [], "path": "/usr/bin/nvidia-container-runtime"}}}']
 )
-def test_a_byte_order_mark_is_refused_where_this_docker_rejects_one(text: str, version: tuple[int, ...] | None) -> None:
+def test_byte_order_mark_is_refused_for_old_docker(text: str, version: tuple[int, ...] | None) -> None:
     data, desired = f"\ufeff{text}".encode(), DesiredConfig(version=version)
     if version is None or version >= (23,):
         configure(data, desired)
@@ -225,16 +225,16 @@ def test_a_byte_order_mark_is_refused_where_this_docker_rejects_one(text: str, v
         configure(data, desired)
 
 
-def test_cdi_that_is_switched_off_is_switched_on_where_wished() -> None:
+def test_disabled_cdi_is_enabled_on_request() -> None:
     data = b'{"features": {"buildkit": true, "cdi": false}}'
     assert configure(data, DesiredConfig()).startswith(data[:-1])
     assert b'{"buildkit": true, "cdi": true}' in configure(data, DesiredConfig(cdi=True))
 
 
-def test_a_runtime_that_names_no_program_is_one_all_the_same() -> None:
+def test_runtime_without_a_path_is_listed() -> None:
     data = b'{"runtimes": {"a": {"runtimeType": "io.x.v1"}, "b": null, "c": {"path": true}, "d": {"path": "/d"}}}'
     assert inspect(data).handlers == {"a": "", "b": "", "c": "", "d": "/d"}
 
 
-def test_the_cgroup_driver_is_dockerds_own_matter() -> None:
+def test_cgroup_driver_is_left_to_dockerd() -> None:
     assert satisfies(inspect(configure(None, DesiredConfig(systemd_cgroup=True))), DesiredConfig(systemd_cgroup=True))

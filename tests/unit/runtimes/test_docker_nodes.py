@@ -36,7 +36,7 @@ def service(line: str) -> bytes:
 
 
 def engine(flags: str = "", **more: bytes) -> dict[str, bytes]:
-    """Debian's docker, with ``flags`` in its defaults."""
+    """Return Debian's docker, with ``flags`` in its defaults."""
     defaults = f'DOCKER_OPTS="{flags}"\n'.encode()
     unit = b"[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n"
     return {UNIT: unit, DEFAULTS: defaults, **more}
@@ -46,14 +46,14 @@ def with_config(files: dict[str, bytes], document: Any, path: str = CONFIG) -> d
     return {**files, path: json.dumps(document).encode()}
 
 
-def configured(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
-    """Path and content of the one file that is edited."""
+def configure_one_file(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
+    """Return path and content of the one file that is edited."""
     (edit,) = configure(files, desired).edits
     assert edit.after is not None
     return edit.path, json.loads(edit.after)
 
 
-def test_everything_that_counts_is_read_in_a_few_rounds() -> None:
+def test_all_relevant_docker_files_are_read_in_few_rounds() -> None:
     disk = {
         **engine("--debug"),
         DROP_IN: service("/usr/bin/dockerd --config-file=/srv/docker.json $DOCKER_OPTS"),
@@ -71,7 +71,7 @@ def test_everything_that_counts_is_read_in_a_few_rounds() -> None:
     assert located(ROW, files, DesiredConfig()).config == "/srv/docker.json"
 
 
-def test_a_masked_unit_says_nothing_of_docker_and_stops_nobody() -> None:
+def test_masked_unit_is_treated_as_empty() -> None:
     masked = "/etc/systemd/system/docker.service"
 
     def look(probe: Probe) -> Capture:
@@ -88,9 +88,9 @@ def test_a_masked_unit_says_nothing_of_docker_and_stops_nobody() -> None:
     assert contents(in_facts(facts, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
 
 
-def test_the_file_that_dockerd_is_pointed_at_is_the_one_that_is_edited() -> None:
+def test_file_named_by_the_config_file_flag_is_edited() -> None:
     files = with_config(engine("--config-file /srv/docker.json"), {"debug": True})
-    path, document = configured(files, DesiredConfig(default=True))
+    path, document = configure_one_file(files, DesiredConfig(default=True))
     assert path == "/srv/docker.json"
     assert document["default-runtime"] == "nvidia"
     assert (located(ROW, files, DesiredConfig()).config, located(ROW, files, DesiredConfig()).unit) == (
@@ -100,14 +100,14 @@ def test_the_file_that_dockerd_is_pointed_at_is_the_one_that_is_edited() -> None
     assert located(ROW, engine(), DesiredConfig()) is ROW
 
 
-def test_a_file_that_dockerd_does_not_read_is_edited_when_asked_for() -> None:
+def test_unread_file_is_edited_if_named() -> None:
     files = with_config(engine("--default-runtime=runc"), {}, "/tmp/new.json")
-    assert configured(files, DesiredConfig(config="/tmp/new.json", default=True))[0] == "/tmp/new.json"
+    assert configure_one_file(files, DesiredConfig(config="/tmp/new.json", default=True))[0] == "/tmp/new.json"
     with pytest.raises(Refused):
         configure(files, DesiredConfig(config=CONFIG, default=True))
 
 
-def test_what_the_command_line_says_counts_as_configured() -> None:
+def test_flags_of_dockerd_count_as_configuration() -> None:
     files = engine(f"--add-runtime=nvidia={BINARY} --default-runtime=nvidia --feature=cdi=true")
     desired = DesiredConfig(default=True, cdi=True)
     assert inspect(files, desired).handlers == {"nvidia": BINARY}
@@ -115,7 +115,7 @@ def test_what_the_command_line_says_counts_as_configured() -> None:
     assert configure(files, desired).edits == configure(files, replace(desired, exact=True)).edits == ()
 
 
-def test_of_a_runtime_in_both_places_the_files_counts() -> None:
+def test_runtime_in_the_file_overrides_one_in_the_flags() -> None:
     files = with_config(engine("--add-runtime=nvidia=/old"), {"runtimes": {"nvidia": {"path": BINARY}}})
     assert inspect(files, DesiredConfig()).handlers == {"nvidia": BINARY}
     assert configure(files, DesiredConfig()).edits == ()
@@ -130,7 +130,7 @@ def test_of_a_runtime_in_both_places_the_files_counts() -> None:
         ("--feature=cdi=false", DesiredConfig(cdi=True), "features", "--feature"),
     ],
 )
-def test_what_dockerd_would_refuse_beside_its_flags_is_refused_before(
+def test_directive_conflicting_with_a_flag_is_refused(
     flags: str, desired: DesiredConfig, directive: str, flag: str
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -142,58 +142,58 @@ def test_what_dockerd_would_refuse_beside_its_flags_is_refused_before(
     assert configure(engine(flags), DesiredConfig()).edits  # the runtime alone may be in the file
 
 
-def test_a_flag_is_looked_for_where_it_stands() -> None:
+def test_conflicting_flag_is_located_in_its_drop_in() -> None:
     files = {**engine(), DROP_IN: service("/usr/bin/dockerd --default-runtime=runc")}
     with pytest.raises(Refused) as refused:
         configure(files, DesiredConfig(default=True))
     assert f"({DROP_IN})" in refused.value.why
 
 
-def test_a_conflict_that_was_there_before_is_said() -> None:
+def test_existing_conflict_with_a_flag_is_noted() -> None:
     files = with_config(engine(), {"hosts": ["fd://"]})
     assert configure(files, DesiredConfig()).notes == (
         f"dockerd will not start with {CONFIG} as it is: hosts (--host) is on its command line too",
     )
 
 
-def test_docker_reads_no_drop_ins() -> None:
+def test_drop_in_for_docker_is_refused() -> None:
     for desired in (DesiredConfig(mode="drop-in"), DesiredConfig(drop_in="/etc/docker/daemon.d/nv.json")):
         with pytest.raises(Refused, match="reads no drop-ins"):
             configure({}, desired)
 
 
 @pytest.mark.parametrize("handler", ["runc", "", "nv\udcff"])
-def test_names_that_dockerd_would_not_start_with_are_refused(handler: str) -> None:
+def test_handler_name_that_dockerd_rejects_is_refused(handler: str) -> None:
     with pytest.raises(Refused):
         configure({}, DesiredConfig(handler=handler))
 
 
-def test_a_docker_without_cdi_is_said() -> None:
+def test_docker_without_cdi_support_is_noted() -> None:
     assert configure({}, DesiredConfig(cdi=True, version=(20, 10, 24))).notes
     assert not configure({}, DesiredConfig(cdi=True, version=(25, 0))).notes
 
 
-def test_the_snap_has_a_file_and_a_unit_of_its_own() -> None:
+def test_docker_snap_has_its_own_file_and_unit() -> None:
     bare = DesiredConfig(binary="nvidia-container-runtime")
     files = with_config({SNAP_UNIT: service("/usr/bin/snap run docker.dockerd")}, {"log-level": "error"}, SNAP)
-    assert configured(files, bare)[0] == SNAP
+    assert configure_one_file(files, bare)[0] == SNAP
     assert located(ROW, files, bare).unit == "snap.docker.dockerd.service"
     masked = {"/etc/systemd/system/docker.service": b"", **engine()}
-    assert configured({**files, **masked}, bare)[0] == SNAP
+    assert configure_one_file({**files, **masked}, bare)[0] == SNAP
     del files[SNAP_UNIT]
-    assert configured(files, bare)[0] == SNAP
+    assert configure_one_file(files, bare)[0] == SNAP
     assert configure({**files, CONFIG: b"{}"}, bare).edits[0].path == CONFIG
     both = {**engine(), **files, SNAP_UNIT: b""}
     edited = configure(both, DesiredConfig())
     assert edited.edits[0].path == CONFIG
     assert any("also installed as a snap" in note for note in edited.notes)
-    assert configured(both, replace(bare, config=SNAP))[0] == SNAP
+    assert configure_one_file(both, replace(bare, config=SNAP))[0] == SNAP
     unread = configure({SNAP_UNIT: b"", CONFIG: b"{}"}, bare)
     assert unread.edits[0].path == SNAP
     assert any("does not read /etc/docker/daemon.json" in note for note in unread.notes)
 
 
-def test_a_snap_is_given_no_runtime_that_it_cannot_run() -> None:
+def test_runtime_outside_the_snap_is_refused_for_the_snap() -> None:
     files = {SNAP_UNIT: b""}
     with pytest.raises(Refused) as refused:
         configure(files, DesiredConfig())
@@ -201,7 +201,7 @@ def test_a_snap_is_given_no_runtime_that_it_cannot_run() -> None:
     assert configure(files, DesiredConfig(binary="/snap/docker/current/usr/bin/nvidia-container-runtime")).edits
 
 
-def test_docker_desktop_is_refused_unless_an_engine_is_here_too() -> None:
+def test_docker_desktop_is_refused_unless_an_engine_is_installed() -> None:
     with pytest.raises(Refused) as refused:
         configure({DESKTOP_UNIT: b""}, DesiredConfig())
     assert "Docker Desktop" in refused.value.what
@@ -212,7 +212,7 @@ def test_docker_desktop_is_refused_unless_an_engine_is_here_too() -> None:
     assert any("desktop-linux" in note for note in edited.notes)
 
 
-def test_a_rootless_docker_is_known_by_its_file() -> None:
+def test_rootless_docker_is_recognized_by_its_file() -> None:
     desired = DesiredConfig(config=HOME_CONFIG, default=True)
     files = {**engine("--default-runtime=runc"), HOME_UNIT: service("/usr/bin/dockerd-rootless.sh")}
     edited = configure(files, desired)
@@ -244,12 +244,14 @@ def test_a_rootless_docker_is_known_by_its_file() -> None:
         ({"features": {"cdi": True}}, {"features": {"cdi": True, "buildkit": True}}, None, True),
     ],
 )
-def test_what_a_reload_brings_in(before: Any, after: Any, version: tuple[int, ...] | None, takes: bool) -> None:
+def test_change_is_applied_by_a_reload_where_supported(
+    before: Any, after: Any, version: tuple[int, ...] | None, takes: bool
+) -> None:
     desired = DesiredConfig(version=version)
     assert takes_on_reload(with_config({}, before), with_config({}, after), desired) is takes
 
 
-def test_what_keeps_containers_alive() -> None:
+def test_live_restore_is_read_from_file_and_flags() -> None:
     assert not keeps_containers({}, DesiredConfig())
     assert keeps_containers(with_config({}, {"live-restore": True}), DesiredConfig())
     assert not keeps_containers(with_config({}, {"live-restore": False}), DesiredConfig())
@@ -260,24 +262,24 @@ def test_what_keeps_containers_alive() -> None:
 @pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
 @pytest.mark.parametrize("path", ["nvidia-container-runtime", BINARY])
 @pytest.mark.parametrize("binary", ["nvidia-container-runtime", BINARY])
-def test_an_entry_that_means_the_same_is_not_rewritten(path: str, binary: str, exact: bool) -> None:
+def test_equivalent_entry_is_not_rewritten(path: str, binary: str, exact: bool) -> None:
     """The package nvidia-docker2 wrote the bare name and runtimeArgs; dockerd looks the name up in its PATH."""
     files = with_config({}, {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}, "kata": {"path": "/k"}}})
     assert configure(files, DesiredConfig(binary=binary, exact=exact)).edits == ()
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
-def test_an_entry_with_another_program_keeps_its_arguments(exact: bool) -> None:
+def test_entry_with_another_binary_keeps_its_arguments(exact: bool) -> None:
     entry = {"path": "/opt/old", "runtimeArgs": ["--log", "/var/log/x"]}
-    document = configured(with_config({}, {"runtimes": {"nvidia": entry}}), DesiredConfig(exact=exact))[1]
+    document = configure_one_file(with_config({}, {"runtimes": {"nvidia": entry}}), DesiredConfig(exact=exact))[1]
     assert document["runtimes"] == {"nvidia": {**entry, "path": BINARY}}
 
 
-def test_go_takes_the_name_of_a_field_in_any_case() -> None:
+def test_runtime_path_key_is_matched_in_any_case() -> None:
     files = with_config({}, {"runtimes": {"nvidia": {"path": "/old", "Path": BINARY}}})
     assert inspect(files, DesiredConfig()).handlers == {"nvidia": BINARY}
 
 
-def test_a_new_file_is_nobodys_but_roots() -> None:
+def test_new_daemon_json_belongs_to_root() -> None:
     assert [edit.like for edit in configure({}, DesiredConfig()).edits] == [""]
     assert configure({}, DesiredConfig()).edits[0] == Edit(CONFIG, None, configure({}, DesiredConfig()).edits[0].after)

@@ -23,8 +23,8 @@ NVIDIA = {"args": [], "path": BINARY}
 EVERYTHING = DesiredConfig(default=True, cdi=True)
 
 
-def made(before: bytes | None, desired: DesiredConfig) -> bytes:
-    """The file as configuring leaves it."""
+def configured_file(before: bytes | None, desired: DesiredConfig) -> bytes:
+    """Return the file as configuring leaves it."""
     files = {} if before is None else {CONFIG: before}
     return after_edits(files, configure(files, desired))[CONFIG]
 
@@ -33,28 +33,28 @@ def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredCo
     return unconfigure({CONFIG: now}, desired, {CONFIG: RecordedEdit(before, after)})
 
 
-def left(now: bytes, edited: ConfigEdit) -> bytes | None:
+def file_after_undo(now: bytes, edited: ConfigEdit) -> bytes | None:
     return after_edits({CONFIG: now}, edited).get(CONFIG)
 
 
 @given(st.none() | documents(), all_desired)
-def test_what_nobody_touched_comes_back_byte_for_byte(before: bytes | None, desired: DesiredConfig) -> None:
+def test_untouched_file_is_restored_byte_for_byte(before: bytes | None, desired: DesiredConfig) -> None:
     files = {} if before is None else {CONFIG: before}
     after = after_edits(files, configure(files, desired)).get(CONFIG)
     if after is not None and after != before:
-        assert left(after, undone(after, before=before, after=after, desired=desired)) == before
+        assert file_after_undo(after, undone(after, before=before, after=after, desired=desired)) == before
 
 
 @given(documents(), all_desired, st.booleans())
-def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, desired: DesiredConfig, exact: bool) -> None:
+def test_later_keys_are_kept_and_ours_restored(before: bytes, desired: DesiredConfig, exact: bool) -> None:
     desired = replace(desired, exact=exact)
-    after = made(before, desired)
+    after = configured_file(before, desired)
     if after == before:
         return
     # Somebody adds a key, so that the bytes are gpunode's no more.
     now = after.rstrip().removesuffix(b"}").rstrip() + (b"," if read(after) else b"") + b' "written-since": [1]}\n'
 
-    out = left(now, undone(now, before=before, after=after, desired=desired))
+    out = file_after_undo(now, undone(now, before=before, after=after, desired=desired))
 
     assert out is not None
     found, expected = read(out), {**read(before), "written-since": ["1"]}
@@ -66,10 +66,8 @@ def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, desir
 
 
 @given(documents(), all_desired)
-def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
-    data: bytes, desired: DesiredConfig
-) -> None:
-    out = left(data, unconfigure({CONFIG: data}, desired, {}))
+def test_unrecorded_handler_and_default_are_removed_and_the_rest_kept(data: bytes, desired: DesiredConfig) -> None:
+    out = file_after_undo(data, unconfigure({CONFIG: data}, desired, {}))
     assert out is not None
     before, after = read(data), read(out)
     assert "nvidia" not in (after.get("runtimes") or {})
@@ -82,12 +80,12 @@ def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
 
 
 @given(documents(), all_desired)
-def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: bytes, desired: DesiredConfig) -> None:
+def test_unrecorded_unconfigure_reverts_configure(data: bytes, desired: DesiredConfig) -> None:
     document = read(data)
     if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
         return
-    after = made(data, desired)
-    out = left(after, unconfigure({CONFIG: after}, desired, {}))
+    after = configured_file(data, desired)
+    out = file_after_undo(after, unconfigure({CONFIG: after}, desired, {}))
     assert out is not None
     if document and document.get("runtimes", ...) not in ({}, None):
         assert out == data
@@ -96,29 +94,29 @@ def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: byt
         assert read(out) == expected
 
 
-def test_a_file_that_gpunode_made_goes_again_and_stays_when_somebody_else_uses_it() -> None:
-    after = made(None, EVERYTHING)
+def test_file_that_gpunode_made_is_removed_unless_others_use_it() -> None:
+    after = configured_file(None, EVERYTHING)
     assert undone(after, before=None, after=after).edits[0].after is None
     now = after.replace(b'"cdi": true', b'"cdi":  true')
-    assert left(now, undone(now, before=None, after=after)) is None
+    assert file_after_undo(now, undone(now, before=None, after=after)) is None
     now = after.replace(b"{\n", b'{\n    "log-driver": "local",\n', 1)
-    assert left(now, undone(now, before=None, after=after)) == b'{\n    "log-driver": "local"\n}\n'
+    assert file_after_undo(now, undone(now, before=None, after=after)) == b'{\n    "log-driver": "local"\n}\n'
 
 
-def test_every_other_byte_stays() -> None:
+def test_other_bytes_stay_unchanged() -> None:
     before = (
         b'{\r\n\t"bip" : "10.0.0.1/24",\r\n\t"default-runtime" : "kata",\r\n\t"runtimes" : {"kata": {"path":"/k"}}}'
     )
-    after = made(before, EVERYTHING)
+    after = configured_file(before, EVERYTHING)
     now = after.replace(b'"10.0.0.1/24"', b'"10.9.0.1/24"')
-    assert left(now, undone(now, before=before, after=after)) == before.replace(b"10.0", b"10.9")
+    assert file_after_undo(now, undone(now, before=before, after=after)) == before.replace(b"10.0", b"10.9")
 
 
-def test_the_former_entry_comes_back_as_it_was_written() -> None:
+def test_former_entry_is_restored_as_written() -> None:
     before = b'{"runtimes": {"nvidia": {"path": "/old",  "runtimeArgs": [ "--x" ], "n": 1e3}}, "debug": false}'
-    after = made(before, EVERYTHING)
+    after = configured_file(before, EVERYTHING)
     now = after.replace(b"false", b"true")
-    assert left(now, undone(now, before=before, after=after)) == before.replace(b"false", b"true")
+    assert file_after_undo(now, undone(now, before=before, after=after)) == before.replace(b"false", b"true")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +135,10 @@ def test_the_former_entry_comes_back_as_it_was_written() -> None:
         ({}, None, ""),
     ],
 )  # fmt: skip
-def test_what_somebody_wrote_since_stays(now: dict[str, Any], expected: dict[str, Any] | None, note: str) -> None:
+def test_values_changed_since_are_kept(now: dict[str, Any], expected: dict[str, Any] | None, note: str) -> None:
     data = json.dumps({**now, "own": 1} if expected is not None else now).encode()
-    edited = undone(data, before=None, after=made(None, EVERYTHING))
-    out = left(data, edited)
+    edited = undone(data, before=None, after=configured_file(None, EVERYTHING))
+    out = file_after_undo(data, edited)
     assert (json.loads(out) if out and expected is not None else None) == (
         None if expected is None else {**expected, "own": 1}
     )
@@ -148,44 +146,53 @@ def test_what_somebody_wrote_since_stays(now: dict[str, Any], expected: dict[str
     assert bool(edited.notes) is bool(note)
 
 
-def test_no_default_is_left_that_is_not_there() -> None:
+def test_default_that_no_longer_exists_is_not_restored() -> None:
     # Made the default by hand, after a run that only added it.
-    after = made(b"{}", DesiredConfig())
+    after = configured_file(b"{}", DesiredConfig())
     now = after.replace(b"{\n", b'{\n "default-runtime": "nvidia",\n', 1)
     edited = undone(now, before=b"{}", after=after)
-    assert json.loads(left(now, edited) or b"") == {}
+    assert json.loads(file_after_undo(now, edited) or b"") == {}
     assert "made the default runtime since" in edited.notes[0]
     # The former default is gone meanwhile.
     before = b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}'
-    after = made(before, EVERYTHING)
+    after = configured_file(before, EVERYTHING)
     now = json.dumps({**json.loads(after), "runtimes": {"nvidia": NVIDIA}}).encode()
     edited = undone(now, before=before, after=after)
-    assert json.loads(left(now, edited) or b"") == {"runtimes": {}}
+    assert json.loads(file_after_undo(now, edited) or b"") == {"runtimes": {}}
     assert "kata, no longer exists" in edited.notes[0]
     # Shims need no entry.
     before = b'{"default-runtime": "io.containerd.kata.v2"}'
-    after = made(before, EVERYTHING)
+    after = configured_file(before, EVERYTHING)
     now = after.replace(b"{", b'{"own": 1, ', 1)
-    assert json.loads(left(now, undone(now, before=before, after=after)) or b"")["default-runtime"] in before.decode()
+    assert (
+        json.loads(file_after_undo(now, undone(now, before=before, after=after)) or b"")["default-runtime"]
+        in before.decode()
+    )
 
 
-def test_one_handler_of_two_goes_alone_and_all_of_them_when_none_is_named() -> None:
+def test_only_the_named_handler_is_removed_or_all_without_a_name() -> None:
     other = DesiredConfig(handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
-    after = made(made(b"{}\n", DesiredConfig()), other)
+    after = configured_file(configured_file(b"{}\n", DesiredConfig()), other)
     edited = undone(after, before=b"{}\n", after=after, desired=other)
-    assert json.loads(left(after, edited) or b"") == {"runtimes": {"nvidia": NVIDIA}}
-    assert left(after, undone(after, before=b"{}\n", after=after, desired=replace(other, handler=""))) == b"{}\n"
+    assert json.loads(file_after_undo(after, edited) or b"") == {"runtimes": {"nvidia": NVIDIA}}
+    assert (
+        file_after_undo(after, undone(after, before=b"{}\n", after=after, desired=replace(other, handler="")))
+        == b"{}\n"
+    )
     now = after.replace(b"{", b'{"own": 1,', 1)
     assert json.loads(
-        left(now, undone(now, before=b"{}\n", after=after, desired=DesiredConfig(handler=""))) or b""
+        file_after_undo(now, undone(now, before=b"{}\n", after=after, desired=DesiredConfig(handler=""))) or b""
     ) == {"own": 1}
-    assert left(after, undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third"))) == b"{}\n"
+    assert (
+        file_after_undo(after, undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third")))
+        == b"{}\n"
+    )
 
 
-def test_what_is_not_on_record_is_said() -> None:
+def test_unrecorded_settings_and_flags_are_noted() -> None:
     data = json.dumps({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "features": {"cdi": True}}).encode()
     edited = unconfigure({CONFIG: data}, DesiredConfig(), {})
-    assert json.loads(left(data, edited) or b"") == {"features": {"cdi": True}}
+    assert json.loads(file_after_undo(data, edited) or b"") == {"features": {"cdi": True}}
     assert len(edited.notes) == 2
     assert "no record of" in edited.how
     unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/n\n"
@@ -194,9 +201,9 @@ def test_what_is_not_on_record_is_said() -> None:
     assert "command line" in flags.notes[0]
 
 
-def test_nothing_is_done_where_there_is_no_file_and_nothing_readable_is_guessed_at() -> None:
+def test_missing_file_is_left_and_an_unparsable_one_refused() -> None:
     assert unconfigure({}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
     with pytest.raises(Refused, match="not valid JSON"):
-        undone(b'{"a": 1,}', before=b"{}", after=made(b"{}", DesiredConfig()))
-    unchanged = made(b"{}", DesiredConfig())
+        undone(b'{"a": 1,}', before=b"{}", after=configured_file(b"{}", DesiredConfig()))
+    unchanged = configured_file(b"{}", DesiredConfig())
     assert undone(unchanged, before=unchanged, after=unchanged).edits == ()

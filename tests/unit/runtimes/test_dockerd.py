@@ -23,13 +23,13 @@ from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, flags_of_c
         ("dockerd -x --", {}),
     ],
 )
-def test_flags_are_read_as_dockerd_reads_them(line: str, expected: dict[str, tuple[str, ...]]) -> None:
+def test_flags_are_parsed_as_dockerd_parses_them(line: str, expected: dict[str, tuple[str, ...]]) -> None:
     import shlex
 
     assert flags(shlex.split(line)).given == expected
 
 
-def test_what_the_flags_say() -> None:
+def test_flag_values_are_extracted() -> None:
     argv = ("/usr/bin/dockerd", "--config-file=/srv/d.json", "--add-runtime", "nv=/usr/bin/nv", "--feature", "cdi")
     given = flags_of_command(UnitCommand(argv, ("/lib/systemd/system/docker.service",)))
     assert given.config == "/srv/d.json"
@@ -47,7 +47,7 @@ def test_what_the_flags_say() -> None:
     assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
 
 
-def test_a_directive_must_not_stand_in_both_unless_it_is_a_runtime() -> None:
+def test_directive_in_both_file_and_flags_conflicts_unless_a_runtime() -> None:
     line = ["dockerd", "-H", "fd://", "--default-runtime=runc", "--add-runtime=a=/a", "--feature=cdi=true", "--debug"]
     given = flags(line)
     document = ["hosts", "default-runtime", "runtimes", "features", "live-restore"]
@@ -79,5 +79,5 @@ REJECTED = (
         ((REJECTED,), Reload(REJECTED, ended=True)),
     ],
 )
-def test_the_log_tells_what_came_of_a_reload(lines: tuple[str, ...], told: Reload) -> None:
+def test_outcome_of_a_reload_is_read_from_the_log(lines: tuple[str, ...], told: Reload) -> None:
     assert reload("\n".join(lines)) == told

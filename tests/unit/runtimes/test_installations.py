@@ -26,24 +26,24 @@ def using(kubelet: Kubelet, **files: str) -> Facts:
     return node(Known(kubelet, "units"), **files)
 
 
-def test_without_a_kubelet_containerd_is_that_of_its_packages() -> None:
+def test_node_without_a_kubelet_uses_the_packaged_containerd() -> None:
     assert choose_row(CONTAINERD, node(Known(None, "units"))).row is CONTAINERD
     assert not choose_row(CONTAINERD, node(Known(None, "units"))).notes
 
 
-def test_the_kubelet_of_kubeadm_uses_it_too() -> None:
+def test_kubeadm_kubelet_uses_the_packaged_containerd() -> None:
     told = choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock")))
     assert told.row is CONTAINERD
     assert not told.notes
 
 
-def test_a_contradiction_is_told() -> None:
+def test_two_running_kubelets_are_noted() -> None:
     told = choose_row(CONTAINERD, node(Unknown("kubelet.service and k3s.service are both running here", "units")))
     assert told.row is CONTAINERD
     assert "both running" in told.notes[0]
 
 
-def test_an_older_capture_tells_nothing_of_kubelets() -> None:
+def test_old_capture_without_kubelet_facts_has_no_note() -> None:
     assert not choose_row(CONTAINERD, node(Unknown("not captured", "units"))).notes
 
 
@@ -81,14 +81,14 @@ def test_an_older_capture_tells_nothing_of_kubelets() -> None:
         ),
     ],
 )
-def test_a_product_brings_its_own(kubelet: Kubelet, config: str, unit: str) -> None:
+def test_kubernetes_product_uses_its_own_containerd(kubelet: Kubelet, config: str, unit: str) -> None:
     row = choose_row(CONTAINERD, using(kubelet)).row
     assert (row.product, row.config, row.unit, row.socket) == (kubelet.kind, config, unit, kubelet.socket)
     assert not row.packages, "no package of the distribution provides it"
     assert not row.config_from
 
 
-def test_k0s_leaves_a_file_without_its_mark_alone() -> None:
+def test_k0s_file_without_its_marker_is_not_generated() -> None:
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
     config = "/etc/k0s/containerd.toml"
     made = choose_row(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).row
@@ -98,13 +98,13 @@ def test_k0s_leaves_a_file_without_its_mark_alone() -> None:
 
 
 @pytest.mark.parametrize("socket", ["/run/crio/crio.sock", "/run/cri-dockerd.sock", "/run/dockershim.sock"])
-def test_a_kubelet_with_another_runtime_is_told(socket: str) -> None:
+def test_kubelet_with_another_runtime_is_noted(socket: str) -> None:
     told = choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
     assert told.row is CONTAINERD
     assert socket in told.notes[0]
 
 
-def test_k3s_with_the_containerd_of_the_packages() -> None:
+def test_k3s_on_the_packaged_containerd_uses_that() -> None:
     told = choose_row(CONTAINERD, using(Kubelet("k3s", "k3s.service", "/run/containerd/containerd.sock")))
     assert told.row is CONTAINERD
 
@@ -112,12 +112,12 @@ def test_k3s_with_the_containerd_of_the_packages() -> None:
 @pytest.mark.parametrize(
     ("socket", "word"), [("/run/docker/containerd/containerd.sock", "dockerd"), ("/run/mine.sock", "/run/mine.sock")]
 )
-def test_what_would_change_nothing_is_refused(socket: str, word: str) -> None:
+def test_unusable_cri_socket_is_refused(socket: str, word: str) -> None:
     with pytest.raises(Refused, match=word):
         choose_row(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
 
 
-def test_a_unit_leads_to_the_socket_of_its_containerd() -> None:
+def test_unit_maps_to_the_socket_of_its_containerd() -> None:
     assert socket_of("rke2-agent.service") == K3S
     assert socket_of("containerd.service") == ""
     assert len({row.id for row in INSTALLATIONS}) == len(INSTALLATIONS)

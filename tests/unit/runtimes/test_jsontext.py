@@ -36,7 +36,7 @@ from gpunode.runtimes.jsontext import put
         ),
     ],
 )
-def test_a_member_is_written_as_its_neighbours_are(text: str, path: str, value: Any, after: str) -> None:
+def test_new_member_is_formatted_like_its_neighbours(text: str, path: str, value: Any, after: str) -> None:
     assert put(text, tuple(path.split(".")), value) == after
 
 
@@ -48,11 +48,11 @@ def test_a_member_is_written_as_its_neighbours_are(text: str, path: str, value: 
         ('\n{"x": 1, "x": 2}', 2, 10),
     ],
 )
-def test_a_key_that_stands_twice_is_named_with_its_place(text: str, line: int, column: int) -> None:
+def test_duplicate_key_is_reported_with_its_position(text: str, line: int, column: int) -> None:
     with pytest.raises(Malformed, match="appears twice") as raised:
         parse(text)
     assert (raised.value.line, raised.value.column) == (line, column)
 
 
-def test_numbers_are_read_as_they_are_spelt() -> None:
+def test_numbers_keep_their_spelling() -> None:
     assert parse('{"a": 0.10, "b": -0, "c": 1e400}') == {"a": "0.10", "b": "-0", "c": "1e400"}

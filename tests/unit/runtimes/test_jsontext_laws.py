@@ -28,8 +28,8 @@ def blanks(draw: st.DrawFn, newline: str) -> str:
 
 
 @st.composite
-def written(draw: st.DrawFn, newline: str, depth: int = 3) -> str:
-    """A value of any kind as a person, or a program in any language, might have written it."""
+def written_values(draw: st.DrawFn, newline: str, depth: int = 3) -> str:
+    """Return a value of any kind as a person, or a program in any language, might have written it."""
     kind = draw(st.sampled_from(["string", "number", "word", "object", "array"] if depth else ["string", "word"]))
     if kind == "string":
         return draw(string_text())
@@ -53,7 +53,13 @@ def objects(draw: st.DrawFn, newline: str, depth: int = 2) -> str:
 
     names = draw(st.lists(keys, unique=True, max_size=4))
     members = [
-        blank() + draw(string_text(st.just(name))) + blank() + ":" + blank() + draw(written(newline, depth)) + blank()
+        blank()
+        + draw(string_text(st.just(name)))
+        + blank()
+        + ":"
+        + blank()
+        + draw(written_values(newline, depth))
+        + blank()
         for name in names
     ]
     return "{" + (",".join(members) if members else blank()) + "}"
@@ -61,7 +67,7 @@ def objects(draw: st.DrawFn, newline: str, depth: int = 2) -> str:
 
 @st.composite
 def arrays(draw: st.DrawFn, newline: str, depth: int) -> str:
-    items = draw(st.lists(written(newline, depth), max_size=3))
+    items = draw(st.lists(written_values(newline, depth), max_size=3))
     return "[" + ",".join(draw(blanks(newline)) + item + draw(blanks(newline)) for item in items) + "]"
 
 
@@ -73,7 +79,7 @@ def documents(draw: st.DrawFn) -> str:
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[str, Path]:
-    """A document, and the path of an object in it with a key after it, which may be there or not."""
+    """Return a document, and the path of an object in it with a key after it, which may be there or not."""
     text = draw(documents())
     here = parse(text)
     path: Path = ()
@@ -94,7 +100,7 @@ values = st.recursive(
 
 
 def read(text: str) -> Any:
-    """As Python reads it, which knows nothing of the code under test."""
+    """Return what Python reads, which knows nothing of the code under test."""
 
     def pairs(members: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in members}) != len(members):
@@ -113,8 +119,8 @@ def holder(document: Any, path: Path) -> Any:
     return document
 
 
-def outside(before: str, after: str) -> tuple[str, str]:
-    """What of ``before`` and ``after`` lies between their common beginning and their common end."""
+def differing_parts(before: str, after: str) -> tuple[str, str]:
+    """Return the parts of ``before`` and ``after`` between their common beginning and their common end."""
     shorter = min(len(before), len(after))
     head = next((at for at in range(shorter) if before[at] != after[at]), shorter)
     tail = next((at for at in range(shorter - head) if before[-1 - at] != after[-1 - at]), shorter - head)
@@ -122,12 +128,12 @@ def outside(before: str, after: str) -> tuple[str, str]:
 
 
 @given(documents())
-def test_a_document_is_read_as_python_reads_it(text: str) -> None:
+def test_parser_agrees_with_python(text: str) -> None:
     assert same(parse(text), read(text))
 
 
 @given(documents(), st.data())
-def test_what_python_does_not_read_is_malformed_and_nothing_else(text: str, data: st.DataObject) -> None:
+def test_malformed_json_is_rejected_as_by_python(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     cut = data.draw(st.integers(0, 3))
     text = text[:at] + data.draw(st.text(st.sampled_from(ODD + "0123e-.ntf"), max_size=3)) + text[at + cut :]
@@ -144,7 +150,7 @@ def test_what_python_does_not_read_is_malformed_and_nothing_else(text: str, data
 
 
 @given(places(), values)
-def test_putting_changes_one_member_and_no_byte_outside_of_it(place: tuple[str, Path], value: Any) -> None:
+def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value: Any) -> None:
     text, path = place
     intended = read(text)
     is_new = path[-1] not in holder(intended, path)
@@ -158,14 +164,14 @@ def test_putting_changes_one_member_and_no_byte_outside_of_it(place: tuple[str, 
     if not is_new:
         assert put(after, path, spelt(text, path)) == text
     elif here:
-        assert outside(text, after)[0] == ""
+        assert differing_parts(text, after)[0] == ""
         assert drop(after, path) == text
     else:  # white space in an object that was empty is the one thing that does not come back
         assert drop(after, path) == text[: here.start] + "{}" + text[here.end :]
 
 
 @given(places())
-def test_dropping_takes_one_member_and_no_byte_outside_of_it(place: tuple[str, Path]) -> None:
+def test_drop_removes_one_member_and_no_other_byte(place: tuple[str, Path]) -> None:
     text, path = place
     intended = read(text)
     if path[-1] not in holder(intended, path):
@@ -176,11 +182,11 @@ def test_dropping_takes_one_member_and_no_byte_outside_of_it(place: tuple[str, P
 
     assert same(read(after), intended)
     assert list(holder(read(after), path)) == list(holder(intended, path))
-    assert outside(text, after)[1] == ""
+    assert differing_parts(text, after)[1] == ""
 
 
 @given(documents(), st.lists(keys, min_size=2, max_size=4), values)
-def test_what_is_missing_on_the_way_is_made(text: str, names: list[str], value: Any) -> None:
+def test_put_creates_missing_parents(text: str, names: list[str], value: Any) -> None:
     path = tuple(names)
     intended = here = read(text)
     for key in path[:-1]:
@@ -191,7 +197,7 @@ def test_what_is_missing_on_the_way_is_made(text: str, names: list[str], value: 
     assert same(read(put(text, path, value)), intended)
 
 
-def test_a_number_is_no_string_and_one_is_not_true() -> None:
+def test_same_distinguishes_types() -> None:
     assert not same(parse("[1]"), parse('["1"]'))
     assert not same(parse("[1]"), [True])
     assert not same(parse("[1]"), parse("[1.0]"))
@@ -204,7 +210,7 @@ DEEP = 9_000
 
 
 @pytest.mark.parametrize("unit", ['{"a": ', "["])
-def test_nesting_costs_no_stack(unit: str) -> None:
+def test_deep_nesting_does_not_overflow_the_stack(unit: str) -> None:
     inner = unit * DEEP + "1" + {"{": "}", "[": "]"}[unit[0]] * DEEP
     text = f'{{"x": {inner}, "runtimes": {{}}}}'
     after = put(text, ("runtimes", "nvidia"), {"path": "/p"})

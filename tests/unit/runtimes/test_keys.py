@@ -38,11 +38,11 @@ DAEMON_WITH = configure_docker(DAEMON, DesiredConfig(default=True, cdi=True))
         (b"", b"x", TOML),
     ],
 )
-def test_what_nobody_edited_comes_back_byte_for_byte(before: bytes | None, after: bytes, path: str) -> None:
+def test_unedited_file_is_restored_byte_for_byte(before: bytes | None, after: bytes, path: str) -> None:
     assert taken_back(before, after, after, path) == (before or b"")
 
 
-def test_what_was_written_beside_our_lines_stays_with_its_comments() -> None:
+def test_lines_added_beside_ours_stay_with_their_comments() -> None:
     now = WITH.replace(b"version = 2\n", b"version = 2\n# since\noom_score = -999 # ours\n") + b"\n[metrics]\n  x = 1\n"
     back = taken_back(V2, WITH, now, TOML)
     assert back == V2.replace(b"version = 2\n", b"version = 2\n# since\noom_score = -999 # ours\n") + (
@@ -50,7 +50,7 @@ def test_what_was_written_beside_our_lines_stays_with_its_comments() -> None:
     )
 
 
-def test_what_was_written_into_our_lines_goes_with_the_table_and_is_named() -> None:
+def test_keys_added_to_our_table_are_removed_with_it_and_named() -> None:
     """A handler without its type is one that containerd does not start with."""
     key = b"BinaryName"
     line = next(line for line in WITH.splitlines(keepends=True) if key in line)
@@ -62,7 +62,7 @@ def test_what_was_written_into_our_lines_goes_with_the_table_and_is_named() -> N
     assert gone_too(WITH, now, back, TOML) == (".".join((*RUNTIMES, "nvidia", "options", "CriuPath")),)
 
 
-def test_keys_are_taken_back_where_the_lines_were_written_anew() -> None:
+def test_keys_are_removed_from_a_reformatted_file() -> None:
     now = b"\n".join(b"  " + line.partition(b"#")[0].strip() for line in WITH.splitlines()) + b"\n"
     back = taken_back(V2, WITH, now, TOML)
     assert back is not None
@@ -72,12 +72,12 @@ def test_keys_are_taken_back_where_the_lines_were_written_anew() -> None:
 
 
 @pytest.mark.parametrize("new", [b'"crun"', b"7"])
-def test_what_we_set_and_somebody_changed_since_is_nobodys_to_take_back(new: bytes) -> None:
+def test_our_value_changed_since_is_not_reverted(new: bytes) -> None:
     now = WITH.replace(b'default_runtime_name = "nvidia"', b"default_runtime_name = " + new)
     assert taken_back(V2, WITH, now, TOML) is None
 
 
-def test_a_key_that_is_gone_or_as_before_already_is_no_conflict() -> None:
+def test_missing_or_already_restored_key_is_no_conflict() -> None:
     now = WITH.replace(b'default_runtime_name = "nvidia"', b'default_runtime_name = "runc"')
     assert taken_back(V2, WITH, now, TOML) == V2
     gone = WITH.replace(b"  enable_cdi = true\n", b"").replace(b"enable_cdi = true\n", b"")
@@ -86,7 +86,7 @@ def test_a_key_that_is_gone_or_as_before_already_is_no_conflict() -> None:
     assert parse(back.decode()) == parse(V2.decode())
 
 
-def test_a_list_keeps_what_was_added_and_gets_back_what_we_took() -> None:
+def test_list_keeps_additions_and_regains_removed_items() -> None:
     before = b'imports = ["a"]\ndisabled_plugins = ["cri", "aufs"]\n'
     after = b'imports = ["a", "ours"]\ndisabled_plugins = ["aufs"]\n'
     now = b'imports = ["a", "ours", "b"]\ndisabled_plugins = ["aufs", "zfs"]\n'
@@ -97,7 +97,7 @@ def test_a_list_keeps_what_was_added_and_gets_back_what_we_took() -> None:
     assert taken_back(b"l = [1, 2]\n", b"l = [2, 1]\n", b"l = [2, 1, 3]\n", TOML) is None
 
 
-def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays_with_the_schema_that_it_is_written_in() -> None:
+def test_foreign_table_in_our_file_keeps_the_schema_version() -> None:
     after = configure_containerd(None, DesiredConfig(default=True))
     now = after + b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'\n"
     back = taken_back(None, after, now, TOML)
@@ -106,13 +106,13 @@ def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays_with_the_schema_tha
     assert back.strip().endswith(b"\n[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'")
 
 
-def test_a_file_of_ours_is_gone_when_only_blank_lines_were_added() -> None:
+def test_own_file_with_only_blank_lines_added_is_empty() -> None:
     after = configure_containerd(None, DesiredConfig())
     assert taken_back(None, after, b"\n" + after.replace(b"\n", b"\r\n"), TOML) == b""
     assert taken_back(None, after, after + b"# mine\n", TOML) == b"# mine\n"
 
 
-def test_features_of_docker_stay_by_name_and_entries_go_whole() -> None:
+def test_docker_features_are_removed_by_name_and_entries_whole() -> None:
     document = json.loads(DAEMON_WITH)
     document["features"]["buildkit"] = True
     document["runtimes"]["nvidia"]["runtimeArgs"] = ["--debug"]
@@ -128,14 +128,14 @@ def test_features_of_docker_stay_by_name_and_entries_go_whole() -> None:
     assert gone_too(DAEMON_WITH, now, back, JSON) == ("runtimes.nvidia.runtimeArgs",)
 
 
-def test_numbers_of_json_keep_their_spelling() -> None:
+def test_json_numbers_keep_their_spelling() -> None:
     before, after = b'{"a": 1.10, "b": 1}', b'{"b": 1}'
     assert taken_back(before, after, b'{"b": 1, "c": 9007199254740993}', JSON) == (
         b'{"b": 1, "c": 9007199254740993, "a": 1.10}'
     )
 
 
-def test_lines_are_not_taken_back_where_what_stays_would_mean_something_else() -> None:
+def test_lines_are_not_removed_where_the_rest_would_change_meaning() -> None:
     """Below our last table they belong to it: without its header they would be somebody else's values."""
     before = b"[plugins]\n  a = 1\n"
     after = before + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
@@ -146,23 +146,23 @@ def test_lines_are_not_taken_back_where_what_stays_would_mean_something_else() -
 
 
 @pytest.mark.parametrize("now", [b"\xff\xfe\n", b"version = \n", b"[[[\n"])
-def test_what_cannot_be_read_any_more_is_taken_back_by_lines_or_not_at_all(now: bytes) -> None:
+def test_unparsable_file_is_restored_by_lines_or_not_at_all(now: bytes) -> None:
     assert taken_back(V2, WITH, now + WITH, TOML) == now + V2
     assert taken_back(DAEMON, DAEMON_WITH, now + DAEMON_WITH, JSON) is None
 
 
-def test_what_is_neither_toml_nor_json_is_taken_back_by_lines() -> None:
+def test_file_in_another_format_is_restored_by_lines() -> None:
     before, after = b"{{ template }}\n", b"{{ template }}\nours\n"
     assert taken_back(before, after, b"theirs\n" + after, "/x/config.toml.tmpl") == b"theirs\n" + before
     assert taken_back(before, after, b"{{ template }}\nOURS\n", "/x/config.toml.tmpl") is None
     assert taken_back(b"{}", b'{"a": 1}', b'{"a": 1', JSON) is None
 
 
-def test_a_file_that_we_took_away_and_somebody_wrote_is_theirs() -> None:
+def test_foreign_file_in_place_of_a_deleted_one_is_kept() -> None:
     assert taken_back(b"a = 1\n", None, b"b = 1\n", TOML) == b"b = 1\n"
 
 
-def test_a_table_that_somebody_made_something_else_is_theirs_or_in_doubt() -> None:
+def test_table_replaced_by_others_is_kept_or_a_conflict() -> None:
     before, after = b"[a]\nx = 1\n", b"[a]\nx = 1\ny = 2\n"
     assert taken_back(before, after, b"a = 7\n", TOML) is None
     assert taken_back(before, after, b"b = 7\n", TOML) == b"b = 7\n"
@@ -172,7 +172,7 @@ def test_a_table_that_somebody_made_something_else_is_theirs_or_in_doubt() -> No
     assert taken_back(b"", b"[a]\nx = 2\n[a.b.c]\ny = 1\n", b"[a]\nx = 3\n[a.b.c]\ny = 1\n", TOML) == b"[a]\nx = 3\n"
 
 
-def test_a_byte_order_mark_and_line_ends_stay() -> None:
+def test_byte_order_mark_and_line_ends_are_kept() -> None:
     bom = b"\xef\xbb\xbf"
     now = bom + b"y = 1\r\n" + WITH.replace(b"\n", b"\r\n")
     assert taken_back(bom + V2.replace(b"\n", b"\r\n"), bom + WITH.replace(b"\n", b"\r\n"), now, TOML) == (

@@ -1,4 +1,4 @@
-"""Whether a runtime is as desired: the handler, the default, and one cgroup driver for all pods of a node."""
+"""Checks that a runtime is as desired: the handler, the default, and one cgroup driver for all pods of a node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WISH = DesiredConfig(version=(1, 7))
 AS_WISHED = ObservedConfig({"nvidia": WISH.binary, "runc": ""}, schema=2)
 
 
-def test_a_handler_that_runs_another_program_or_none_is_not_as_wished() -> None:
+def test_handler_without_or_with_another_binary_does_not_satisfy() -> None:
     assert satisfies(AS_WISHED, WISH)
     for handlers in ({"runc": ""}, {"nvidia": "", "runc": ""}, {"nvidia": "/opt/other", "runc": ""}):
         assert not satisfies(replace(AS_WISHED, handlers=handlers), WISH)
 
 
-def test_default_and_cdi_matter_where_they_are_wished() -> None:
+def test_default_and_cdi_only_matter_if_desired() -> None:
     for desired, configured in (
         (replace(WISH, default=True), replace(AS_WISHED, default="nvidia")),
         (replace(WISH, cdi=True), replace(AS_WISHED, cdi=True)),
@@ -40,7 +40,7 @@ def test_default_and_cdi_matter_where_they_are_wished() -> None:
         ({"nvidia": True, "runc": True}, True),
     ],
 )
-def test_systemds_driver_is_for_all_of_the_family_or_for_none(cgroup: dict[str, bool], sound: bool) -> None:
+def test_systemd_cgroup_driver_must_hold_for_all_runc_handlers(cgroup: dict[str, bool], sound: bool) -> None:
     assert satisfies(replace(AS_WISHED, systemd_cgroup=cgroup), replace(WISH, systemd_cgroup=True)) is sound
 
 
@@ -54,11 +54,11 @@ def test_systemds_driver_is_for_all_of_the_family_or_for_none(cgroup: dict[str, 
         ({"nvidia": True, "runc": True}, True),
     ],
 )
-def test_a_handler_is_under_the_driver_of_the_default_runtime(cgroup: dict[str, bool], sound: bool) -> None:
+def test_handler_must_use_the_cgroup_driver_of_the_default_runtime(cgroup: dict[str, bool], sound: bool) -> None:
     assert satisfies(replace(AS_WISHED, systemd_cgroup=cgroup), WISH) is sound
 
 
-def test_a_default_that_is_no_runc_says_nothing_of_the_driver() -> None:
+def test_vm_default_runtime_does_not_decide_the_cgroup_driver() -> None:
     kata = replace(
         AS_WISHED, handlers={**AS_WISHED.handlers, "kata": ""}, default="kata", systemd_cgroup={"kata": True}
     )
@@ -68,11 +68,11 @@ def test_a_default_that_is_no_runc_says_nothing_of_the_driver() -> None:
     assert not satisfies(replace(crun, systemd_cgroup={"crun": True}), WISH)
 
 
-def test_docker_takes_its_driver_from_the_host() -> None:
+def test_docker_handler_has_no_cgroup_driver_of_its_own() -> None:
     assert satisfies(ObservedConfig({"nvidia": WISH.binary}), replace(WISH, systemd_cgroup=True))
 
 
-def test_the_driver_is_set_for_the_handler_and_for_those_of_runcs_family_that_are_there() -> None:
+def test_cgroup_driver_is_set_for_the_handler_and_existing_runc_kind() -> None:
     there = {"kata": "", "crun": "", "runc": "", "nvidia": ""}
     assert cgroup_handlers(WISH, there) == ("nvidia", "runc", "crun")
     assert cgroup_handlers(replace(WISH, handler="runc"), there) == ("runc", "crun")
@@ -91,7 +91,7 @@ def test_the_driver_is_set_for_the_handler_and_for_those_of_runcs_family_that_ar
         ("nvidia", 2, (1, 7), True, False),
     ],
 )
-def test_a_file_without_runc_breaks_containerd_1_and_leaves_containerd_2_under_cgroupfs(
+def test_missing_runc_matters_by_containerd_version(
     default: str, schema: int, version: tuple[int, ...] | None, systemd: bool, needed: bool
 ) -> None:
     desired = DesiredConfig(version=version, systemd_cgroup=systemd)

@@ -14,7 +14,7 @@ def folders(text: str) -> dict[str, bytes]:
     return {CONF: f"[engine]\ncdi_spec_dirs = {text}\n".encode()}
 
 
-def test_its_files_stay_as_they_are() -> None:
+def test_podman_files_are_not_edited() -> None:
     files = {CONF: b"[engine]\n"}
     row = runtime("podman")
     for edited in (
@@ -40,13 +40,13 @@ def test_its_files_stay_as_they_are() -> None:
         (None, folders('["/opt/cdi"]'), BOTH),
     ],
 )
-def test_where_it_looks_depends_on_its_version_and_from_5_5_on_its_files(
+def test_cdi_folders_of_podman_depend_on_version_and_files(
     version: tuple[int, ...] | None, files: dict[str, bytes], where: tuple[str, ...]
 ) -> None:
     assert podman.spec_folders(files, version) == where
 
 
-def test_the_administrators_file_wins_over_the_distributions_and_a_drop_in_over_both() -> None:
+def test_podman_config_files_override_in_order() -> None:
     files = {
         "/etc/containers/containers.conf.d/1.conf": b'[engine]\ncdi_spec_dirs = ["/three"]\n',
         CONF: b'[engine]\ncdi_spec_dirs = ["/two"]\n',
@@ -70,5 +70,5 @@ def test_the_administrators_file_wins_over_the_distributions_and_a_drop_in_over_
         (None, "1.0.0", True),
     ],
 )
-def test_which_specifications_it_takes(version: tuple[int, ...] | None, spec: str, taken: bool) -> None:
+def test_cdi_versions_that_podman_reads(version: tuple[int, ...] | None, spec: str, taken: bool) -> None:
     assert podman.takes(version, spec) is taken

@@ -1,4 +1,4 @@
-"""What every row of the container runtimes must have, so that a new one cannot be half there."""
+"""Required contents of every row of the container runtimes, so that a new one cannot be half there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGE = Path(gpunode.__file__).parent
 
 
 @ROWS
-def test_a_row_names_all_that_others_ask_of_it(row: Runtime) -> None:
+def test_row_is_complete(row: Runtime) -> None:
     assert CONTAINER_RUNTIMES[row.id].id == row.id
     assert row.program
     assert row.packages
@@ -37,7 +37,7 @@ def test_a_row_names_all_that_others_ask_of_it(row: Runtime) -> None:
 
 
 @ROWS
-def test_a_row_has_its_rules_in_a_module_of_its_name(row: Runtime) -> None:
+def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
     rules = import_module(f"gpunode.runtimes.{row.id}")
 
     for name in ("configure", "unconfigure", "inspect"):
@@ -51,7 +51,7 @@ def test_a_row_has_its_rules_in_a_module_of_its_name(row: Runtime) -> None:
 
 
 @ROWS
-def test_a_row_configures_what_it_then_finds(row: Runtime) -> None:
+def test_row_finds_what_it_configured(row: Runtime) -> None:
     edited = row.configure({}, DesiredConfig())
 
     assert row.cdi == "only" or satisfies(row.inspect(after_edits({}, edited), DesiredConfig()), DesiredConfig())
@@ -59,7 +59,7 @@ def test_a_row_configures_what_it_then_finds(row: Runtime) -> None:
 
 
 @ROWS
-def test_a_row_has_a_recipe_and_is_allowed_in_recipes(row: Runtime) -> None:
+def test_row_has_a_recipe_and_is_allowed_in_recipes(row: Runtime) -> None:
     assert row.id in names()
     assert row.id in get_args(RuntimeName)
     key = next(key for key in known_keys() if (key.section, key.name) == ("runtime", "name"))
@@ -67,12 +67,12 @@ def test_a_row_has_a_recipe_and_is_allowed_in_recipes(row: Runtime) -> None:
 
 
 @ROWS
-def test_the_unit_and_the_file_of_a_row_are_looked_at(row: Runtime) -> None:
+def test_unit_and_file_of_a_row_are_probed(row: Runtime) -> None:
     assert not row.unit or row.unit in probes.UNITS
     assert not row.config or row.config in probes.FILES
 
 
-def test_nothing_compares_a_runtime_with_a_name() -> None:
+def test_no_code_compares_runtime_names() -> None:
     """The rules of a runtime, and doctor, whose causes are about one runtime each, may."""
     found = [
         f"{path.relative_to(_PACKAGE)}:{node.lineno}"

@@ -29,7 +29,7 @@ def with_value(document: Document, path: str, value: Any) -> Document:
     return after
 
 
-def edited(text: str, path: str, value: Any) -> str:
+def edit_text(text: str, path: str, value: Any) -> str:
     before = parse(text)
     return edit(text, before, with_value(before, path, value))
 
@@ -51,8 +51,8 @@ def edited(text: str, path: str, value: Any) -> str:
     ],
     ids=["a line", "a table", "the first line", "a dotted key", "within braces", "the last key", "the last dotted key"],
 )
-def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, after: str) -> None:
-    assert edited(text, path, GONE) == after
+def test_removed_value_takes_only_its_lines(text: str, path: str, after: str) -> None:
+    assert edit_text(text, path, GONE) == after
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, afte
         ("x = ['a']\n", "x", ["a", "b"], "x = ['a', \"b\"]\n"),
     ],
 )
-def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, after: str) -> None:
-    assert edited(text, path, value) == after
+def test_new_value_is_placed_beside_its_siblings(text: str, path: str, value: Any, after: str) -> None:
+    assert edit_text(text, path, value) == after
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, af
         "indented as its sibling",
     ],
 )
-def test_a_table_stands_beside_its_nearest_relatives(text: str, path: str, after: str) -> None:
-    assert edited(text, path, TABLE) == after
+def test_new_table_is_placed_beside_related_tables(text: str, path: str, after: str) -> None:
+    assert edit_text(text, path, TABLE) == after
 
 
-def test_a_table_above_one_that_is_in_it_leaves_that_ones_comment_with_it() -> None:
+def test_inserted_parent_table_leaves_the_comment_of_its_child() -> None:
     parted = "[a]\nx = 1\n\n# about\n  # c\n[a.b.c]\ny = 1\n\n[d]\n"
-    assert edited(parted, "a/b/k", 1) == parted.replace("# about", "[a.b]\nk = 1\n\n# about")
+    assert edit_text(parted, "a/b/k", 1) == parted.replace("# about", "[a.b]\nk = 1\n\n# about")
     close = "[a]\nx = 1\n# about\n[a.b.c]\ny = 1\n[d]\nz = 1\n[e]\n"
-    assert edited(close, "a/b/k", 1) == close.replace("# about", "[a.b]\nk = 1\n# about")
+    assert edit_text(close, "a/b/k", 1) == close.replace("# about", "[a.b]\nk = 1\n# about")
 
 
 def test_every_kind_of_value_and_key_is_written() -> None:
@@ -122,7 +122,7 @@ def test_every_kind_of_value_and_key_is_written() -> None:
         "k k": {},
         "n": {"m": {"o": 1}},
     }
-    assert edited("[a]\nx = 1\n", "a/e", value).splitlines()[3:] == [
+    assert edit_text("[a]\nx = 1\n", "a/e", value).splitlines()[3:] == [
         "[a.e]",
         "d = false",
         'u = "\\u007f\'\\"ü\\n"',
@@ -136,9 +136,9 @@ def test_every_kind_of_value_and_key_is_written() -> None:
     ]
 
 
-def test_headers_that_tomlkit_indents_anew_keep_their_indent() -> None:
+def test_indented_headers_keep_their_indent() -> None:
     text = "[a]\n  x = 1\n  [a.b.c]\n    y = 1\n  [a.b.d]\n    y = 1\n"
-    assert edited(text, "a/b/e", {"y": 1}) == text + "  [a.b.e]\n    y = 1\n"
+    assert edit_text(text, "a/b/e", {"y": 1}) == text + "  [a.b.e]\n    y = 1\n"
 
 
 @pytest.mark.parametrize(
@@ -160,26 +160,26 @@ def test_headers_that_tomlkit_indents_anew_keep_their_indent() -> None:
         "a table parted by the outer one",
     ],
 )
-def test_what_could_lose_a_foreign_line_is_refused(text: str, path: str, value: Any) -> None:
+def test_edit_that_could_lose_a_foreign_line_is_refused(text: str, path: str, value: Any) -> None:
     with pytest.raises(Uneditable) as refused:
-        edited(text, path, value)
+        edit_text(text, path, value)
     assert refused.value.paths == (tuple(path.split("/")),)
 
 
-def test_the_line_is_named_that_tomlkit_would_not_keep() -> None:
+def test_line_that_tomlkit_would_change_is_named() -> None:
     with pytest.raises(Uneditable) as refused:
-        edited("k = 1\n# c\nt = { d = 1979-05-27 }\n", "k", 2)
+        edit_text("k = 1\n# c\nt = { d = 1979-05-27 }\n", "k", 2)
     assert refused.value.line == 3
 
 
 @pytest.mark.parametrize("wrong", ["[a]\nb = 4\n", "[a]\nb = ]\n"], ids=["another meaning", "no TOML"])
-def test_what_does_not_read_as_meant_is_not_written(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_edit_that_parses_differently_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setattr(tomltext, "_lay_out", lambda *_, **__: wrong)
     with pytest.raises(Uneditable, match=r"^a\.b$"):
-        edited("[a]\nb = 1\n", "a/b", 3)
+        edit_text("[a]\nb = 1\n", "a/b", 3)
 
 
-def test_what_lacks_a_foreign_comment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edit_that_loses_a_comment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomltext, "_lay_out", lambda *_, **__: "[a]\nb = 3\n")
     with pytest.raises(Uneditable):
-        edited("# mine\n[a]\nb = 1\n", "a/b", 3)
+        edit_text("# mine\n[a]\nb = 1\n", "a/b", 3)

@@ -20,11 +20,11 @@ MACHINE = Machine()
 USUAL = default(MACHINE)
 
 
-def made(text: str, *words: str) -> str:
+def edit_text(text: str, *words: str) -> str:
     return configure(text.encode(), settings(words), MACHINE).decode()
 
 
-def test_the_defaults_are_sound_toml_and_set_every_key_that_has_one() -> None:
+def test_defaults_are_valid_toml_with_every_default_key() -> None:
     document = tomllib.loads(USUAL)
     for key in KEYS:
         node = document
@@ -34,18 +34,18 @@ def test_the_defaults_are_sound_toml_and_set_every_key_that_has_one() -> None:
         assert node.get(key.path[-1]) == expected
 
 
-def test_the_rows_stand_in_the_order_in_which_nvidia_ctk_writes_them() -> None:
+def test_keys_are_in_the_order_of_nvidia_ctk() -> None:
     paths = [key.path for key in KEYS]
     assert paths == sorted(paths, key=lambda path: (path[:-1], path[-1]))
     assert len(set(paths)) == len(paths)
 
 
-def test_suse_and_ubuntu_have_defaults_of_their_own() -> None:
+def test_suse_and_ubuntu_have_their_own_defaults() -> None:
     assert tomllib.loads(default(Machine(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
     assert 'ldconfig = "@/sbin/ldconfig.real"' in default(Machine(real_ldconfig=True))
 
 
-def test_a_missing_file_is_made_with_the_defaults_an_empty_one_is_not() -> None:
+def test_missing_file_gets_the_defaults_and_an_empty_one_does_not() -> None:
     words = settings(["nvidia-container-runtime.mode=cdi"])
     assert configure(None, words, MACHINE).decode() == USUAL.replace('mode = "auto"', 'mode = "cdi"')
     empty = tomllib.loads(configure(b"", words, MACHINE).decode())
@@ -54,7 +54,7 @@ def test_a_missing_file_is_made_with_the_defaults_an_empty_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# mine\n", "\ufeff", "x = 1e3 # \u00fc\r\n"])
-def test_without_a_setting_not_a_byte_changes(text: str) -> None:
+def test_file_is_unchanged_without_a_setting(text: str) -> None:
     assert configure(text.encode(), (), MACHINE) == text.encode()
     assert configure(text.encode(), settings(["features.disable-cuda-compat-lib-hook=nil"]), MACHINE) == text.encode()
 
@@ -79,13 +79,13 @@ def test_without_a_setting_not_a_byte_changes(text: str) -> None:
         ("nvidia-container-runtime.mode=jit-cdi", "jit-cdi"),
     ],
 )
-def test_what_set_says(word: str, value: object) -> None:
+def test_set_value_is_parsed_with_its_type(word: str, value: object) -> None:
     (setting,) = settings([word])
     assert setting.value == value
     assert type(setting.value) is type(value)
 
 
-def test_one_set_may_hold_several_as_nvidia_ctk_cuts_it_at_commas() -> None:
+def test_one_set_option_may_hold_several_settings() -> None:
     found = settings(["disable-require,nvidia-container-cli.no-cgroups=false"])
     assert [(one.key.name, one.value) for one in found] == [
         ("disable-require", True),
@@ -111,15 +111,15 @@ def test_one_set_may_hold_several_as_nvidia_ctk_cuts_it_at_commas() -> None:
         ("nvidia-container-runtime.runtimes=a,b", "nvidia-container-runtime.runtimes=a:b"),
     ],
 )
-def test_what_set_cannot_say(word: str, said: str) -> None:
+def test_invalid_set_option_is_refused(word: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         settings([word])
     assert said in f"{refused.value.what} {refused.value.why} {refused.value.hint}"
     assert refused.value.hint
 
 
-def test_the_last_one_counts() -> None:
-    assert made("", "disable-require=true", "disable-require=false") == made("", "disable-require=false")
+def test_last_setting_wins() -> None:
+    assert edit_text("", "disable-require=true", "disable-require=false") == edit_text("", "disable-require=false")
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_the_last_one_counts() -> None:
          "x = 1\n"),
     ],
 )  # fmt: skip
-def test_where_it_is_written(text: str, word: str, expected: str) -> None:
-    assert made(text, word) == expected
-    assert made(expected, word) == expected
+def test_setting_is_written_in_its_section(text: str, word: str, expected: str) -> None:
+    assert edit_text(text, word) == expected
+    assert edit_text(expected, word) == expected
 
 
 @pytest.mark.parametrize(
@@ -167,20 +167,20 @@ def test_where_it_is_written(text: str, word: str, expected: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(text: str, word: str, said: str) -> None:
+def test_impossible_setting_is_refused(text: str, word: str, said: str) -> None:
     with pytest.raises(Refused, match=said) as refused:
-        made(text, word)
+        edit_text(text, word)
     assert refused.value.hint
     assert refused.value.why
 
 
-def test_a_container_s_own_ldconfig_may_be_set_with_its_feature() -> None:
+def test_container_ldconfig_may_be_set_with_its_feature() -> None:
     words = ["features.allow-ldconfig-from-container", "nvidia-container-cli.ldconfig=/sbin/ldconfig"]
-    assert tomllib.loads(made("", *words))["nvidia-container-cli"]["ldconfig"] == "/sbin/ldconfig"
+    assert tomllib.loads(edit_text("", *words))["nvidia-container-cli"]["ldconfig"] == "/sbin/ldconfig"
 
 
-def test_a_foreign_fault_stops_nobody_else() -> None:
-    assert made("nvidia-container-cli.ldconfig = '/x'\n", "disable-require").endswith("disable-require = true\n")
+def test_existing_invalid_setting_does_not_block_others() -> None:
+    assert edit_text("nvidia-container-cli.ldconfig = '/x'\n", "disable-require").endswith("disable-require = true\n")
 
 
 comments = st.sampled_from(["# site", "#disable-require = false", "#root = '/x' # why", "\t# ü"])
@@ -202,18 +202,18 @@ words = st.sampled_from(
 
 
 @given(st.lists(comments | statements | headers, max_size=8), st.lists(words, min_size=1, max_size=3), st.booleans())
-def test_comments_stay_what_is_asked_is_there_and_twice_is_once(lines: list[str], asked: list[str], crlf: bool) -> None:
+def test_configure_keeps_comments_and_is_idempotent(lines: list[str], asked: list[str], crlf: bool) -> None:
     text = "\n".join((*lines, "")).replace("\n", "\r\n" if crlf else "\n")
     try:
         before = tomllib.loads(text)
     except ValueError:
         return
     try:
-        after = made(text, *asked)
+        after = edit_text(text, *asked)
     except Refused:  # tomlkit would move the second of them
         assert text.count("[[site]]") > 1
         return
-    assert made(after, *asked) == after
+    assert edit_text(after, *asked) == after
     found = tomllib.loads(after)
     for setting in settings(asked):
         node = found
@@ -228,10 +228,10 @@ def test_comments_stay_what_is_asked_is_there_and_twice_is_once(lines: list[str]
     }
 
 
-def test_what_departs_from_the_toolkits_own_settings_is_listed() -> None:
+def test_settings_that_differ_from_the_defaults_are_listed() -> None:
     assert departures(USUAL.encode()) == ()
     assert departures(b"") == ()
-    said = made("", "nvidia-container-cli.no-cgroups=true", "nvidia-container-runtime.log-level=debug")
+    said = edit_text("", "nvidia-container-cli.no-cgroups=true", "nvidia-container-runtime.log-level=debug")
     assert departures(said.encode()) == ("nvidia-container-cli.no-cgroups = true",)
     with pytest.raises(Refused, match="not valid TOML"):
         departures(b"[", "/config.toml")

@@ -40,12 +40,12 @@ _EMPTY = ("/etc/apt/sources.list", CUDA_KEYRING, TOOLKIT_KEYRING, CONTAINERD, DA
 
 
 def gpu(device: str = T4, **more: Any) -> PciDevice:
-    """A GPU at the first slot."""
+    """Return a GPU at the first slot."""
     return replace(PciDevice("0000:01:00.0", "10de", device, "0302"), **more)
 
 
 def unit(*, active: bool = True, enabled: bool = True, **more: Any) -> Unit:
-    """A unit that is there."""
+    """Return a unit that is there."""
     return Unit(ServiceState(enabled, active), **more)
 
 
@@ -57,7 +57,7 @@ def machine(
     units: Mapping[str, Unit] | None = None,
     **more: Any,
 ) -> Facts:
-    """The machine, with what differs: installed packages (by version), files, units, and any other fact."""
+    """Return the machine, with what differs: installed packages (by version), files, units, and any other fact."""
     installed = {n: PackageState(s) if isinstance(s, str) else s for n, s in (packages or {}).items()}
     states = {p: FileState(s) if isinstance(s, bytes) else s for p, s in (files or {}).items()}
     lists = [(path, state) for path, state in states.items() if apt_sources.is_source_list(path)]
@@ -105,7 +105,7 @@ def machine(
 
 
 def with_driver(version: str = "580.95.05", *, open_module: bool = True, **more: Any) -> Facts:
-    """A machine on which the whole compute driver of ``version`` is installed from NVIDIA's repository, and loaded."""
+    """Return a machine with the whole compute driver of ``version`` from NVIDIA's repository, installed and loaded."""
     dkms = "nvidia-kernel-open-dkms" if open_module else "nvidia-kernel-dkms"
     names = ("nvidia-driver-cuda", dkms, "nvidia-persistenced", "libcuda1")
     packages = {**dict.fromkeys(names, f"{version}-1"), **more.pop("packages", {})}
@@ -120,27 +120,27 @@ def with_driver(version: str = "580.95.05", *, open_module: bool = True, **more:
 
 
 def recipe(runtime: str = "none", **driver: Any) -> Recipe:
-    """A recipe, with what is said of the driver."""
+    """Return a recipe, with what is said of the driver."""
     return Recipe("test", driver=Driver(**driver), runtime=RuntimeSettings(name=runtime))
 
 
 def planned(outcome: Outcome) -> Planned:
-    """``outcome``, which must be a plan."""
+    """Return ``outcome``, which must be a plan."""
     assert isinstance(outcome, Planned), outcome
     return outcome
 
 
 def refusal(outcome: Outcome) -> Refusal:
-    """``outcome``, which must be a refusal."""
+    """Return ``outcome``, which must be a refusal."""
     assert isinstance(outcome, Refusal), outcome
     return outcome
 
 
 def files(changes: tuple[Change, ...]) -> dict[str, FileChange]:
-    """The file changes among ``changes``, by path."""
+    """Return the file changes among ``changes``, by path."""
     return {change.path: change for change in changes if isinstance(change, FileChange)}
 
 
 def names(changes: tuple[Change, ...]) -> list[str]:
-    """The packages among ``changes``."""
+    """Return the packages among ``changes``."""
     return [str(change.id) for change in changes if isinstance(change, PackageChange)]

@@ -27,7 +27,7 @@ RESTART = Trigger("restart", "k3s.service")
 
 
 def node(generated: bytes, toolkit_came: float | None = None) -> Facts:
-    """A node on which k3s was started at 100, and wrote its file right after that."""
+    """Return a node on which k3s was started at 100, and wrote its file right after that."""
     facts = machine(files={CONFIG: generated}, kubelet=K3S)
     units = {**facts.units, "k3s.service": Known(unit(started_at=100.0), "units")}
     came = {} if toolkit_came is None else {TOOLKIT_LIST: toolkit_came}
@@ -38,13 +38,13 @@ def default(recipe: Recipe) -> Recipe:
     return replace(recipe, runtime=replace(recipe.runtime, set_as_default=True))
 
 
-def test_the_distributions_containerd_is_not_installed_beside_it() -> None:
+def test_distribution_containerd_is_not_installed_beside_k3s() -> None:
     outcome = planned(RUNTIME_INSTALL.plan(recipe("containerd"), node(WITH_FOLDER)))
     assert outcome.changes == ()
     assert "k3s" in outcome.reason
 
 
-def test_a_drop_in_and_one_restart() -> None:
+def test_k3s_gets_a_drop_in_and_one_restart() -> None:
     facts = node(WITH_FOLDER)
     outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts))
     (change,) = outcome.changes
@@ -54,7 +54,7 @@ def test_a_drop_in_and_one_restart() -> None:
     assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project_changes(facts, outcome.changes))).changes == ()
 
 
-def test_a_drop_in_that_is_younger_than_k3s_is_read_by_a_restart() -> None:
+def test_drop_in_newer_than_k3s_causes_a_restart() -> None:
     facts = project_changes(
         node(WITH_FOLDER), planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(WITH_FOLDER))).changes
     )
@@ -65,13 +65,13 @@ def test_a_drop_in_that_is_younger_than_k3s_is_read_by_a_restart() -> None:
     assert change.triggers == {RESTART}
 
 
-def test_what_k3s_generates_is_younger_than_k3s_and_no_reason_to_restart_it() -> None:
+def test_file_generated_by_k3s_causes_no_restart() -> None:
     outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(REGISTERED)))
     assert outcome.changes == ()
     assert "by itself" in outcome.reason
 
 
-def test_a_toolkit_that_came_after_the_start_is_found_by_a_restart() -> None:
+def test_toolkit_installed_after_k3s_started_causes_a_restart() -> None:
     facts = node(OLDER, toolkit_came=150.0)
     outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts))
     (change,) = outcome.changes
@@ -82,13 +82,13 @@ def test_a_toolkit_that_came_after_the_start_is_found_by_a_restart() -> None:
     assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project_changes(facts, outcome.changes))).changes == ()
 
 
-def test_a_k3s_that_did_not_find_it_is_not_restarted_again_and_again() -> None:
+def test_k3s_that_missed_the_toolkit_is_not_restarted_repeatedly() -> None:
     outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(OLDER, toolkit_came=50.0)))
     assert outcome.changes == ()
     assert any("PATH" in note for note in outcome.notes)
 
 
-def test_the_default_runtime_is_a_setting_of_k3s() -> None:
+def test_default_runtime_of_k3s_is_set_in_its_own_config() -> None:
     outcome = planned(RUNTIME_CONFIG.plan(default(recipe("containerd")), node(REGISTERED)))
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
@@ -96,7 +96,7 @@ def test_the_default_runtime_is_a_setting_of_k3s() -> None:
     assert change.triggers == {RESTART}
 
 
-def test_k0s_notices_its_drop_ins_itself() -> None:
+def test_k0s_needs_no_restart_for_a_drop_in() -> None:
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
     config = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
     facts = machine(files={"/etc/k0s/containerd.toml": config}, kubelet=kubelet)
@@ -105,7 +105,7 @@ def test_k0s_notices_its_drop_ins_itself() -> None:
     assert (change.path, change.triggers) == ("/etc/k0s/containerd.d/99-nvidia.toml", frozenset())
 
 
-def test_a_recipe_for_kubeadms_kubelet_leaves_the_cgroup_driver_of_a_product_alone() -> None:
+def test_kubeadm_cgroup_setting_does_not_change_a_product() -> None:
     wanted = recipe("containerd")
     wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup_driver="systemd"))
     kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
@@ -116,7 +116,7 @@ def test_a_recipe_for_kubeadms_kubelet_leaves_the_cgroup_driver_of_a_product_alo
     assert b"SystemdCgroup" not in change.after.content  # type: ignore[union-attr]
 
 
-def test_a_recipe_that_contradicts_the_kubelet_is_told() -> None:
+def test_cgroup_setting_that_contradicts_the_kubelet_is_noted() -> None:
     wanted = recipe("containerd")
     wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup_driver="systemd"))
     kubelet = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", "cgroupfs")
@@ -124,13 +124,13 @@ def test_a_recipe_that_contradicts_the_kubelet_is_told() -> None:
     assert any("cgroupfs" in note for note in notes)
 
 
-def test_a_stranger_is_refused_before_anything_is_installed() -> None:
+def test_unknown_cri_socket_is_refused_before_any_change() -> None:
     facts = machine(kubelet=Kubelet("kubelet", "kubelet.service", "/run/mine.sock"))
     assert "/run/mine.sock" in refusal(RUNTIME_INSTALL.plan(recipe("containerd"), facts)).what
     assert "/run/mine.sock" in refusal(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).what
 
 
-def test_another_runtime_of_the_kubelet_is_told() -> None:
+def test_other_runtime_of_the_kubelet_is_noted() -> None:
     facts = machine(kubelet=Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock"))
     assert any("CRI-O" in note for note in planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).notes)
 
@@ -144,9 +144,7 @@ def test_another_runtime_of_the_kubelet_is_told() -> None:
     ],
     ids=["nothing to inherit", "cgroupfs", "runc says it by saying nothing"],
 )
-def test_what_inherits_nothing_belongs_under_the_kubelets_driver(
-    content: bytes, driver: str, puts_it_there: bool
-) -> None:
+def test_containerd_gets_the_cgroup_driver_of_the_kubelet(content: bytes, driver: str, puts_it_there: bool) -> None:
     kubelet = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", driver)  # type: ignore[arg-type]
     facts = machine(files={CONTAINERD: content}, packages={"containerd": "1.7.24-1"}, kubelet=kubelet)
     (change, *_) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes

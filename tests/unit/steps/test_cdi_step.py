@@ -26,7 +26,7 @@ FAILED = {"nvidia-cdi-refresh.service": unit(active=False, failed=True)}
 
 
 def spec(driver: str = "580.95.05", gpus: tuple[int, ...] = (0,), caps: tuple[int, ...] = (), uuid: str = "") -> bytes:
-    """A specification as nvidia-ctk writes it."""
+    """Return a specification as nvidia-ctk writes it."""
     nodes = [f"/dev/nvidia{n}" for n in gpus] + [f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps]
     edits = "\n".join(f"        - path: {node}" for node in nodes)
     names = ["all", '"0"', *([uuid] if uuid else [])]
@@ -40,7 +40,7 @@ def spec(driver: str = "580.95.05", gpus: tuple[int, ...] = (0,), caps: tuple[in
 def node(
     files: dict[str, bytes] | None = None, layout: GpuLayout | None = ONE, podman: str = "4.9.3+ds1-1", **more: object
 ) -> Facts:
-    """A machine with driver 580.95.05 loaded, and podman."""
+    """Return a machine with driver 580.95.05 loaded, and podman."""
     facts = with_driver(files=files, layout=Known(layout, "nvidia-gpus"), packages={"podman": podman})
     return replace(facts, units={**facts.units, **{n: Known(u, "units") for n, u in more.pop("units", {}).items()}})  # type: ignore[attr-defined]
 
@@ -49,7 +49,7 @@ def plan(facts: Facts, of: Recipe = PODMAN) -> Planned:
     return planned(CDI.plan(of, facts))
 
 
-def test_a_missing_one_is_promised_and_the_trigger_that_writes_it_owed() -> None:
+def test_missing_cdi_specification_is_planned_with_its_trigger() -> None:
     outcome = plan(node())
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
@@ -60,7 +60,7 @@ def test_a_missing_one_is_promised_and_the_trigger_that_writes_it_owed() -> None
     assert plan(project_changes(node(), outcome.changes)).changes == ()
 
 
-def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
+def test_current_cdi_specification_is_left_alone() -> None:
     outcome = plan(node({RUN: spec(uuid=UUID)}))
     assert outcome.changes == ()
     assert outcome.notes == ()
@@ -87,7 +87,7 @@ def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
         (b"kind: [nvidia.com/gpu]\n", ONE, "no specification yet"),
     ],
 )
-def test_one_that_does_not_fit_the_driver_is_written_anew(written: bytes, layout: GpuLayout, why: str) -> None:
+def test_outdated_cdi_specification_is_regenerated(written: bytes, layout: GpuLayout, why: str) -> None:
     outcome = plan(node({RUN: written}, layout))
     assert why in outcome.reason
     assert len(outcome.changes) == 1
@@ -101,27 +101,27 @@ def test_one_that_does_not_fit_the_driver_is_written_anew(written: bytes, layout
         (spec("535.104.05"), None),
     ],
 )
-def test_what_nobody_can_tell_is_no_fault(written: bytes, layout: GpuLayout | None) -> None:
+def test_cdi_specification_with_unknown_facts_is_left_alone(written: bytes, layout: GpuLayout | None) -> None:
     facts = node({RUN: written}, layout)
     if layout is None:
         facts = replace(facts, layout=Unknown("denied", "nvidia-gpus"), loaded_driver=Known(LoadedDriver("", True), ""))
     assert plan(facts).changes == ()
 
 
-def test_a_stale_one_beside_a_fresh_one_is_named_and_one_alone_is_overruled() -> None:
+def test_outdated_cdi_file_in_etc_is_noted_or_overridden() -> None:
     (note,) = plan(node({ETC: spec("535.104.05", uuid=UUID), RUN: spec()})).notes
     assert f"{ETC} is of driver 535.104.05, and {RUN} overrides it; only it still offers {UUID}" in note
     outcome = plan(node({ETC: spec("535.104.05")}))
     assert [change.path for change in outcome.changes if isinstance(change, FileChange)] == [RUN]
 
 
-def test_names_that_two_files_of_a_folder_have_are_told_and_not_made_worse() -> None:
+def test_devices_in_two_cdi_files_are_noted_and_not_added_to() -> None:
     outcome = plan(node({RUN: spec(), "/var/run/cdi/other.yaml": spec()}))
     assert outcome.changes == ()
     assert any("both offer nvidia.com/gpu=all, so no container gets it" in note for note in outcome.notes)
 
 
-def test_beside_a_file_that_nobody_here_understands_none_is_added() -> None:
+def test_no_cdi_file_is_added_beside_an_unparsable_one() -> None:
     outcome = plan(node({"/var/run/cdi/hand.yaml": b"{kind: nvidia.com/gpu}\n"}))
     assert outcome.changes == ()
     assert any("hand.yaml cannot be parsed" in note for note in outcome.notes)
@@ -132,26 +132,28 @@ def test_beside_a_file_that_nobody_here_understands_none_is_added() -> None:
     ("loaded", "why"),
     [(Known(None, "nvidia-version"), "once the driver is loaded"), (Unknown("x", "y"), "once the driver is loaded")],
 )
-def test_without_a_driver_there_is_nothing_to_write(loaded: Known[LoadedDriver | None] | Unknown, why: str) -> None:
+def test_cdi_specification_is_not_written_without_a_driver(
+    loaded: Known[LoadedDriver | None] | Unknown, why: str
+) -> None:
     outcome = plan(replace(node(), loaded_driver=loaded))
     assert (outcome.changes, why in outcome.reason) == ((), True)
 
 
-def test_before_a_reboot_into_another_driver_the_former_one_is_not_written_down() -> None:
+def test_cdi_specification_waits_for_the_reboot_into_a_new_driver() -> None:
     outcome = plan(replace(node(), loaded_driver=Known(LoadedDriver("535.104.05", False), "")), recipe("podman"))
     assert outcome.changes == ()
     assert "after the reboot" in outcome.reason
 
 
-def test_a_driver_that_this_run_loads_counts_as_loaded() -> None:
+def test_driver_loaded_by_this_run_counts_for_cdi() -> None:
     assert plan(replace(node(), loaded_driver=Unknown("known after the module is loaded", PLAN))).changes
 
 
-def test_in_an_image_there_is_nothing_to_write() -> None:
+def test_cdi_specification_is_not_written_in_an_image() -> None:
     assert plan(replace(node(), platform=Known(Platform("image"), "image"))).changes == ()
 
 
-def test_unasked_only_what_is_stale_or_has_failed_is_refreshed_and_no_run_fails_for_it() -> None:
+def test_unrequested_cdi_is_only_refreshed_if_possible() -> None:
     assert plan(node(), CONTAINERD).reason.startswith("CDI is not requested, and the toolkit has no unit")
     assert plan(node(units=REFRESH), CONTAINERD).changes == ()
     for facts in (node(units=FAILED), node({RUN: spec("535.104.05")}, units=REFRESH)):
@@ -165,11 +167,11 @@ def test_unasked_only_what_is_stale_or_has_failed_is_refreshed_and_no_run_fails_
 @pytest.mark.parametrize(
     "runtime", [RuntimeSettings("crio"), RuntimeSettings("docker", cdi=True), RuntimeSettings("containerd", cdi=True)]
 )
-def test_asked_for_it_is_where_the_runtime_takes_gpus_so(runtime: RuntimeSettings) -> None:
+def test_cdi_is_implied_where_the_runtime_uses_it(runtime: RuntimeSettings) -> None:
     assert plan(node(), Recipe("test", runtime=runtime)).changes
 
 
-def test_the_units_that_the_toolkits_package_will_bring_count() -> None:
+def test_refresh_units_of_a_toolkit_to_be_installed_count() -> None:
     stale = {RUN: spec("535.104.05")}
     for version, wanted in (("1.20.1-1", True), ("1.17.8-1", False), ("known after the index is read", True)):
         facts = node(stale)
@@ -177,7 +179,7 @@ def test_the_units_that_the_toolkits_package_will_bring_count() -> None:
         assert bool(plan(replace(facts, packages=Known({**to_come}, PLAN)), CONTAINERD).changes) is wanted
 
 
-def test_it_is_written_where_the_unit_is_told_to() -> None:
+def test_cdi_file_is_written_to_the_path_of_the_refresh_unit() -> None:
     elsewhere = b"# ours\nNVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/etc/cdi/gpus.yaml\n"
     (change,) = plan(node({CDI_ENVIRONMENT: elsewhere})).changes
     assert isinstance(change, FileChange)
@@ -185,7 +187,7 @@ def test_it_is_written_where_the_unit_is_told_to() -> None:
     assert plan(node({CDI_ENVIRONMENT: elsewhere, "/etc/cdi/gpus.yaml": spec()})).changes == ()
 
 
-def test_a_podman_that_does_not_look_there_is_told_how_to() -> None:
+def test_podman_that_does_not_search_the_cdi_folder_is_noted() -> None:
     outcome = plan(node(podman="5.5.1-1"))
     assert outcome.changes == ()
     assert any("cdi_spec_dirs" in note and "only in /etc/cdi:" in note for note in outcome.notes)
@@ -193,7 +195,7 @@ def test_a_podman_that_does_not_look_there_is_told_how_to() -> None:
     assert plan(node(told, podman="5.5.1-1")).changes
 
 
-def test_a_stale_one_that_nobody_rewrites_is_noted() -> None:
+def test_outdated_cdi_file_without_a_refresh_unit_is_noted() -> None:
     """The recipe does not ask for CDI and the toolkit has no unit: docker and podman still read what is there."""
     outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)
     assert outcome.changes == ()
@@ -203,11 +205,11 @@ def test_a_stale_one_that_nobody_rewrites_is_noted() -> None:
     assert plan(node(), CONTAINERD).notes == ()
 
 
-def test_a_machine_without_any_of_it_is_left_alone() -> None:
+def test_machine_without_cdi_is_left_alone() -> None:
     assert plan(machine(), recipe()).changes == ()
 
 
-def test_where_it_is_asked_for_the_toolkits_units_are_enabled_and_what_is_masked_stays_so() -> None:
+def test_cdi_refresh_units_are_enabled_unless_masked() -> None:
     off = unit(active=False, enabled=False)
     units = {"nvidia-cdi-refresh.service": off, "nvidia-cdi-refresh.path": off}
     facts = node({RUN: spec()}, units=units)

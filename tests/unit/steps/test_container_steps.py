@@ -37,15 +37,15 @@ FOUR = (
 DOCKER = {"docker.io": "20.10.24"}
 
 
-def four(version: str, **other: str) -> dict[str, str | PackageState]:
+def toolkit_packages(version: str, **other: str) -> dict[str, str | PackageState]:
     return {name: other.get(name.replace("-", "_"), version) for name in FOUR}
 
 
-def wanted(version: str) -> Recipe:
+def recipe_of(version: str) -> Recipe:
     return replace(recipe("docker"), toolkit=Toolkit(version))
 
 
-def asked(outcome: Planned) -> dict[str, object]:
+def requested_packages(outcome: Planned) -> dict[str, object]:
     return {str(change.id): change.after for change in outcome.changes if isinstance(change, PackageChange)}
 
 
@@ -65,7 +65,7 @@ runtime_type = "io.containerd.runc.v2"
 """
 
 
-def test_keys_without_effect_are_noted_whether_or_not_a_file_changes() -> None:
+def test_keys_hidden_by_a_drop_in_are_noted_with_or_without_a_change() -> None:
     """containerd 1.6 takes the CRI table of the last file alone, so nvidia-ctk's drop-in hides the site's own keys."""
     right = machine(
         packages={"containerd": "1.6.20~ds1-1+b1"},
@@ -89,61 +89,69 @@ def test_keys_without_effect_are_noted_whether_or_not_a_file_changes() -> None:
 # -- toolkit -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_bare_machine_gets_the_newest_of_all_four() -> None:
-    assert asked(planned(TOOLKIT.plan(recipe("docker"), machine()))) == dict.fromkeys(FOUR, KnownAfter(why="toolkit"))
+def test_bare_machine_gets_the_newest_toolkit_packages() -> None:
+    assert requested_packages(planned(TOOLKIT.plan(recipe("docker"), machine()))) == dict.fromkeys(
+        FOUR, KnownAfter(why="toolkit")
+    )
 
 
-def test_a_hold_on_the_toolkit_is_noted_where_the_recipe_leaves_the_version_open() -> None:
-    packages = four("1.18.1-1") | {"libnvidia-container1": PackageState("1.18.1-1", held=True)}
+def test_toolkit_hold_is_noted_where_the_version_is_open() -> None:
+    packages = toolkit_packages("1.18.1-1") | {"libnvidia-container1": PackageState("1.18.1-1", held=True)}
     (note,) = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages))).notes
     assert note == "libnvidia-container1 is held at 1.18.1-1, so upgrades leave that version"
-    assert planned(TOOLKIT.plan(wanted("1.18.1"), machine(packages=packages))).notes == ()
+    assert planned(TOOLKIT.plan(recipe_of("1.18.1"), machine(packages=packages))).notes == ()
 
 
-def test_four_of_one_version_are_not_upgraded_unasked() -> None:
-    node = machine(packages=four("1.17.8-1"))
+def test_consistent_toolkit_is_upgraded_only_on_request() -> None:
+    node = machine(packages=toolkit_packages("1.17.8-1"))
     assert planned(TOOLKIT.plan(recipe("docker"), node)).changes == ()
-    assert set(asked(planned(TOOLKIT.plan(replace(recipe("docker"), upgrade=True), node)))) == set(FOUR)
+    assert set(requested_packages(planned(TOOLKIT.plan(replace(recipe("docker"), upgrade=True), node)))) == set(FOUR)
 
 
-def test_a_missing_one_comes_in_the_version_of_the_others_not_the_newest() -> None:
-    packages = four("1.17.8-1")
+def test_missing_toolkit_package_gets_the_version_of_the_others() -> None:
+    packages = toolkit_packages("1.17.8-1")
     del packages["libnvidia-container1"]
     outcome = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages)))
-    assert asked(outcome) == {"libnvidia-container1": PackageState("1.17.8-1")}
+    assert requested_packages(outcome) == {"libnvidia-container1": PackageState("1.17.8-1")}
 
 
-def test_mixed_versions_are_brought_to_one() -> None:
-    node = machine(packages=four("1.17.8-1", libnvidia_container1="1.16.2-1"))
-    assert set(asked(planned(TOOLKIT.plan(recipe("docker"), node)))) == set(FOUR)
+def test_mixed_toolkit_versions_are_unified() -> None:
+    node = machine(packages=toolkit_packages("1.17.8-1", libnvidia_container1="1.16.2-1"))
+    assert set(requested_packages(planned(TOOLKIT.plan(recipe("docker"), node)))) == set(FOUR)
 
 
 @pytest.mark.parametrize("said", ["1.18.1", "1.18.1-1"])
-def test_a_version_pins_all_four_also_downwards_and_is_then_satisfied(said: str) -> None:
-    node = machine(packages=four("1.20.1-1"))
-    assert asked(planned(TOOLKIT.plan(wanted(said), node))) == dict.fromkeys(FOUR, PackageState("1.18.1-1"))
-    there = machine(packages=four("1.18.1-1"))
-    assert planned(TOOLKIT.plan(wanted(said), there)).changes == ()
-    assert planned(TOOLKIT.plan(replace(wanted(said), upgrade=True), there)).changes == ()
+def test_toolkit_version_pins_all_packages_even_downwards(said: str) -> None:
+    node = machine(packages=toolkit_packages("1.20.1-1"))
+    assert requested_packages(planned(TOOLKIT.plan(recipe_of(said), node))) == dict.fromkeys(
+        FOUR, PackageState("1.18.1-1")
+    )
+    there = machine(packages=toolkit_packages("1.18.1-1"))
+    assert planned(TOOLKIT.plan(recipe_of(said), there)).changes == ()
+    assert planned(TOOLKIT.plan(replace(recipe_of(said), upgrade=True), there)).changes == ()
 
 
-def test_a_longer_version_is_another_one() -> None:
-    assert set(asked(planned(TOOLKIT.plan(wanted("1.18.1-1"), machine(packages=four("1.18.1-10")))))) == set(FOUR)
+def test_longer_toolkit_version_is_a_different_one() -> None:
+    assert set(
+        requested_packages(
+            planned(TOOLKIT.plan(recipe_of("1.18.1-1"), machine(packages=toolkit_packages("1.18.1-10"))))
+        )
+    ) == set(FOUR)
 
 
-def test_what_a_removed_toolkit_left_behind_is_no_toolkit() -> None:
+def test_residue_of_a_removed_toolkit_does_not_count() -> None:
     residue = machine(packages=dict.fromkeys(FOUR, PackageState("1.17.8-1", config_files_only=True)))
-    assert set(asked(planned(TOOLKIT.plan(recipe("docker"), residue)))) == set(FOUR)
+    assert set(requested_packages(planned(TOOLKIT.plan(recipe("docker"), residue)))) == set(FOUR)
 
 
-def test_a_held_toolkit_is_refused_only_where_it_is_in_the_way() -> None:
+def test_held_toolkit_is_refused_only_if_its_version_must_change() -> None:
     held = dict.fromkeys(FOUR, PackageState("1.17.8-1", held=True))
     assert planned(TOOLKIT.plan(recipe("docker"), machine(packages=held))).changes == ()
-    assert "apt-mark unhold" in refusal(TOOLKIT.plan(wanted("1.18.1"), machine(packages=held))).hint
+    assert "apt-mark unhold" in refusal(TOOLKIT.plan(recipe_of("1.18.1"), machine(packages=held))).hint
 
 
-@pytest.mark.parametrize("no", [recipe("none"), wanted("none")])
-def test_a_toolkit_that_nobody_wants_is_left_alone(no: Recipe) -> None:
+@pytest.mark.parametrize("no", [recipe("none"), recipe_of("none")])
+def test_unrequested_toolkit_is_left_alone(no: Recipe) -> None:
     assert planned(TOOLKIT.plan(no, machine())).changes == ()
 
 
@@ -151,19 +159,19 @@ def test_a_toolkit_that_nobody_wants_is_left_alone(no: Recipe) -> None:
 
 
 @pytest.mark.parametrize(("runtime", "package"), [("containerd", "containerd.io"), ("docker", "docker-ce")])
-def test_a_runtime_of_its_makers_own_packages_is_not_replaced(runtime: str, package: str) -> None:
+def test_runtime_from_vendor_packages_is_not_replaced(runtime: str, package: str) -> None:
     node = machine(packages={package: "5:28.5.2"})
     assert planned(RUNTIME_INSTALL.plan(recipe(runtime), node)).changes == ()
 
 
-def test_a_runtime_without_a_package_is_not_replaced() -> None:
+def test_runtime_without_a_package_is_not_replaced() -> None:
     by_hand = machine(units={"containerd.service": unit()})
     assert planned(RUNTIME_INSTALL.plan(recipe("containerd"), by_hand)).changes == ()
     masked = machine(units={"containerd.service": unit(active=False, enabled=False, masked=True)})
     assert names(planned(RUNTIME_INSTALL.plan(recipe("containerd"), masked)).changes) == ["containerd"]
 
 
-def test_a_missing_runtime_comes_from_the_distribution_unless_the_recipe_says_never() -> None:
+def test_missing_runtime_is_installed_from_the_distribution_if_allowed() -> None:
     residue = machine(packages={"docker.io": PackageState("20.10.24", config_files_only=True)})
     assert names(planned(RUNTIME_INSTALL.plan(recipe("docker"), residue)).changes) == ["docker.io"]
     never = Recipe("test", runtime=RuntimeSettings("docker", install="never"))
@@ -178,7 +186,7 @@ def docker(text: bytes | None = None, *, active: bool = True) -> Facts:
     return machine(packages=DOCKER, files=held, units={"docker.service": unit(active=active)})
 
 
-def owed(changes: tuple[Change, ...]) -> set[Trigger]:
+def triggers_of(changes: tuple[Change, ...]) -> set[Trigger]:
     return {trigger for change in changes if isinstance(change, FileChange) for trigger in change.triggers}
 
 
@@ -192,15 +200,13 @@ def owed(changes: tuple[Change, ...]) -> set[Trigger]:
         ("containerd", CONTAINERD, b"version = 9\n"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_by_name_before_anything_is_done(
-    runtime: str, path: str, text: bytes
-) -> None:
+def test_unparsable_runtime_config_is_refused_by_name(runtime: str, path: str, text: bytes) -> None:
     no = refusal(RUNTIME_CONFIG.plan(recipe(runtime), machine(packages=DOCKER, files={path: text})))
     assert path in no.what
     assert no.exit_code == 3
 
 
-def test_a_file_that_may_not_be_read_is_not_guessed_at() -> None:
+def test_unreadable_runtime_config_is_undetermined() -> None:
     node = docker()
     node = replace(node, files={**node.files, DAEMON_JSON: Unknown("may not be read", f"file:{DAEMON_JSON}")})
     with pytest.raises(Undetermined, match=r"daemon\.json") as caught:
@@ -208,27 +214,27 @@ def test_a_file_that_may_not_be_read_is_not_guessed_at() -> None:
     assert caught.value.exit_code == 13
 
 
-def test_dockerd_reads_a_runtime_and_a_default_again_without_a_restart() -> None:
+def test_docker_runtime_and_default_need_only_a_reload() -> None:
     for chosen in (RuntimeSettings("docker"), RuntimeSettings("docker", set_as_default=True)):
         outcome = planned(RUNTIME_CONFIG.plan(Recipe("test", runtime=chosen), docker()))
-        assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
+        assert triggers_of(outcome.changes) == {Trigger("reload", "docker.service")}
         assert outcome.disrupts == ""
 
 
-def test_a_feature_of_dockerd_takes_a_restart_which_stops_containers() -> None:
+def test_docker_feature_needs_a_restart_which_stops_containers() -> None:
     cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(cdi, docker()))
-    assert owed(outcome.changes) == {Trigger("restart", "docker.service")}
+    assert triggers_of(outcome.changes) == {Trigger("restart", "docker.service")}
     assert outcome.disrupts == "docker containers"
     alive = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"live-restore": true}')))
-    assert owed(alive.changes) == {Trigger("restart", "docker.service")}
+    assert triggers_of(alive.changes) == {Trigger("restart", "docker.service")}
     assert alive.disrupts == ""
 
 
-def test_a_feature_that_is_on_already_takes_none() -> None:
+def test_docker_feature_already_enabled_needs_no_restart() -> None:
     cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"features": {"cdi": true}}')))
-    assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
+    assert triggers_of(outcome.changes) == {Trigger("reload", "docker.service")}
     assert outcome.disrupts == ""
 
 
@@ -252,7 +258,7 @@ BinaryName = "/usr/bin/nvidia-container-runtime"
 
 
 @pytest.mark.parametrize("name", _BY_HAND)
-def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not_speak_of_is_said(name: str) -> None:
+def test_forbidden_default_runtime_is_removed_and_unmentioned_noted(name: str) -> None:
     path, content = _BY_HAND[name]
     packages = DOCKER if name == "docker" else {"containerd": "1.6.20"}
     node = machine(packages=packages, files={path: content}, units={f"{name}.service": unit()})
@@ -272,7 +278,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), after)).changes) == {}
 
 
-def test_a_default_that_cannot_be_taken_off_is_refused() -> None:
+def test_default_runtime_that_cannot_be_removed_is_refused() -> None:
     text = b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/x"\n'
     node = machine(packages={"cri-o": "1.30"}, files={"/etc/crio/crio.conf": text})
     no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=RuntimeSettings("crio", set_as_default=False)), node))
@@ -289,9 +295,7 @@ def test_a_default_that_cannot_be_taken_off_is_refused() -> None:
     ids=["for all", "nobody's", "a group's"],
 )
 @pytest.mark.parametrize("name", _BY_HAND)
-def test_a_file_that_others_may_write_is_closed_to_them(
-    name: str, open_to_others: FileState, mended: FileState
-) -> None:
+def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: FileState, mended: FileState) -> None:
     path, content = _BY_HAND[name]
     packages = DOCKER if name == "docker" else {"containerd": "1.6.20"}
     before = replace(open_to_others, content=content)
@@ -309,7 +313,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     assert replace(both.after, content=content) == change.after
 
 
-def test_a_file_in_a_place_that_others_may_write_to_is_said_and_left() -> None:
+def test_runtime_config_in_an_exposed_folder_is_noted_and_left() -> None:
     path, content = _BY_HAND["docker"]
     node = replace(docker(content), exposed={path: "/home/alice belongs to the user with the id 1000"})
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
@@ -317,7 +321,7 @@ def test_a_file_in_a_place_that_others_may_write_to_is_said_and_left() -> None:
     assert any(path in note and "/home/alice" in note for note in outcome.notes)
 
 
-def test_a_default_is_made_only_when_it_is_asked_for_and_never_unmade() -> None:
+def test_default_runtime_is_set_on_request_and_never_removed() -> None:
     plain = files(planned(RUNTIME_CONFIG.plan(recipe("docker"), docker())).changes)[DAEMON_JSON].after
     assert isinstance(plain, FileState)
     assert "default-runtime" not in json.loads(plain.content)
@@ -326,22 +330,22 @@ def test_a_default_is_made_only_when_it_is_asked_for_and_never_unmade() -> None:
     assert planned(RUNTIME_CONFIG.plan(recipe("docker"), docker(mine))).changes == ()
 
 
-def test_mode_and_owner_of_the_file_stay() -> None:
+def test_runtime_config_keeps_mode_and_owner() -> None:
     node = machine(packages=DOCKER, files={DAEMON_JSON: FileState(b"{}", 0o600, 0, 999)})
     after = files(planned(RUNTIME_CONFIG.plan(recipe("docker"), node)).changes)[DAEMON_JSON].after
     assert isinstance(after, FileState)
     assert (after.mode, after.uid, after.gid) == (0o600, 0, 999)
 
 
-def test_containerd_restarts_and_stops_nothing() -> None:
+def test_containerd_is_restarted_without_disruption() -> None:
     node = machine(packages={"containerd": "1.6.20"}, files={CONTAINERD: b"version = 2\n"})
     outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node))
-    assert owed(outcome.changes) == {Trigger("restart", "containerd.service")}
+    assert triggers_of(outcome.changes) == {Trigger("restart", "containerd.service")}
     assert outcome.disrupts == ""
     assert outcome.expectation is not None
 
 
-def test_a_runtime_that_does_not_run_is_started() -> None:
+def test_stopped_runtime_is_started() -> None:
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), docker(active=False)))
     (change,) = [change for change in outcome.changes if isinstance(change, ServiceChange)]
     assert change.after.active
@@ -352,7 +356,7 @@ def test_a_runtime_that_does_not_run_is_started() -> None:
     ]
 
 
-def test_nothing_is_started_in_an_image_where_nothing_can_run() -> None:
+def test_runtime_is_enabled_but_not_started_in_an_image() -> None:
     """Else the image is never as the plan wants it."""
     for enabled, expected in ((True, 0), (False, 1)):
         image = machine(
@@ -371,25 +375,25 @@ DOCKER_DEFAULTS = "/etc/default/docker"
 
 
 def docker_node(flags: str, **more: bytes) -> Facts:
-    """A node whose dockerd is started with ``flags``."""
+    """Return a node whose dockerd is started with ``flags``."""
     unit_file = b"[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd $DOCKER_OPTS\n"
     found = {DOCKER_UNIT: unit_file, DOCKER_DEFAULTS: f'DOCKER_OPTS="{flags}"\n'.encode(), **more}
     return machine(packages=DOCKER, files=found, units={"docker.service": unit(started_at=100.0)})
 
 
-def looked_for(path: str, node: Facts) -> Facts:
-    """``node``, on which nothing was found at ``path``."""
+def without_file(path: str, node: Facts) -> Facts:
+    """Return ``node``, on which nothing was found at ``path``."""
     return replace(node, files={**node.files, path: Known(None, f"file:{path}")})
 
 
-def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
+def test_conflict_with_a_dockerd_flag_is_refused() -> None:
     wants_default = replace(recipe("docker"), runtime=RuntimeSettings("docker", set_as_default=True))
     refused = refusal(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=runc")))
     assert "default-runtime cannot be set here" in refused.what
     assert files(planned(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)
 
 
-def test_a_docker_that_cannot_start_with_its_file_is_not_started_and_said() -> None:
+def test_docker_that_cannot_start_with_its_config_is_not_started() -> None:
     stopped = {"docker.service": unit(active=False)}
     for flags, starts in (("--default-runtime=runc", False), ("", True)):
         registered = json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": _ENTRY}}).encode()
@@ -401,7 +405,7 @@ def test_a_docker_that_cannot_start_with_its_file_is_not_started_and_said() -> N
 
 
 @pytest.mark.parametrize("probe", ["units", "unit-wants"])
-def test_where_no_systemd_runs_nothing_is_started_and_that_is_said(probe: str) -> None:
+def test_runtime_is_not_started_without_systemd_and_a_note_says_so(probe: str) -> None:
     """Systemd's folders tell which units there are; a start that was planned could never be seen to be done."""
     node = machine(packages=DOCKER)
     node = replace(node, units={"docker.service": Known(unit(active=False), probe)})
@@ -412,8 +416,8 @@ def test_where_no_systemd_runs_nothing_is_started_and_that_is_said(probe: str) -
     assert planned(RUNTIME_CONFIG.plan(recipe("docker"), project_changes(node, outcome.changes))).changes == ()
 
 
-def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
-    node = looked_for("/srv/docker.json", docker_node("--config-file=/srv/docker.json"))
+def test_config_file_given_to_dockerd_is_edited() -> None:
+    node = without_file("/srv/docker.json", docker_node("--config-file=/srv/docker.json"))
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert list(files(outcome.changes)) == ["/srv/docker.json"]
     assert outcome.expectation is not None
@@ -421,17 +425,17 @@ def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
 
 
 @pytest.mark.parametrize(("flags", "stops"), [("", "docker containers"), ("--live-restore", "")])
-def test_a_restart_stops_containers_unless_they_are_kept(flags: str, stops: str) -> None:
+def test_docker_restart_is_disruptive_unless_live_restore_is_set(flags: str, stops: str) -> None:
     wants_cdi = replace(recipe("docker"), runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG.plan(wants_cdi, docker_node(flags)))
     assert outcome.disrupts == stops
     assert [t.kind for change in outcome.changes for t in getattr(change, "triggers", ())] == ["restart"]
 
 
-def test_docker_that_is_a_snap_gets_no_second_one_beside_it() -> None:
+def test_docker_snap_is_refused_and_no_second_docker_installed() -> None:
     command = b"[Service]\nExecStart=/usr/bin/snap run docker.dockerd\n"
     snap = {"/etc/systemd/system/snap.docker.dockerd.service": command}
-    node = looked_for("/var/snap/docker/current/config/daemon.json", machine(files=snap))
+    node = without_file("/var/snap/docker/current/config/daemon.json", machine(files=snap))
     installed = planned(RUNTIME_INSTALL.plan(recipe("docker"), node))
     assert (installed.changes, installed.reason) == ((), "the docker snap brings its own docker")
     refused = refusal(RUNTIME_CONFIG.plan(recipe("docker"), node))
@@ -441,7 +445,7 @@ def test_docker_that_is_a_snap_gets_no_second_one_beside_it() -> None:
     assert list(files(planned(RUNTIME_CONFIG.plan(recipe("docker"), both)).changes)) == [DAEMON_JSON]
 
 
-def test_a_younger_unit_file_is_nothing_that_docker_can_read_again() -> None:
+def test_newer_docker_unit_file_causes_no_reload() -> None:
     node = docker_node("")
     change = planned(RUNTIME_CONFIG.plan(recipe("docker"), node)).changes[0]
     assert isinstance(change, FileChange)
@@ -453,21 +457,21 @@ def test_a_younger_unit_file_is_nothing_that_docker_can_read_again() -> None:
     assert list(files(planned(RUNTIME_CONFIG.plan(recipe("docker"), younger)).changes)) == [change.path]
 
 
-def test_a_masked_runtime_is_said_and_left_masked() -> None:
+def test_masked_runtime_is_noted_and_left_masked() -> None:
     node = machine(packages=DOCKER, units={"docker.service": unit(active=False, enabled=False, masked=True)})
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert not [change for change in outcome.changes if isinstance(change, ServiceChange)]
     assert "masked" in outcome.notes[0]
 
 
-def test_a_switched_off_cri_plugin_is_said() -> None:
+def test_disabled_cri_plugin_is_noted() -> None:
     text = b'version = 2\ndisabled_plugins = ["cri"]\n'
     node = machine(packages={"containerd.io": "1.7.24-1"}, files={CONTAINERD: text})
     assert any("CRI" in note for note in planned(RUNTIME_CONFIG.plan(recipe("containerd"), node)).notes)
 
 
 @pytest.mark.parametrize("runtime", ["containerd", "docker"])
-def test_twice_is_once(runtime: str) -> None:
+def test_runtime_config_is_idempotent(runtime: str) -> None:
     node = machine(packages={**DOCKER, "containerd": "1.6.20"})
     change = planned(RUNTIME_CONFIG.plan(recipe(runtime), node)).changes[0]
     assert isinstance(change, FileChange)
@@ -476,7 +480,7 @@ def test_twice_is_once(runtime: str) -> None:
     assert files(planned(RUNTIME_CONFIG.plan(recipe(runtime), after)).changes) == {}
 
 
-def test_a_docker_that_ctk_configured_is_as_setup_wants_it() -> None:
+def test_docker_configured_by_nvidia_ctk_needs_no_change() -> None:
     """nvidia-ctk writes the bare name, which dockerd looks up where the package puts it."""
     bare = b'{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime", "runtimeArgs": ["--x"]}}}\n'
     node = machine(files={DAEMON_JSON: bare}, packages={"docker.io": "26.1-1"}, units={"docker.service": unit()})
@@ -485,8 +489,8 @@ def test_a_docker_that_ctk_configured_is_as_setup_wants_it() -> None:
     assert outcome.changes == ()
 
 
-def test_a_step_needs_only_steps_before_it() -> None:
-    """What is beneath is made first, and taken away last; a name that no step has would guard nothing."""
+def test_step_needs_only_earlier_steps() -> None:
+    """Dependencies are made first, and removed last; a name that no step has would guard nothing."""
     ids = [step.id for step in STEPS]
     for step in STEPS:
         assert set(step.needs) <= set(ids[: ids.index(step.id)]), step.id

@@ -71,7 +71,7 @@ def test_a_release_that_cannot_work_is_refused(ids: tuple[str, ...], asked: str,
     assert "cuda.version" in refused.hint
 
 
-def test_a_release_newer_than_the_driver_is_noted_and_one_newer_than_the_tables_is_taken() -> None:
+def test_cuda_newer_than_the_driver_or_the_tables_is_noted() -> None:
     (note,) = planned(CUDA_TOOLKIT.plan(_recipe("13.5"), _machine())).notes
     assert "supports CUDA 13.2 in full" in note
     outcome = planned(CUDA_TOOLKIT.plan(_recipe("14.1"), _machine()))
@@ -79,7 +79,7 @@ def test_a_release_newer_than_the_driver_is_noted_and_one_newer_than_the_tables_
     assert "newer than gpunode's tables" in outcome.notes[0]
 
 
-def test_parts_are_installed_alone_and_never_a_package_that_brings_a_driver() -> None:
+def test_cuda_parts_are_installed_without_the_driver_package() -> None:
     outcome = planned(CUDA_TOOLKIT.plan(_recipe("12.9", "nvcc", "cublas"), _machine()))
     assert _installed(outcome) == ["cuda-nvcc-12-9", "cuda-cudart-dev-12-9", "libcublas-12-9", "libcublas-dev-12-9"]
 
@@ -109,7 +109,7 @@ def test_a_driver_of_other_packages_keeps_nvidias_repository_out() -> None:
     assert alone.changes, "a machine that only compiles needs the repository without a driver"
 
 
-def test_on_ubuntu_packages_of_the_same_name_are_kept_out_of_other_archives() -> None:
+def test_cuda_pin_excludes_ubuntus_packages_of_the_same_name() -> None:
     facts = replace(_machine(), distro=Known(UBUNTU, "os-release"))
     outcome = planned(CUDA_TOOLKIT.plan(_recipe("13.3"), facts))
     pin = next(change for change in FileChange.among(outcome.changes) if change.path == _PIN)

@@ -19,9 +19,7 @@ NO_DRIVER = recipe(version="none")
 
 
 @pytest.mark.parametrize(("kind", "detail"), [("container", "lxc"), ("wsl2", "/dev/dxg"), ("jetson", "tegra234")])
-def test_where_the_kernel_is_not_ours_the_driver_is_refused_and_configuration_works(
-    kind: PlatformKind, detail: str
-) -> None:
+def test_container_guest_gets_no_driver_but_a_runtime_config(kind: PlatformKind, detail: str) -> None:
     guest = machine(gpus=(), platform=Platform(kind, detail))
     no = refusal(DETECT.plan(recipe("containerd"), guest))
     assert detail in no.what
@@ -32,7 +30,7 @@ def test_where_the_kernel_is_not_ours_the_driver_is_refused_and_configuration_wo
     assert {plan.step.id for plan in plans if plan.changes} == {"toolkit-repository", "toolkit", "runtime-install"}
 
 
-def test_no_gpu_says_what_was_looked_at_and_names_what_is_not_ours() -> None:
+def test_no_gpu_refusal_lists_other_gpus() -> None:
     no = refusal(DETECT.plan(recipe(), machine(gpus=(AMD, INTEL))))
     assert no.exit_code == 3
     assert "lspci lists 2 PCI devices" in no.why
@@ -42,7 +40,7 @@ def test_no_gpu_says_what_was_looked_at_and_names_what_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize("platform", [Platform("bare-metal"), Unknown("systemd-detect-virt is not installed", "virt")])
-def test_without_a_driver_to_install_neither_gpu_nor_virtualization_matters(platform: Fact[Platform]) -> None:
+def test_gpu_and_virtualization_do_not_matter_without_a_driver(platform: Fact[Platform]) -> None:
     node = replace(machine(gpus=()), platform=platform)
     whole = [step for stage in STAGES for step in plan_stage(recipe("containerd", version="none"), node, stage).steps]
     assert not any(isinstance(step.outcome, Refusal) for step in whole)
@@ -51,7 +49,7 @@ def test_without_a_driver_to_install_neither_gpu_nor_virtualization_matters(plat
     assert plan_stage(recipe("containerd"), node, "sources", ("runtime-config",)).refusal is None
 
 
-def test_a_driver_is_installed_only_where_it_is_known_that_this_is_no_container() -> None:
+def test_driver_is_not_installed_if_virtualization_is_unknown() -> None:
     unknown = Unknown("systemd-detect-virt is not installed", "virt", install="apt-get install systemd")
     node = replace(machine(), platform=unknown)
     with pytest.raises(Undetermined, match="container") as caught:
@@ -60,25 +58,25 @@ def test_a_driver_is_installed_only_where_it_is_known_that_this_is_no_container(
     assert "sudo apt-get install systemd" in caught.value.hint
 
 
-def test_the_answer_names_sysfs_where_that_was_read() -> None:
+def test_no_gpu_refusal_names_sysfs_as_its_source() -> None:
     no = refusal(DETECT.plan(recipe(), machine(devices=Known((INTEL,), "pci-modalias"))))
     assert "/sys/bus/pci/devices lists 1 PCI device" in no.why
 
 
-def test_nobody_can_tell_is_not_no_gpu() -> None:
+def test_unreadable_pci_bus_is_undetermined_and_not_no_gpu() -> None:
     blind = machine(devices=Unknown("lspci is not there; /sys/bus/pci/devices lists nothing", "lspci"))
     with pytest.raises(Undetermined, match="which PCI devices"):
         DETECT.plan(recipe(), blind)
 
 
-def test_another_makers_gpu_beside_ours_is_named_and_is_no_warning() -> None:
+def test_gpu_of_another_vendor_is_named_without_a_warning() -> None:
     outcome = planned(DETECT.plan(recipe(), machine(gpus=(gpu(), INTEL))))
     assert "T4" in outcome.reason
     assert "not NVIDIA's: Intel" in outcome.reason
     assert outcome.notes == ()
 
 
-def test_a_gpu_for_a_virtual_machine_is_left_alone_and_the_others_are_used() -> None:
+def test_gpu_passed_through_to_a_vm_is_left_alone() -> None:
     passed = gpu(H100, address="0000:41:00.0", driver="vfio-pci")
     outcome = planned(DETECT.plan(recipe(), machine(gpus=(gpu(), passed))))
     assert "H100" not in outcome.reason
@@ -88,7 +86,7 @@ def test_a_gpu_for_a_virtual_machine_is_left_alone_and_the_others_are_used() -> 
     assert "no NVIDIA GPU found" not in no.what
 
 
-def test_a_vgpu_guest_gets_no_data_center_driver() -> None:
+def test_vgpu_guest_gets_no_data_center_driver() -> None:
     vgpu = gpu("13bd", subsystem=("10de", "11cc"))
     no = refusal(DETECT.plan(recipe(), machine(gpus=(vgpu,))))
     assert "GRID M10-0B at 0000:01:00.0" in no.what
@@ -96,23 +94,23 @@ def test_a_vgpu_guest_gets_no_data_center_driver() -> None:
     planned(DETECT.plan(NO_DRIVER, machine(gpus=(vgpu,))))
 
 
-def test_nvswitches_ask_for_the_fabric_manager() -> None:
+def test_nvswitches_need_the_fabric_manager() -> None:
     switch = PciDevice("0000:07:00.0", "10de", "22a3", "0680")
     outcome = planned(DETECT.plan(recipe(version="none"), machine(gpus=(gpu(H100), switch))))
     assert "nvidia-fabricmanager" in outcome.notes[0]
 
 
-def test_an_unknown_device_of_a_gpu_class_is_a_gpu() -> None:
+def test_unknown_nvidia_device_of_a_gpu_class_is_a_gpu() -> None:
     outcome = planned(DETECT.plan(recipe(), machine(gpus=(gpu("3fff", name="Device 3fff"),))))
     assert "[10de:3fff]" in outcome.reason
 
 
-def test_eight_alike_are_counted() -> None:
+def test_identical_gpus_are_counted() -> None:
     eight = tuple(gpu(T4, address=f"0000:{n:02x}:00.0") for n in range(8))
     assert "8 × " in planned(DETECT.plan(recipe(), machine(gpus=eight))).reason
 
 
-def test_an_image_without_gpus_can_still_be_configured() -> None:
+def test_image_without_gpus_can_be_configured() -> None:
     image = machine(platform=Platform("image"), devices=Unknown("an image has no PCI bus", "image"))
     planned(DETECT.plan(NO_DRIVER, image))
     with pytest.raises(Undetermined):
@@ -120,7 +118,7 @@ def test_an_image_without_gpus_can_still_be_configured() -> None:
 
 
 @pytest.mark.parametrize("wanted", [recipe(), NO_DRIVER])
-def test_a_distribution_without_apt_is_refused_before_its_missing_dpkg_is_asked_for(wanted: Recipe) -> None:
+def test_distribution_without_apt_is_refused_before_dpkg_is_read(wanted: Recipe) -> None:
     nothing = Unknown("/var/lib/dpkg/status is not there", "dpkg-status")
     distro = Known(Distro("rocky", "9.6", "", "Rocky Linux 9.6", ("rhel", "fedora")), "os-release")
     rocky = replace(machine(), distro=distro, packages=nothing, packages_interrupted=nothing)
@@ -130,18 +128,18 @@ def test_a_distribution_without_apt_is_refused_before_its_missing_dpkg_is_asked_
     assert "Rocky Linux" in stage.refusal.what
 
 
-def test_a_derivative_with_apt_can_be_configured_and_gets_no_driver() -> None:
+def test_debian_derivative_can_be_configured_but_gets_no_driver() -> None:
     devuan = machine(distro=Distro("devuan", "5", "daedalus", "Devuan GNU/Linux 5", ("debian",)))
     planned(DETECT.plan(NO_DRIVER, devuan))
     assert "Devuan" in refusal(DETECT.plan(recipe(), devuan)).what
 
 
-def test_detection_cannot_be_left_out() -> None:
+def test_detect_step_cannot_be_skipped() -> None:
     left_out = replace(recipe(), skip=(DETECT.id,))
     assert plan_stage(left_out, machine(gpus=()), "sources").refusal is not None
 
 
-def test_an_expectation_that_the_gpus_do_not_meet_is_told_by_the_plan() -> None:
+def test_unmet_gpu_expectation_is_noted_in_the_plan() -> None:
     expecting = replace(recipe(), expect=Expect(gpus=8, model="H100"))
     notes = planned(DETECT.plan(expecting, machine(gpus=(gpu(T4),)))).notes
     assert "gpus = 8, and this node has 1 GPU" in notes[0]

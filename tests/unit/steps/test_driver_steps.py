@@ -1,4 +1,4 @@
-"""Which driver a machine gets, what leaves for it, and when it is there: choice, pin, conflicts, driver, module."""
+"""Driver of a machine, what leaves for it, and when it is there: choice, pin, conflicts, driver, module."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PRODUCTION = branches.production().number
 NEWER = "6.1.0-38-amd64"
 
 
-def chosen(wanted: Recipe, facts: Facts) -> Choice:
+def chosen_driver(wanted: Recipe, facts: Facts) -> Choice:
     found = choose_driver(wanted, facts)
     assert isinstance(found, Choice), found
     return found
@@ -58,73 +58,73 @@ def chosen(wanted: Recipe, facts: Facts) -> Choice:
     ("device", "branch", "flavour"),
     [(GTX_1080, 580, "proprietary"), (T4, PRODUCTION, "open"), (B200, PRODUCTION, "open")],
 )
-def test_a_bare_machine_gets_what_its_gpu_needs(device: str, branch: int, flavour: str) -> None:
-    found = chosen(recipe(), machine(gpus=(gpu(device),)))
+def test_bare_machine_gets_the_driver_its_gpu_needs(device: str, branch: int, flavour: str) -> None:
+    found = chosen_driver(recipe(), machine(gpus=(gpu(device),)))
     assert (found.branch, found.flavour) == (branch, flavour)
 
 
-def test_an_unknown_gpu_gets_the_newest_open_driver_and_a_warning() -> None:
-    found = chosen(recipe(), machine(gpus=(gpu(UNKNOWN),)))
+def test_unknown_gpu_gets_the_newest_open_driver_and_a_warning() -> None:
+    found = chosen_driver(recipe(), machine(gpus=(gpu(UNKNOWN),)))
     assert found.flavour == "open"
     assert found.branch >= PRODUCTION
     assert found.warnings
 
 
-def test_a_host_that_no_driver_serves_is_refused() -> None:
+def test_gpus_without_a_common_driver_are_refused() -> None:
     mixed = machine(gpus=(gpu(GTX_1080), gpu(B200, address="0000:02:00.0")))
     assert "all GPUs" in refusal(DRIVER.plan(recipe(), mixed)).what
 
 
-def test_a_maintained_driver_is_kept_though_another_branch_is_newer() -> None:
-    found = chosen(recipe(), with_driver("580.95.05"))
+def test_maintained_driver_is_kept_although_a_newer_branch_exists() -> None:
+    found = chosen_driver(recipe(), with_driver("580.95.05"))
     assert (found.branch, found.exact) == (580, "")
     assert "kept" in found.reason
     assert planned(DRIVER.plan(recipe(), with_driver("580.95.05"))).changes == ()
 
 
-def test_an_installed_lts_branch_is_kept_though_a_newer_one_is_out() -> None:
-    assert chosen(recipe(version="lts"), machine(gpus=(gpu(T4),))).branch == 620
+def test_installed_lts_branch_is_kept_although_a_newer_one_is_out() -> None:
+    assert chosen_driver(recipe(version="lts"), machine(gpus=(gpu(T4),))).branch == 620
     for wanted in (recipe(version="lts"), replace(recipe(version="lts"), upgrade=True)):
-        found = chosen(wanted, with_driver("580.95.05"))
+        found = chosen_driver(wanted, with_driver("580.95.05"))
         assert found.branch == 580
         assert "`--driver 620` moves to the newest lts branch" in found.reason
 
 
-def test_an_installed_branch_of_another_kind_gives_way_to_the_named_one() -> None:
-    assert chosen(recipe(version="lts"), with_driver("595.91.07")).branch == 620
-    assert chosen(recipe(version="production"), with_driver("580.95.05")).branch == PRODUCTION
-    assert chosen(recipe(version="production"), with_driver("595.91.07")).branch == 595
+def test_named_branch_kind_replaces_an_installed_branch_of_another_kind() -> None:
+    assert chosen_driver(recipe(version="lts"), with_driver("595.91.07")).branch == 620
+    assert chosen_driver(recipe(version="production"), with_driver("580.95.05")).branch == PRODUCTION
+    assert chosen_driver(recipe(version="production"), with_driver("595.91.07")).branch == 595
 
 
 @pytest.mark.parametrize("version", ["auto", "lts", "production"])
-def test_a_branch_above_the_table_is_kept_and_never_called_ended(version: str) -> None:
+def test_branch_newer_than_the_table_is_kept_and_not_called_ended(version: str) -> None:
     """The table is older than the branch: it may be any kind's newest, and nobody asked for an older driver."""
-    found = chosen(recipe(version=version), with_driver("640.10.01"))
+    found = chosen_driver(recipe(version=version), with_driver("640.10.01"))
     assert found.branch == 640
     assert "newer than what gpunode knows" in found.reason
     assert "maintained" not in found.reason
     assert [note for note in found.warnings if "no more fixes" in note] == []
 
 
-def test_working_proprietary_modules_are_kept_where_open_ones_are_the_default() -> None:
+def test_working_proprietary_modules_are_kept_where_open_is_default() -> None:
     """A T4 runs with both; nobody asked for other modules and the reboot that they take."""
     node = with_driver("580.95.05", open_module=False)
-    assert chosen(recipe(), node).flavour == "proprietary"
+    assert chosen_driver(recipe(), node).flavour == "proprietary"
     for step in (CONFLICTS, DRIVER, MODULE_BUILD, MODULE_LOAD, PERSISTENCE):
         assert planned(step.plan(recipe(), node)).changes == (), step.id
 
 
-def test_modules_that_the_gpu_cannot_use_are_not_kept() -> None:
+def test_modules_unsupported_by_the_gpu_are_replaced() -> None:
     node = with_driver("580.95.05", open_module=False, gpus=(gpu(B200),))
-    assert chosen(recipe(), node).flavour == "open"
+    assert chosen_driver(recipe(), node).flavour == "open"
 
 
-def test_a_driver_that_lacks_a_package_is_completed_in_its_version() -> None:
+def test_missing_driver_package_is_added_in_the_installed_version() -> None:
     node = with_driver("580.95.05")
     packages = dict(node.packages.value)  # type: ignore[union-attr]
     del packages[PackageId("nvidia-persistenced")]
     node = replace(node, packages=Known(packages, "dpkg-status"))
-    assert chosen(recipe(), node).branch == 580
+    assert chosen_driver(recipe(), node).branch == 580
     outcome = planned(DRIVER.plan(recipe(), node))
     assert outcome.changes == (
         PackageChange(PackageId("nvidia-persistenced"), None, KnownAfter("580.95.05-", "driver")),
@@ -146,7 +146,7 @@ def test_a_driver_that_lacks_a_package_is_completed_in_its_version() -> None:
         ("nvidia-fabricmanager", "580.65.06-1"),
     ],
 )
-def test_what_is_of_another_version_than_the_driver_is_brought_to_its_version(name: str, version: str) -> None:
+def test_driver_package_of_another_version_is_aligned(name: str, version: str) -> None:
     before = PackageState(version, auto=True)
     node = with_driver("580.95.05", packages={name: before})
     outcome = planned(DRIVER.plan(recipe(), node))
@@ -164,7 +164,7 @@ def test_what_is_of_another_version_than_the_driver_is_brought_to_its_version(na
 @pytest.mark.parametrize(
     "name", ["nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"]
 )
-def test_tools_with_versions_of_their_own_may_lag_behind_the_driver(name: str, held: bool) -> None:
+def test_driver_tools_with_their_own_versions_may_lag_behind(name: str, held: bool) -> None:
     """Debian packages them apart from the driver; the version that the driver has may never have existed."""
     node = with_driver("580.95.05", packages={name: PackageState("580.65.06-1", held=held)})
     for wanted in (recipe(), recipe(version="580"), recipe(version="580.95.05")):
@@ -172,7 +172,7 @@ def test_tools_with_versions_of_their_own_may_lag_behind_the_driver(name: str, h
             assert planned(step.plan(wanted, node)).changes == (), (wanted, step.id)
 
 
-def test_a_tool_that_came_with_what_has_strayed_goes_back_with_it() -> None:
+def test_driver_tool_is_aligned_with_the_package_that_depends_on_it() -> None:
     """NVIDIA's nvidia-driver-cuda depends on nvidia-modprobe of its very version: alone it could not be brought."""
     old = PackageState("580.65.06-1", config_files_only=True)
     node = with_driver(
@@ -194,18 +194,18 @@ def test_a_tool_that_came_with_what_has_strayed_goes_back_with_it() -> None:
         {"libnvidia-container1": "1.19.1-1"},
     ],
 )
-def test_what_is_no_part_of_the_driver_may_have_another_version(stray: dict[str, PackageState | str]) -> None:
+def test_unrelated_package_may_have_another_version(stray: dict[str, PackageState | str]) -> None:
     node = with_driver("580.95.05", packages=stray)
     assert planned(DRIVER.plan(recipe(), node)).changes == ()
     assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
 
 
-def test_a_package_that_is_held_at_another_version_than_the_driver_is_named() -> None:
+def test_driver_package_held_at_another_version_is_named() -> None:
     node = with_driver("580.95.05", packages={"libcuda1": PackageState("580.65.06-1", held=True)})
     assert "apt-mark unhold libcuda1" in refusal(DRIVER.plan(recipe(), node)).hint
 
 
-def test_an_upgrade_takes_along_what_has_strayed() -> None:
+def test_upgrade_includes_packages_of_another_version() -> None:
     node = with_driver("580.95.05", packages={"libnvidia-ptxjitcompiler1": "580.65.06-1"})
     changes = planned(DRIVER.plan(replace(recipe(), upgrade=True), node)).changes
     assert "libnvidia-ptxjitcompiler1" in names(changes)
@@ -213,7 +213,7 @@ def test_an_upgrade_takes_along_what_has_strayed() -> None:
     assert afters == {KnownAfter("580.", "driver")}
 
 
-def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> None:
+def test_modules_of_the_other_flavour_are_purged_whatever_their_version() -> None:
     node = with_driver("580.95.05", packages={"nvidia-kernel-dkms": "580.65.06-1"})
     (gone,) = planned(DRIVER.plan(recipe(), node)).changes
     assert gone == PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("580.65.06-1"), None)
@@ -231,9 +231,7 @@ def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> No
     st.booleans(),
 )
 @example(packages={"libcuda1:i386": "595.91.07-1", "nvidia-opencl-common": "595.91.07-1"}, upgrade=False)
-def test_whatever_versions_stand_side_by_side_one_is_left_and_nothing_is_to_be_done(
-    packages: dict[str, str], upgrade: bool
-) -> None:
+def test_mixed_driver_versions_converge_in_one_run(packages: dict[str, str], upgrade: bool) -> None:
     wanted = replace(recipe(version="580", kernel_module_type="open"), upgrade=upgrade)
     node = with_driver("580.95.05", packages=packages)
     changes = [change for step in (CONFLICTS, DRIVER) for change in planned(step.plan(wanted, node)).changes]
@@ -243,62 +241,62 @@ def test_whatever_versions_stand_side_by_side_one_is_left_and_nothing_is_to_be_d
         assert planned(step.plan(replace(wanted, upgrade=False), after)).changes == (), step.id
 
 
-def test_a_driver_whose_branch_has_ended_is_replaced() -> None:
-    assert chosen(recipe(), with_driver("535.261.03", open_module=False)).branch == PRODUCTION
+def test_driver_of_an_ended_branch_is_replaced() -> None:
+    assert chosen_driver(recipe(), with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 
 
-def test_what_is_asked_for_is_not_kept_from_the_user() -> None:
+def test_explicitly_requested_driver_overrides_the_installed_one() -> None:
     node = with_driver("580.95.05")
-    assert chosen(recipe(version="production"), node).branch == PRODUCTION
-    assert chosen(recipe(kernel_module_type="proprietary"), node).flavour == "proprietary"
-    assert chosen(recipe(version="580.178.04"), node).exact == "580.178.04"
+    assert chosen_driver(recipe(version="production"), node).branch == PRODUCTION
+    assert chosen_driver(recipe(kernel_module_type="proprietary"), node).flavour == "proprietary"
+    assert chosen_driver(recipe(version="580.178.04"), node).exact == "580.178.04"
 
 
-def test_an_upgrade_brings_the_newest_of_the_branch_and_no_other_branch() -> None:
+def test_upgrade_installs_the_newest_version_of_the_same_branch() -> None:
     upgrade = replace(recipe(), upgrade=True)
     node = with_driver("580.95.05", open_module=False)
-    assert (chosen(upgrade, node).branch, chosen(upgrade, node).flavour) == (580, "proprietary")
+    assert (chosen_driver(upgrade, node).branch, chosen_driver(upgrade, node).flavour) == (580, "proprietary")
     afters = {
         change.after for change in planned(DRIVER.plan(upgrade, node)).changes if isinstance(change, PackageChange)
     }
     assert afters == {KnownAfter("580.", "driver")}
-    assert chosen(upgrade, with_driver("535.261.03", open_module=False)).branch == PRODUCTION
+    assert chosen_driver(upgrade, with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 
 
-def test_an_upgrade_goes_on_from_a_branch_that_has_ended_and_not_back() -> None:
+def test_upgrade_leaves_an_ended_branch_for_a_newer_one() -> None:
     upgrade = replace(recipe(), upgrade=True)
     ended = with_driver("610.57.04")
-    assert chosen(recipe(), ended).branch == PRODUCTION
-    assert chosen(upgrade, ended).branch == 620
+    assert chosen_driver(recipe(), ended).branch == PRODUCTION
+    assert chosen_driver(upgrade, ended).branch == 620
     only_a_library = machine(packages={"libnvidia-nvvm4": "610.57.04-1"})
-    assert chosen(upgrade, only_a_library).branch == PRODUCTION
+    assert chosen_driver(upgrade, only_a_library).branch == PRODUCTION
 
 
-def test_an_upgrade_goes_back_where_the_gpu_needs_it() -> None:
+def test_upgrade_moves_to_an_older_branch_where_the_gpu_needs_it() -> None:
     upgrade = replace(recipe(), upgrade=True)
-    assert chosen(upgrade, with_driver("595.91.07", gpus=(gpu(GTX_1080),))).branch == 580
+    assert chosen_driver(upgrade, with_driver("595.91.07", gpus=(gpu(GTX_1080),))).branch == 580
 
 
-def test_a_stray_library_of_another_branch_decides_nothing() -> None:
+def test_single_library_of_another_branch_does_not_choose_the_driver() -> None:
     node = machine(gpus=(gpu(GTX_1080),), packages={"libnvidia-ml1": "595.91.07-1"})
-    assert chosen(recipe(), node).branch == 580
+    assert chosen_driver(recipe(), node).branch == 580
     beside = with_driver("580.95.05", packages={"libnvidia-nvvm4": "615.71.09-1"})
-    assert chosen(recipe(), beside).branch == 580
+    assert chosen_driver(recipe(), beside).branch == 580
 
 
 # -- pin ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("pinned", "exact"), [("580", ""), ("580.95.05", "580.95.05")])
-def test_nvidias_pinning_package_is_respected(pinned: str, exact: str) -> None:
+def test_nvidia_pinning_package_is_respected(pinned: str, exact: str) -> None:
     node = machine(packages={f"nvidia-driver-pinning-{pinned}": "1"})
-    found = chosen(recipe(), node)
+    found = chosen_driver(recipe(), node)
     assert (found.branch, found.exact) == (580, exact)
     written = files(planned(DRIVER_PIN.plan(recipe(), node)).changes)[PIN_FILE].after
     assert f"Pin: version {exact or '580'}" in getattr(written, "content", b"").decode()
 
 
-def test_a_pinning_package_that_the_gpu_cannot_follow_is_named() -> None:
+def test_pinning_package_unsupported_by_the_gpu_is_named() -> None:
     node = machine(gpus=(gpu(GTX_1080),), packages={"nvidia-driver-pinning-595": "1"})
     no = refusal(DRIVER_PIN.plan(recipe(), node))
     assert "nvidia-driver-pinning-595" in no.what
@@ -315,18 +313,18 @@ def test_a_pinning_package_that_the_gpu_cannot_follow_is_named() -> None:
         ("595", "580", False),
     ],
 )
-def test_a_pinning_package_and_the_recipe_agree_or_it_is_refused(pinned: str, wanted: str, agree: bool) -> None:
+def test_pinning_package_that_contradicts_the_recipe_is_refused(pinned: str, wanted: str, agree: bool) -> None:
     node = machine(packages={f"nvidia-driver-pinning-{pinned}": "1"})
     outcome = DRIVER_PIN.plan(recipe(version=wanted), node)
     assert refusal(outcome).what if not agree else planned(outcome).reason
 
 
-def test_the_residue_of_a_pinning_package_pins_nothing() -> None:
+def test_residue_of_a_pinning_package_is_ignored() -> None:
     node = machine(packages={"nvidia-driver-pinning-580": PackageState("1", config_files_only=True)})
-    assert chosen(recipe(), node).branch == PRODUCTION
+    assert chosen_driver(recipe(), node).branch == PRODUCTION
 
 
-def test_a_pin_that_somebody_edited_is_written_again() -> None:
+def test_edited_pin_file_is_rewritten() -> None:
     first = files(planned(DRIVER_PIN.plan(recipe(), machine())).changes)[PIN_FILE]
     edited = machine(files={PIN_FILE: b"# mine\n"})
     assert files(planned(DRIVER_PIN.plan(recipe(), edited)).changes)[PIN_FILE].after == first.after
@@ -351,18 +349,18 @@ NEVER = {
 }
 
 
-def test_exactly_the_old_drivers_packages_leave() -> None:
+def test_only_old_driver_packages_are_purged() -> None:
     outcome = planned(CONFLICTS.plan(recipe(), machine(packages={**OLD, **NEVER})))
     assert names(outcome.changes) == sorted(OLD)
     assert all(change.after is None for change in outcome.changes if isinstance(change, PackageChange))
 
 
-def test_a_library_that_others_depend_on_and_that_conflicts_with_nothing_stays() -> None:
+def test_shared_library_without_a_conflict_is_not_purged() -> None:
     """Debian's libhwloc-plugins, and so OpenMPI, and Chromium depend on libxnvctrl0: its purge takes them along."""
     assert planned(CONFLICTS.plan(recipe(), machine(packages={"libxnvctrl0": "535.171.04-1"}))).changes == ()
 
 
-def test_the_modules_of_the_other_flavour_leave_by_plan() -> None:
+def test_modules_of_the_other_flavour_are_replaced() -> None:
     node = with_driver("580.95.05", open_module=False)
     asked = recipe(kernel_module_type="open", version="580")
     assert planned(CONFLICTS.plan(asked, node)).changes == ()
@@ -372,7 +370,7 @@ def test_the_modules_of_the_other_flavour_leave_by_plan() -> None:
     assert names(tuple(brought)) == ["nvidia-kernel-open-dkms"]
 
 
-def test_a_hold_is_never_broken() -> None:
+def test_package_hold_is_never_broken() -> None:
     held = PackageState("470.256.02-1", held=True)
     no = refusal(CONFLICTS.plan(recipe(), machine(packages={"nvidia-tesla-470-driver": held})))
     assert "apt-mark unhold nvidia-tesla-470-driver" in no.hint
@@ -380,7 +378,7 @@ def test_a_hold_is_never_broken() -> None:
     assert "apt-mark unhold nvidia-driver-cuda" in refusal(DRIVER.plan(recipe(), same_name)).hint
 
 
-def test_all_holds_in_the_way_are_named_at_once_in_one_command() -> None:
+def test_all_blocking_holds_are_named_in_one_command() -> None:
     """NVIDIA's 595 is held, the recipe wants 580, and the toolkit is held at two versions."""
     packages = {
         **dict.fromkeys(("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1"), PackageState("595.71.05-1", held=True)),
@@ -396,12 +394,12 @@ def test_all_holds_in_the_way_are_named_at_once_in_one_command() -> None:
     assert all(name in no.what for name in held)
 
 
-def test_a_driver_package_held_at_the_right_version_is_no_obstacle() -> None:
+def test_hold_at_the_right_version_does_not_block() -> None:
     node = with_driver("580.95.05", packages={"nvidia-driver-cuda": PackageState("580.95.05-1", held=True)})
     assert planned(DRIVER.plan(recipe(), node)).changes == ()
 
 
-def test_ubuntus_names_with_their_branch_leave_for_those_without() -> None:
+def test_ubuntu_packages_named_by_branch_are_replaced() -> None:
     node = machine(distro=UBUNTU, packages={"nvidia-driver-535": "535.261.03-0ubuntu1", "nvidia-prime": "0.8.17.1"})
     assert names(planned(CONFLICTS.plan(recipe(), node)).changes) == ["nvidia-driver-535"]
     assert "libnvidia-compute" in names(planned(DRIVER.plan(recipe(), node)).changes)
@@ -410,7 +408,7 @@ def test_ubuntus_names_with_their_branch_leave_for_those_without() -> None:
 
 
 @pytest.mark.parametrize("driver", ["nouveau", "nvidia"])
-def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
+def test_display_on_the_gpu_is_noted_unless_scope_is_full(driver: str) -> None:
     desktop = machine(gpus=(gpu(class_code="0300", driver=driver),), packages={"gdm3": "43.0-3"})
     (note,) = planned(DRIVER.plan(recipe(), desktop)).change_notes
     assert "0000:01:00.0" in note
@@ -418,14 +416,14 @@ def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
     assert planned(DRIVER.plan(recipe(scope="full"), desktop)).change_notes == ()
 
 
-def test_who_runs_another_driver_hears_what_happens_until_the_reboot() -> None:
+def test_other_loaded_driver_is_noted_as_active_until_the_reboot() -> None:
     old = LoadedDriver("470.256.02", open_module=False)
     (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).change_notes
     assert "470.256.02 stays loaded until the reboot" in note
     assert planned(DRIVER.plan(recipe(), machine())).change_notes == ()
 
 
-def test_no_display_is_seen_where_the_desktop_was_removed_or_hangs_elsewhere() -> None:
+def test_removed_or_separate_display_is_not_noted() -> None:
     gone = machine(
         gpus=(gpu(class_code="0300", driver="nvidia"),), packages={"gdm3": PackageState("43", config_files_only=True)}
     )
@@ -437,26 +435,26 @@ def test_no_display_is_seen_where_the_desktop_was_removed_or_hangs_elsewhere() -
 # -- headers -----------------------------------------------------------------------------------------------------------
 
 
-def test_headers_for_the_running_kernel_the_next_and_those_to_come() -> None:
+def test_headers_are_installed_for_the_running_and_the_next_kernel() -> None:
     node = machine(kernels=Kernels(KERNEL, ("6.1.0-30-amd64", KERNEL, NEWER)))
     wanted = names(planned(HEADERS.plan(recipe(), node)).changes)
     assert wanted == [f"linux-headers-{KERNEL}", f"linux-headers-{NEWER}", "linux-headers-amd64"]
 
 
-def test_headers_that_are_there_are_not_asked_for() -> None:
+def test_installed_headers_are_not_requested_again() -> None:
     packages = {"linux-headers-amd64": "6.1.140-1"}
     assert planned(HEADERS.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()
     residue = {"linux-headers-amd64": PackageState("6.1.1-1", config_files_only=True)}
     assert names(planned(HEADERS.plan(recipe(), machine(packages=residue, headers=frozenset({KERNEL})))).changes)
 
 
-def test_a_custom_kernel_with_its_build_tree_needs_no_package() -> None:
+def test_custom_kernel_with_a_build_tree_needs_no_headers_package() -> None:
     custom = "6.12.9-mine"
     node = machine(kernels=Kernels(custom, (custom,)), headers=frozenset({custom}))
     assert planned(HEADERS.plan(recipe(), node)).changes == ()
 
 
-def test_an_image_without_a_kernel_is_refused() -> None:
+def test_image_without_a_kernel_is_refused() -> None:
     image = machine(platform=Platform("image"), kernels=Kernels(None, ()))
     assert "no kernel" in refusal(HEADERS.plan(recipe(), image)).what
 
@@ -464,7 +462,7 @@ def test_an_image_without_a_kernel_is_refused() -> None:
 # -- module ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_module_is_built_for_the_next_boot_too() -> None:
+def test_module_is_also_built_for_the_next_kernel() -> None:
     node = with_driver("580.95.05", kernels=Kernels(KERNEL, (KERNEL, NEWER)))
     (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
     assert isinstance(change, CommandChange)
@@ -472,7 +470,7 @@ def test_a_module_is_built_for_the_next_boot_too() -> None:
 
 
 @pytest.mark.parametrize(("version", "verb"), [("580.95.05", "install"), ("470.256.02", "autoinstall")])
-def test_a_module_that_dkms_believes_to_be_there_is_installed_by_force(version: str, verb: str) -> None:
+def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str, verb: str) -> None:
     """``dkms autoinstall`` would skip it and exit 0: seen with dkms 3.0.10."""
     node = with_driver("580.95.05", module_files=(), dkms={KERNEL: DkmsBuild("nvidia", version)})
     (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
@@ -492,7 +490,7 @@ def test_a_module_that_dkms_believes_to_be_there_is_installed_by_force(version: 
         ModuleFile(NEWER, f"/lib/modules/{NEWER}/updates/dkms/nvidia.ko", "580.95.05", dkms=True),
     ],
 )
-def test_a_module_of_another_driver_kernel_or_origin_proves_nothing(file: ModuleFile) -> None:
+def test_module_of_another_driver_kernel_or_origin_does_not_count(file: ModuleFile) -> None:
     assert planned(MODULE_BUILD.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes
 
 
@@ -504,11 +502,11 @@ def test_a_module_of_another_driver_kernel_or_origin_proves_nothing(file: Module
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-580-open/nvidia.ko", "580"),
     ],
 )
-def test_a_module_of_the_branch_is_enough(file: ModuleFile) -> None:
+def test_module_of_the_wanted_branch_needs_no_build(file: ModuleFile) -> None:
     assert planned(MODULE_BUILD.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes == ()
 
 
-def test_the_module_is_loaded_where_nothing_is_in_the_way() -> None:
+def test_module_is_loaded_where_nothing_prevents_it() -> None:
     node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"))
     assert planned(MODULE_LOAD.plan(recipe(), node)).changes == (ModuleChange("nvidia", before=False, after=True),)
 
@@ -522,14 +520,14 @@ def test_the_module_is_loaded_where_nothing_is_in_the_way() -> None:
     ],
     ids=["another branch", "the same version in the other flavour", "another version of the branch"],
 )
-def test_another_driver_in_the_kernel_waits_for_a_reboot(loaded: LoadedDriver) -> None:
+def test_loaded_driver_of_another_version_waits_for_a_reboot(loaded: LoadedDriver) -> None:
     node = with_driver("580.95.05", loaded_driver=loaded)
     outcome = MODULE_LOAD.plan(recipe(), node)
     assert isinstance(outcome, Blocked)
     assert loaded.version in outcome.reason
 
 
-def test_an_upgrade_within_the_branch_ends_in_a_wait_for_a_reboot() -> None:
+def test_upgrade_within_the_branch_waits_for_a_reboot() -> None:
     """Planned before the index tells which version comes, and again once it is installed."""
     wanted = replace(recipe(), upgrade=True)
     node = with_driver("580.95.05")
@@ -538,7 +536,7 @@ def test_an_upgrade_within_the_branch_ends_in_a_wait_for_a_reboot() -> None:
     assert isinstance(MODULE_LOAD.plan(wanted, upgraded), Blocked)
 
 
-def test_nouveau_on_the_card_waits_for_a_reboot_and_a_container_loads_nothing() -> None:
+def test_nouveau_waits_for_a_reboot_and_an_image_loads_nothing() -> None:
     node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"), modules=frozenset({"nouveau"}))
     assert isinstance(MODULE_LOAD.plan(recipe(), node), Blocked)
     image = replace(node, platform=Known(Platform("image"), "image"))
@@ -548,7 +546,7 @@ def test_nouveau_on_the_card_waits_for_a_reboot_and_a_container_loads_nothing() 
 # -- persistence, blacklist --------------------------------------------------------------------------------------------
 
 
-def test_the_daemon_is_not_started_against_a_driver_of_another_version() -> None:
+def test_persistence_daemon_waits_for_the_matching_driver() -> None:
     """It would fail, and the node needs its reboot, not an error."""
     node = with_driver(
         "580.95.05",
@@ -560,14 +558,14 @@ def test_the_daemon_is_not_started_against_a_driver_of_another_version() -> None
     assert (change.after.enabled, change.after.active) == (True, False)
 
 
-def test_the_daemon_runs_once_the_driver_does() -> None:
+def test_persistence_daemon_is_started_with_a_matching_driver() -> None:
     node = with_driver("580.95.05", units={"nvidia-persistenced.service": unit(active=False)})
     (change,) = planned(PERSISTENCE.plan(recipe(), node)).changes
     assert isinstance(change, ServiceChange)
     assert change.after.active
 
 
-def test_a_masked_daemon_is_left_alone_and_said() -> None:
+def test_masked_persistence_daemon_is_left_alone_and_noted() -> None:
     node = with_driver(
         "580.95.05", units={"nvidia-persistenced.service": unit(active=False, enabled=False, masked=True)}
     )
@@ -577,7 +575,7 @@ def test_a_masked_daemon_is_left_alone_and_said() -> None:
     assert planned(PERSISTENCE.plan(recipe(persistence=False), node)).notes == ()
 
 
-def test_nouveau_and_nova_are_kept_off_the_card_in_the_initramfs_too() -> None:
+def test_nouveau_and_nova_are_blacklisted_in_the_initramfs_too() -> None:
     change = files(planned(NOUVEAU.plan(recipe(), machine())).changes)[BLACKLIST]
     text = getattr(change.after, "content", b"").decode()
     assert all(f"blacklist {name}\n" in text for name in ("nouveau", "nova_core", "nova_drm"))

@@ -40,7 +40,7 @@ def _node(*devices: PciDevice, version: str = "595.91.07", **more: Any) -> Facts
         ((gpu(T4),), None),
     ],
 )
-def test_what_joins_the_gpus(devices: tuple[PciDevice, ...], kind: str | None) -> None:
+def test_fabric_kind_by_device_ids(devices: tuple[PciDevice, ...], kind: str | None) -> None:
     found = find_fabric(machine(gpus=devices))
     assert (found.kind if found else None) == kind
 
@@ -85,7 +85,7 @@ def test_a_manager_of_another_version_moves_with_the_driver() -> None:
     assert purged == {"libcuda1"}
 
 
-def test_the_service_is_enabled_at_once_and_started_with_the_drivers_own_module() -> None:
+def test_fabric_manager_is_enabled_and_starts_only_with_its_driver_loaded() -> None:
     there = {_MANAGER: unit(active=False, enabled=False)}
     (change,) = ServiceChange.among(planned(FABRIC_SERVICE.plan(recipe(), _node(*_ON_SWITCHES, units=there))).changes)
     assert (change.after.enabled, change.after.active) == (True, True)
@@ -98,7 +98,7 @@ def test_the_service_is_enabled_at_once_and_started_with_the_drivers_own_module(
     assert "masked" in outcome.notes[0]
 
 
-def test_a_card_without_switches_gets_nothing_and_a_needless_service_is_noted() -> None:
+def test_node_without_switches_gets_no_fabric_manager() -> None:
     facts = _node(gpu("2321"), units={_MANAGER: unit(active=False)})
     outcome = planned(FABRIC.plan(recipe(), facts))
     assert not outcome.changes

@@ -53,11 +53,11 @@ def test_gpus_behind_nvswitches_need_the_fabric_manager(devices: tuple[PciDevice
 
 
 @pytest.mark.parametrize("devices", [(gpu(H100),), (gpu(T4),), (gpu(GB200),)])
-def test_gpus_without_switches_of_their_own_node_do_not(devices: tuple[PciDevice, ...]) -> None:
+def test_gpus_without_nvswitches_need_no_fabric_manager(devices: tuple[PciDevice, ...]) -> None:
     assert notes(machine(gpus=devices)) == ()
 
 
-def test_a_fabric_manager_that_runs_is_enough_and_one_that_does_not_is_named() -> None:
+def test_stopped_fabric_manager_is_noted_and_a_running_one_is_not() -> None:
     machines = [machine(gpus=(gpu(B200),), units={}) for _ in range(2)]
     running, stopped = (
         replace(one, units={**one.units, MANAGER: Known(unit(active=active), "units")})
@@ -68,7 +68,7 @@ def test_a_fabric_manager_that_runs_is_enough_and_one_that_does_not_is_named() -
     assert "`gpunode doctor fabric-manager-not-running`" in planned(DETECT.plan(others, stopped)).notes[0]
 
 
-def test_secure_boot_is_said_until_a_driver_is_loaded() -> None:
+def test_secure_boot_is_noted_until_a_driver_is_loaded() -> None:
     on = machine(secure_boot=True)
     (note,) = notes(on)
     assert "Secure Boot is on" in note
@@ -93,7 +93,7 @@ ATTRIBUTES = b"\x06\x00\x00\x00"
         (Capture("v", "absent"), None, False),
     ],
 )
-def test_the_firmwares_variable_tells(variable: Capture, shim: Capture | None, is_on: bool) -> None:
+def test_secure_boot_is_read_from_the_efi_variable(variable: Capture, shim: Capture | None, is_on: bool) -> None:
     evidence = {SECURE_BOOT_KEY: variable, **({SHIM_KEY: shim} if shim else {})}
     assert derive(evidence).secure_boot == Known(is_on, SECURE_BOOT_KEY)
 
@@ -106,22 +106,22 @@ def test_the_firmwares_variable_tells(variable: Capture, shim: Capture | None, i
         ("SecureBoot enabled\nSecureBoot validation is disabled in shim\n", False),
     ],
 )
-def test_of_a_capture_mokutil_tells(said: str, is_on: bool) -> None:
+def test_secure_boot_is_read_from_mokutil_in_a_capture(said: str, is_on: bool) -> None:
     evidence = {"secure-boot": Capture("mokutil --sb-state", "ok", said.encode())}
     assert derive(evidence).secure_boot == Known(is_on, "secure-boot")
 
 
 @pytest.mark.parametrize("capture", [None, Capture("v", "denied", error="Permission denied"), Capture("v", "ok")])
-def test_what_nobody_saw_is_unknown(capture: Capture | None) -> None:
+def test_missing_secure_boot_evidence_is_unknown(capture: Capture | None) -> None:
     assert isinstance(derive({SECURE_BOOT_KEY: capture} if capture else {}).secure_boot, Unknown)
 
 
-def test_an_image_is_not_booted() -> None:
+def test_secure_boot_of_an_image_is_unknown() -> None:
     assert isinstance(
         derive({SECURE_BOOT_KEY: Capture("v", "ok", ATTRIBUTES + b"\x01")}, image=True).secure_boot, Unknown
     )
 
 
-def test_a_recipe_of_another_runtime_changes_nothing_of_the_machine() -> None:
+def test_firmware_notes_do_not_depend_on_the_runtime() -> None:
     on = machine(secure_boot=True)
     assert set(notes(on)) <= set(state_notes(Recipe("other"), on))

@@ -21,7 +21,7 @@ LOCAL = "/usr/local/lib/libnvidia-ml.so.1"
 
 
 @pytest.mark.parametrize("node", [machine, with_driver])
-def test_a_library_of_a_version_that_no_package_has_is_refused(node: object) -> None:
+def test_unpackaged_driver_libraries_are_refused_with_the_uninstaller(node: object) -> None:
     module = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/drivers/video/nvidia.ko")
     facts: Facts = node(driver_libraries=frozenset({CUDA, NVML}), module_files=(module,))  # type: ignore[operator]
     no = refusal(CONFLICTS.plan(recipe(), facts))
@@ -39,23 +39,23 @@ def test_a_library_of_a_version_that_no_package_has_is_refused(node: object) -> 
         (),
     ],
 )
-def test_what_a_package_can_have_brought_is_not(paths: tuple[str, ...]) -> None:
+def test_libraries_of_the_installed_package_version_are_accepted(paths: tuple[str, ...]) -> None:
     outcome = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset(paths))))
     assert (outcome.changes, outcome.notes) == ((), ())
 
 
-def test_an_older_package_is_purged_with_its_library() -> None:
+def test_older_package_is_purged_with_its_library() -> None:
     old = machine(packages={"libcuda1": "535.54.03-1"}, driver_libraries=frozenset({CUDA}))
     assert planned(CONFLICTS.plan(recipe(), old)).changes
 
 
-def test_the_residue_of_a_purged_package_has_no_library() -> None:
+def test_residue_of_a_purged_package_owns_no_library() -> None:
     residue = {"libcuda1": PackageState("535.54.03-1", config_files_only=True)}
     refusal(CONFLICTS.plan(recipe(), machine(packages=residue, driver_libraries=frozenset({CUDA}))))
 
 
 @pytest.mark.parametrize("fact", [Known(True, "dpkg-status"), Unknown("not read", "dpkg-updates")])
-def test_an_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known[bool] | Unknown) -> None:
+def test_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known[bool] | Unknown) -> None:
     """The same command must resume: it repairs first, and looks again then."""
     cut = with_driver(driver_libraries=frozenset({CUDA}), packages_interrupted=fact)
     planned(CONFLICTS.plan(recipe(), cut))
@@ -65,23 +65,23 @@ def test_an_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known
     refusal(CONFLICTS.plan(recipe(), whole))
 
 
-def test_a_package_of_any_name_may_have_brought_a_library() -> None:
+def test_package_of_any_name_may_own_a_driver_library() -> None:
     """The driver of vGPU guests comes in one package, whose name no table of drivers has."""
     grid = machine(packages={"nvidia-linux-grid-535": "535.54.03"}, driver_libraries=frozenset({CUDA, NVML}))
     planned(CONFLICTS.plan(recipe(), grid))
 
 
-def test_the_compatibility_libraries_of_cuda_explain_no_library_of_a_driver() -> None:
+def test_cuda_compat_package_owns_no_driver_library() -> None:
     node = machine(packages={"cuda-compat-12-2": "535.54.03-1"}, driver_libraries=frozenset({CUDA}))
     refusal(CONFLICTS.plan(recipe(), node))
 
 
-def test_a_library_where_ld_so_looks_first_is_noted() -> None:
+def test_library_in_a_path_that_ld_so_prefers_is_noted() -> None:
     (note,) = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset({LOCAL})))).notes
     assert note.startswith(f"{LOCAL} is of no package")
 
 
-def test_links_are_no_files_of_their_own() -> None:
+def test_symlinks_are_not_counted_as_driver_libraries() -> None:
     found = (Found(CUDA), Found(LOCAL, link="libnvidia-ml.so.580.95.05"))
     listing = Capture("glob", "ok", encode_found(iter(found)))
     keys = ("cuda-libraries", "nvml-files", "libcuda-files-local", "nvml-files-local")

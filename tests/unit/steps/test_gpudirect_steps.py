@@ -1,4 +1,4 @@
-"""What GPUDirect needs of a node, what is installed and loaded for it, and what is refused with its reason."""
+"""Requirements of GPUDirect on a node, what is installed and loaded for it, and what is refused with its reason."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def asking(gpudirect: GpuDirect, **driver: Any) -> Recipe:
     return replace(recipe(**driver), gpudirect=gpudirect)
 
 
-def test_dma_buf_asks_for_nothing_where_kernel_and_modules_fit() -> None:
+def test_dma_buf_needs_no_package_on_a_fitting_kernel_and_driver() -> None:
     node = with_driver()
     outcome = planned(GPUDIRECT.plan(asking(DMA_BUF), node))
     assert (outcome.changes, planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes) == ((), ())
     assert outcome.reason == "GPUDirect RDMA by DMA-BUF: no package needed, kernel and driver fit"
 
 
-def test_what_is_asked_for_is_installed_by_name_and_its_modules_loaded_now_and_at_boot() -> None:
+def test_gpudirect_packages_are_installed_and_modules_loaded() -> None:
     node = with_driver(packages=OFED)
     wanted = asking(ALL)
 
@@ -58,7 +58,7 @@ def test_what_is_asked_for_is_installed_by_name_and_its_modules_loaded_now_and_a
 
 @pytest.mark.parametrize("wanted", [DMA_BUF, PEERMEM, GDS, GDRCOPY, ALL])
 @pytest.mark.parametrize("node", [with_driver(packages=OFED), machine(packages=OFED, modules=frozenset({"nouveau"}))])
-def test_planned_again_nothing_is_left(wanted: GpuDirect, node: Facts) -> None:
+def test_gpudirect_plan_is_idempotent(wanted: GpuDirect, node: Facts) -> None:
     after = node
     for stage in plan(asking(wanted), node, Node(node)):
         assert stage.refusal is None, stage.refusal
@@ -77,9 +77,7 @@ def test_planned_again_nothing_is_left(wanted: GpuDirect, node: Facts) -> None:
         (PEERMEM, with_driver(), "needs MLNX_OFED or DOCA-OFED"),
     ],
 )
-def test_what_the_node_cannot_have_is_refused_with_the_reason_and_a_way_on(
-    wanted: GpuDirect, node: Facts, words: str
-) -> None:
+def test_unsupported_gpudirect_feature_is_refused_with_a_hint(wanted: GpuDirect, node: Facts, words: str) -> None:
     for step in (GPUDIRECT, GPUDIRECT_MODULES):
         if wanted == DMA_BUF and step is GPUDIRECT_MODULES:
             continue  # there is nothing to load
@@ -89,12 +87,12 @@ def test_what_the_node_cannot_have_is_refused_with_the_reason_and_a_way_on(
         assert refused.exit_code == 3
 
 
-def test_the_next_kernel_counts_as_well() -> None:
+def test_gpudirect_requirements_hold_for_the_next_kernel_too() -> None:
     node = with_driver(kernels=Kernels(KERNEL, (KERNEL, "5.10.0-28-amd64")), headers=frozenset({KERNEL}))
     assert "5.10.0-28-amd64" in refusal(GPUDIRECT.plan(asking(DMA_BUF), node)).why
 
 
-def test_without_a_driver_of_gpunodes_the_loaded_one_decides() -> None:
+def test_foreign_driver_decides_gpudirect_by_what_is_loaded() -> None:
     wanted = asking(GDS, version="none")
     assert "none is loaded" in refusal(GPUDIRECT.plan(wanted, machine())).what
 
@@ -123,25 +121,25 @@ def test_without_a_driver_of_gpunodes_the_loaded_one_decides() -> None:
         ("rdma-core", False),
     ],
 )
-def test_an_rdma_stack_is_known_by_the_package_of_its_modules(package: str, has_modules: bool) -> None:
+def test_rdma_stack_is_recognized_by_its_module_package(package: str, has_modules: bool) -> None:
     outcome = GPUDIRECT.plan(asking(PEERMEM), with_driver(packages={package: "1"}))
     assert isinstance(outcome, Refusal) is not has_modules
 
 
-def test_peermem_that_is_loaded_has_found_its_rdma_stack() -> None:
+def test_loaded_peermem_implies_an_rdma_stack() -> None:
     node = with_driver(modules=frozenset({"nvidia", "nvidia_peermem"}))
     assert planned(GPUDIRECT.plan(asking(PEERMEM), node)).changes == ()
     (change,) = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), node)).changes
     assert isinstance(change, FileChange)
 
 
-def test_what_somebody_installed_stays_in_its_version_and_is_kept_from_autoremove() -> None:
+def test_installed_gdrcopy_keeps_its_version_and_is_marked_manual() -> None:
     mine = {"gdrdrv-dkms": PackageState("2.5.1-1", held=True), "libgdrapi": PackageState("2.5.1-1", auto=True)}
     (change,) = planned(GPUDIRECT.plan(asking(GDRCOPY), with_driver(packages=mine))).changes
     assert change == PackageChange(PackageId("libgdrapi"), mine["libgdrapi"], PackageState("2.5.1-1"))
 
 
-def test_with_a_lock_packages_come_in_its_versions_or_not_at_all() -> None:
+def test_gpudirect_packages_follow_the_lock() -> None:
     packages = {"nvidia-driver-cuda": "580.95.05-1", "nvidia-fs-dkms": "2.28.4-1"}
     lock = VersionLock("f.lock", "r", "debian", "12", "amd64", by_id(packages))
     node = with_driver(packages={"nvidia-fs-dkms": "2.27.3-1"})
@@ -153,7 +151,7 @@ def test_with_a_lock_packages_come_in_its_versions_or_not_at_all() -> None:
     assert "names no version of gdrdrv-dkms" in unlocked.what
 
 
-def test_before_the_reboot_into_the_driver_only_the_next_boot_is_prepared() -> None:
+def test_gpudirect_modules_are_only_loaded_after_the_reboot() -> None:
     node = with_driver(loaded_driver=LoadedDriver("570.211.01", open_module=True))
     (change,) = planned(GPUDIRECT_MODULES.plan(asking(GDS), node)).changes
     assert isinstance(change, FileChange)
@@ -161,7 +159,7 @@ def test_before_the_reboot_into_the_driver_only_the_next_boot_is_prepared() -> N
     assert (again.changes, again.later) == ((), True)
 
 
-def test_the_service_that_makes_the_device_node_is_started_after_the_module_is_loaded() -> None:
+def test_gdrcopy_service_is_started_after_its_module() -> None:
     stopped = unit(active=False)
     node = with_driver(units={GDRCOPY_UNIT: stopped})
     node = replace(node, units={**node.units, GDRCOPY_UNIT: Known(stopped, "units")})
@@ -173,7 +171,7 @@ def test_the_service_that_makes_the_device_node_is_started_after_the_module_is_l
     assert len(planned(GPUDIRECT_MODULES.plan(asking(GDRCOPY), masked)).changes) == 2
 
 
-def test_a_module_that_is_no_longer_asked_for_is_no_longer_loaded_at_boot() -> None:
+def test_module_no_longer_requested_is_not_loaded_at_boot() -> None:
     was = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), with_driver(packages=OFED))).changes
     node = project_changes(with_driver(packages=OFED), was)
     (change,) = planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes
@@ -182,7 +180,7 @@ def test_a_module_that_is_no_longer_asked_for_is_no_longer_loaded_at_boot() -> N
 
 
 @pytest.mark.parametrize("step", [GPUDIRECT, GPUDIRECT_MODULES])
-def test_a_container_leaves_it_to_its_host_and_without_being_asked_nothing_is_looked_at(step: Any) -> None:
+def test_container_leaves_gpudirect_to_its_host(step: Any) -> None:
     inside = machine(platform=Platform("container", "docker"))
     assert planned(step.plan(asking(ALL, version="none"), inside)).later
     assert planned(step.plan(recipe(), machine())).reason == "not requested"
@@ -191,10 +189,10 @@ def test_a_container_leaves_it_to_its_host_and_without_being_asked_nothing_is_lo
 @pytest.mark.parametrize(
     "problem", ["E: Unable to locate package gdrdrv-dkms", "E: Package 'gdrdrv-dkms' has no installation candidate"]
 )
-def test_apts_answer_to_a_package_that_no_source_has_becomes_what_to_do(problem: str) -> None:
+def test_missing_gpudirect_package_names_its_source(problem: str) -> None:
     assert "https://developer.download.nvidia.com/compute/redist/gdrcopy/" in without_source(problem)
     assert without_source("E: Unable to locate package containerd") == ""
 
 
-def test_every_feature_with_packages_says_where_they_come_from() -> None:
+def test_every_gpudirect_feature_with_packages_names_their_source() -> None:
     assert all(bool(feature.packages) == bool(feature.source) for feature in FEATURES)

@@ -38,7 +38,7 @@ def lock(packages: Mapping[str, str] = PACKAGES, **more: str) -> VersionLock:
     return VersionLock(**{**told, **more}, packages=by_id(packages))
 
 
-def locked(runtime: str = "containerd", packages: Mapping[str, str] = PACKAGES, **driver: Any) -> Recipe:
+def locked_recipe(runtime: str = "containerd", packages: Mapping[str, str] = PACKAGES, **driver: Any) -> Recipe:
     return replace(recipe(runtime, **driver), lock=lock(packages))
 
 
@@ -46,55 +46,57 @@ def versions(changes: tuple[object, ...]) -> dict[str, object]:
     return {str(c.id): getattr(c.after, "version", c.after) for c in changes if isinstance(c, PackageChange)}
 
 
-def test_a_bare_node_gets_exactly_the_locked_versions() -> None:
+def test_bare_node_gets_exactly_the_locked_versions() -> None:
     facts = machine()
-    assert versions(planned(DRIVER.plan(locked(), facts)).changes) == {
+    assert versions(planned(DRIVER.plan(locked_recipe(), facts)).changes) == {
         name: PACKAGES[name] for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
     }
-    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(
+    assert versions(planned(TOOLKIT.plan(locked_recipe(), facts)).changes) == dict.fromkeys(
         map(str, TOOLKIT_PACKAGES), "1.19.1-1"
     )
-    assert versions(planned(RUNTIME_INSTALL.plan(locked(), facts)).changes) == {"containerd": PACKAGES["containerd"]}
+    assert versions(planned(RUNTIME_INSTALL.plan(locked_recipe(), facts)).changes) == {
+        "containerd": PACKAGES["containerd"]
+    }
 
 
-def test_apt_is_held_at_the_locked_driver_so_its_dependencies_come_in_that_version() -> None:
-    (change,) = planned(DRIVER_PIN.plan(locked(), machine())).changes
+def test_lock_pins_the_driver_for_its_dependencies() -> None:
+    (change,) = planned(DRIVER_PIN.plan(locked_recipe(), machine())).changes
     assert f"Pin: version {LOCKED}-*".encode() in getattr(change, "after").content  # noqa: B009 - a union
 
 
 @pytest.mark.parametrize("version", ["580.82.07-1", "580.119.02-1", f"{LOCKED}-2"])
-def test_what_is_older_or_newer_is_brought_to_the_locked_version(version: str) -> None:
+def test_other_versions_are_moved_to_the_locked_version(version: str) -> None:
     facts = with_driver(
         packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.20.1-1") | {"nvidia-driver-cuda": version}
     )
-    assert versions(planned(DRIVER.plan(locked(), facts)).changes) == {"nvidia-driver-cuda": f"{LOCKED}-1"}
-    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(
+    assert versions(planned(DRIVER.plan(locked_recipe(), facts)).changes) == {"nvidia-driver-cuda": f"{LOCKED}-1"}
+    assert versions(planned(TOOLKIT.plan(locked_recipe(), facts)).changes) == dict.fromkeys(
         map(str, TOOLKIT_PACKAGES), "1.19.1-1"
     )
 
 
-def test_a_dependency_of_another_version_is_brought_to_it_and_stays_a_dependency() -> None:
+def test_dependency_is_moved_to_its_locked_version_and_stays_auto() -> None:
     facts = with_driver(packages={"libnvidia-egl-gbm1": PackageState("1.1.1-1", auto=True)})
-    (change,) = planned(DRIVER.plan(locked(), facts)).changes
+    (change,) = planned(DRIVER.plan(locked_recipe(), facts)).changes
     assert isinstance(change, PackageChange)
     assert (str(change.id), change.after) == ("libnvidia-egl-gbm1", PackageState("1.1.2-1", auto=True))
 
 
-def test_a_dependency_that_is_not_here_is_not_asked_for() -> None:
-    assert planned(DRIVER.plan(locked(), with_driver())).changes == ()
+def test_missing_locked_dependency_is_not_requested() -> None:
+    assert planned(DRIVER.plan(locked_recipe(), with_driver())).changes == ()
 
 
-def test_the_lock_has_the_word_over_what_is_installed_and_over_the_production_branch() -> None:
+def test_lock_overrides_the_installed_and_the_production_branch() -> None:
     other = {name: v.replace(LOCKED, "535.261.03") for name, v in PACKAGES.items()}
-    found = wanted_driver(locked(packages=other), with_driver())
+    found = wanted_driver(locked_recipe(packages=other), with_driver())
     assert isinstance(found, WantedDriver)
     assert found.chosen.exact == "535.261.03"
 
 
 @pytest.mark.parametrize("flavour", ["nvidia-kernel-open-dkms", "nvidia-kernel-dkms"])
-def test_the_modules_are_those_of_the_lock(flavour: str) -> None:
+def test_module_flavour_follows_the_lock(flavour: str) -> None:
     packages = {name: v for name, v in PACKAGES.items() if "dkms" not in name} | {flavour: f"{LOCKED}-1"}
-    found = wanted_driver(locked(packages=packages), machine())
+    found = wanted_driver(locked_recipe(packages=packages), machine())
     assert isinstance(found, WantedDriver)
     assert found.family.dkms_package(found.chosen) == flavour
 
@@ -105,41 +107,41 @@ def test_the_modules_are_those_of_the_lock(flavour: str) -> None:
         (DETECT, replace(recipe(), lock=lock(release="13")), machine(), ("debian 13 amd64", "debian 12 amd64")),
         (DETECT, replace(recipe(), lock=lock(architecture="arm64")), machine(), ("arm64",)),
         (DETECT, replace(recipe(), lock=lock()), machine(distro=UBUNTU), ("ubuntu 24.04",)),
-        (DRIVER, locked(version="595"), machine(), (LOCKED, "595")),
-        (DRIVER, locked(version="580.119.02"), machine(), (LOCKED, "580.119.02")),
-        (DRIVER, locked(packages={"containerd": "1-1"}), machine(), ("no driver",)),
-        (DRIVER, locked(packages=PACKAGES | {"libcuda1": "595.1.1-1"}), machine(), ("more than one version",)),
-        (DRIVER, locked(packages={n: v for n, v in PACKAGES.items() if "dkms" not in n}), machine(), ("dkms",)),
-        (DRIVER, locked(scope="media"), machine(), ("libnvidia-encode1",)),
-        (TOOLKIT, locked(packages={}), machine(), ("nvidia-container-toolkit",)),
+        (DRIVER, locked_recipe(version="595"), machine(), (LOCKED, "595")),
+        (DRIVER, locked_recipe(version="580.119.02"), machine(), (LOCKED, "580.119.02")),
+        (DRIVER, locked_recipe(packages={"containerd": "1-1"}), machine(), ("no driver",)),
+        (DRIVER, locked_recipe(packages=PACKAGES | {"libcuda1": "595.1.1-1"}), machine(), ("more than one version",)),
+        (DRIVER, locked_recipe(packages={n: v for n, v in PACKAGES.items() if "dkms" not in n}), machine(), ("dkms",)),
+        (DRIVER, locked_recipe(scope="media"), machine(), ("libnvidia-encode1",)),
+        (TOOLKIT, locked_recipe(packages={}), machine(), ("nvidia-container-toolkit",)),
         (
             TOOLKIT,
-            locked(packages=PACKAGES | {"libnvidia-container1": "1.20.1-1"}),
+            locked_recipe(packages=PACKAGES | {"libnvidia-container1": "1.20.1-1"}),
             machine(),
             ("1.19.1-1", "1.20.1-1"),
         ),
-        (RUNTIME_INSTALL, locked("docker"), machine(), ("docker.io",)),
-        (RUNTIME_INSTALL, locked("docker"), machine(packages={"docker.io": "20.10-1"}), ("docker.io",)),
+        (RUNTIME_INSTALL, locked_recipe("docker"), machine(), ("docker.io",)),
+        (RUNTIME_INSTALL, locked_recipe("docker"), machine(packages={"docker.io": "20.10-1"}), ("docker.io",)),
         (
             RUNTIME_INSTALL,
-            locked(),
+            locked_recipe(),
             machine(packages={"containerd": PackageState("1.7-1", held=True)}),
             ("held", "f.lock"),
         ),
     ],
 )
-def test_a_lock_that_does_not_fit_is_refused(step: Any, wanted: Recipe, facts: Facts, words: tuple[str, ...]) -> None:
+def test_lock_that_does_not_fit_is_refused(step: Any, wanted: Recipe, facts: Facts, words: tuple[str, ...]) -> None:
     refused = refusal(step.plan(wanted, facts))
     assert refused.exit_code == 3
     assert all(word in f"{refused.what} {refused.why}" for word in words), refused
 
 
-def test_a_lock_of_another_gpus_driver_is_refused() -> None:
+def test_lock_for_a_driver_the_gpu_cannot_use_is_refused() -> None:
     old = {name: v.replace(LOCKED, "535.261.03") for name, v in PACKAGES.items()}
-    assert "535" in refusal(DRIVER.plan(locked(packages=old), machine(gpus=(gpu(B200),)))).what
+    assert "535" in refusal(DRIVER.plan(locked_recipe(packages=old), machine(gpus=(gpu(B200),)))).what
 
 
-def pinned(exact: str) -> Facts:
+def pinned_node(exact: str) -> Facts:
     found = wanted_driver(recipe(), with_driver())
     assert isinstance(found, WantedDriver)
     text = pin(replace(found.chosen, exact=exact), DEBIAN.origins)
@@ -147,25 +149,25 @@ def pinned(exact: str) -> Facts:
     return replace(facts, files={**facts.files, PIN_FILE: Known(FileState(text), "apt-preferences-d")})
 
 
-def test_a_node_that_was_locked_stays_so_when_a_later_run_names_no_lock() -> None:
-    assert planned(DRIVER_PIN.plan(recipe(), pinned(LOCKED))).changes == ()
+def test_pinned_node_stays_pinned_without_a_lock() -> None:
+    assert planned(DRIVER_PIN.plan(recipe(), pinned_node(LOCKED))).changes == ()
 
 
-def test_a_version_that_was_held_and_is_not_installed_any_more_is_brought_back() -> None:
-    assert set(versions(planned(DRIVER.plan(recipe(), pinned("580.82.07"))).changes)) == {
+def test_pinned_version_is_installed_again() -> None:
+    assert set(versions(planned(DRIVER.plan(recipe(), pinned_node("580.82.07"))).changes)) == {
         "nvidia-driver-cuda",
         "nvidia-kernel-open-dkms",
         "nvidia-persistenced",
     }
 
 
-def test_an_upgrade_leaves_the_version_that_was_held() -> None:
-    (change,) = planned(DRIVER_PIN.plan(replace(recipe(), upgrade=True), pinned(LOCKED))).changes
+def test_upgrade_releases_the_pinned_version() -> None:
+    (change,) = planned(DRIVER_PIN.plan(replace(recipe(), upgrade=True), pinned_node(LOCKED))).changes
     assert b"Pin: version 580.*" in getattr(change, "after").content  # noqa: B009 - a union
 
 
-def test_a_preferences_file_that_somebody_edited_holds_nothing() -> None:
-    facts = pinned(LOCKED)
+def test_edited_pin_file_pins_nothing() -> None:
+    facts = pinned_node(LOCKED)
     state = facts.file(PIN_FILE)
     assert isinstance(state, Known)
     assert state.value is not None

@@ -22,7 +22,7 @@ LOADED = LoadedDriver("580.95.05", open_module=True)
         ("bottlerocket", "a Bottlerocket node", "NVIDIA variant"),
     ],
 )
-def test_a_host_that_only_its_provider_sets_up_is_left_alone(provider: str, who: str, instead: str) -> None:
+def test_provider_managed_host_is_refused(provider: str, who: str, instead: str) -> None:
     for asked in (recipe("containerd"), recipe("containerd", version="none")):
         no = refusal(DETECT.plan(asked, machine(provider=provider)))
         assert who in no.what
@@ -30,9 +30,7 @@ def test_a_host_that_only_its_provider_sets_up_is_left_alone(provider: str, who:
 
 
 @pytest.mark.parametrize(("provider", "bring"), [("eks", "Ubuntu's for EKS"), ("aks", "--gpu-driver none")])
-def test_the_driver_of_an_image_is_its_provider_s_and_one_that_is_missing_is_the_user_s(
-    provider: str, bring: str
-) -> None:
+def test_provider_image_driver_is_kept_and_a_missing_one_is_yours(provider: str, bring: str) -> None:
     no = refusal(DETECT.plan(recipe("containerd"), machine(provider=provider, loaded_driver=LOADED)))
     assert bring in no.hint
     assert "gpunode k8s render" in no.hint
@@ -42,7 +40,7 @@ def test_the_driver_of_an_image_is_its_provider_s_and_one_that_is_missing_is_the
 
 
 @pytest.mark.parametrize("provider", [None, "kind"])
-def test_what_nobody_else_manages_is_set_up_as_ever(provider: str | None) -> None:
+def test_self_managed_provider_node_is_set_up_as_usual(provider: str | None) -> None:
     assert planned(DETECT.plan(recipe("containerd"), machine(provider=provider))).notes == ()
 
 
@@ -60,7 +58,7 @@ def test_gke_runs_its_device_plugin_unless_the_node_opts_out(labels: str, theirs
     assert ("device-plugin" in node.provides) is theirs
 
 
-def test_what_the_provider_runs_on_a_node_is_known_to_the_cluster() -> None:
+def test_services_run_by_the_provider_are_known_to_the_cluster() -> None:
     assert derive_cluster_node(machine(provider="eks", loaded_driver=LOADED), "a").provides == {"driver"}
     running = replace(machine(), units={"nvidia-device-plugin.service": Known(unit(), "units")})
     assert derive_cluster_node(running, "a").provides == {"device-plugin"}

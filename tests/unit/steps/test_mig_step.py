@@ -42,7 +42,7 @@ def uuid(index: int) -> str:
     return f"GPU-00000000-0000-0000-0000-00000000000{index}"
 
 
-def shown(index: int = 0, layout: MigLayout | None = OFF, **more: object) -> MigGpu:
+def mig_gpu(index: int = 0, layout: MigLayout | None = OFF, **more: object) -> MigGpu:
     pending = layout is not None and layout.enabled
     return replace(MigGpu(index, uuid(index), f"0000:0{index + 1}:00.0", layout, pending), **more)  # type: ignore[arg-type]
 
@@ -52,14 +52,14 @@ def devices(*models: str) -> tuple[PciDevice, ...]:
 
 
 def node(*gpus: MigGpu, models: tuple[str, ...] = (), files: dict[str, bytes] | None = None, **more: Any) -> Facts:
-    """A machine whose driver runs, with H100s unless ``models`` says otherwise."""
-    present = gpus or (shown(),)
+    """Return a machine whose driver runs, with H100s unless ``models`` says otherwise."""
+    present = gpus or (mig_gpu(),)
     facts = with_driver(gpus=devices(*(models or (H100,) * len(present))), mig=present, files=files, **more)
     systemd = {"/etc/systemd/system": "units", "/etc/systemd/system/multi-user.target.d": "units", "/etc": "etc"}
     return replace(facts, folders={**facts.folders, **systemd})
 
 
-def asks(layout: str = "all-1g.10gb", file: str = "", more: str = "") -> Recipe:
+def mig_recipe(layout: str = "all-1g.10gb", file: str = "", more: str = "") -> Recipe:
     text = f'[driver]\nversion = "none"\n[mig]\nlayout = "{layout}"\nfile = "{file}"\n{more}'
     return parse(text, "test.toml", load=lambda name: "")
 
@@ -72,20 +72,20 @@ def layout(*places: tuple[str, int, int]) -> MigLayout:
 BALANCED = layout(("2g.20gb", 0, 2), ("1g.10gb", 2, 1), ("1g.10gb", 3, 1), ("3g.40gb", 4, 4))
 
 
-def test_each_gpu_changes_and_a_unit_makes_the_layout_again_at_each_boot() -> None:
-    facts = node(shown(), shown(1))
-    outcome = planned(MIG.plan(asks("all-balanced"), facts))
+def test_mig_changes_each_gpu_and_writes_a_boot_unit() -> None:
+    facts = node(mig_gpu(), mig_gpu(1))
+    outcome = planned(MIG.plan(mig_recipe("all-balanced"), facts))
     unit_file, wants, *changes = outcome.changes
     assert isinstance(unit_file, FileChange)
     assert isinstance(wants, FileChange)
     assert (unit_file.path, wants.path) == (MIG_UNIT, MIG_WANTS)
     assert unit_file.triggers == wants.triggers == {Trigger("daemon-reload")}
     assert changes == [MigChange(uuid(index), OFF, BALANCED) for index in (0, 1)]
-    assert planned(MIG.plan(asks("all-balanced"), project_changes(facts, outcome.changes))).changes == ()
+    assert planned(MIG.plan(mig_recipe("all-balanced"), project_changes(facts, outcome.changes))).changes == ()
 
 
-def test_the_unit_s_commands_name_gpu_profile_and_place() -> None:
-    change = planned(MIG.plan(asks("all-balanced"), node())).changes[0]
+def test_mig_unit_commands_name_gpu_profile_and_placement() -> None:
+    change = planned(MIG.plan(mig_recipe("all-balanced"), node())).changes[0]
     assert isinstance(change, FileChange)
     text = change.after.content.decode()  # type: ignore[union-attr]
     assert f"/usr/bin/nvidia-smi -i {uuid(0)} -mig 1 && " in text
@@ -94,25 +94,25 @@ def test_the_unit_s_commands_name_gpu_profile_and_place() -> None:
     assert "exit $$failed" in text
 
 
-def test_instances_that_are_there_stay_wherever_they_are() -> None:
+def test_existing_mig_instances_keep_their_placement() -> None:
     elsewhere = layout(("3g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), ("2g.20gb", 6, 2))
-    outcome = planned(MIG.plan(asks("all-balanced"), node(shown(layout=elsewhere))))
+    outcome = planned(MIG.plan(mig_recipe("all-balanced"), node(mig_gpu(layout=elsewhere))))
     assert [change for change in outcome.changes if isinstance(change, MigChange)] == []
     change = outcome.changes[0]
     assert isinstance(change, FileChange)
     assert b"-cgi 3g.40gb:0,1g.10gb:4" in change.after.content  # type: ignore[union-attr]
 
 
-def test_another_number_of_compute_instances_is_another_layout() -> None:
+def test_other_number_of_compute_instances_is_another_layout() -> None:
     split = MigLayout(enabled=True, instances=(MigInstance("7g.80gb", 0, 8, ("3", "4")),))
-    outcome = planned(MIG.plan(asks("all-7g.80gb"), node(shown(layout=split))))
+    outcome = planned(MIG.plan(mig_recipe("all-7g.80gb"), node(mig_gpu(layout=split))))
     assert [change.before for change in outcome.changes if isinstance(change, MigChange)] == [split]
 
 
-def test_switched_off_the_unit_goes_too() -> None:
-    first = planned(MIG.plan(asks(), node())).changes
+def test_disabling_mig_removes_the_unit() -> None:
+    first = planned(MIG.plan(mig_recipe(), node())).changes
     divided = project_changes(node(), first)
-    outcome = planned(MIG.plan(asks("all-disabled"), divided))
+    outcome = planned(MIG.plan(mig_recipe("all-disabled"), divided))
     *files, change = outcome.changes
     gone = [(one.path, one.after) for one in files if isinstance(one, FileChange)]
     assert gone == [(MIG_UNIT, None), (MIG_WANTS, None)]
@@ -120,17 +120,17 @@ def test_switched_off_the_unit_goes_too() -> None:
     assert change.after == OFF
 
 
-def test_a_file_of_mig_parted_is_followed_gpu_by_gpu() -> None:
+def test_mig_parted_file_is_applied_per_gpu() -> None:
     before = layout(("7g.80gb", 0, 8))
-    facts = node(shown(), shown(1, before), shown(2, None), models=(H100, H100, T4), files={FILE: CONFIG})
-    changes = planned(MIG.plan(asks("mine", FILE), facts)).changes
+    facts = node(mig_gpu(), mig_gpu(1, before), mig_gpu(2, None), models=(H100, H100, T4), files={FILE: CONFIG})
+    changes = planned(MIG.plan(mig_recipe("mine", FILE), facts)).changes
     mine = layout(("4g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1))
     assert changes[2:] == (MigChange(uuid(0), OFF, mine), MigChange(uuid(1), before, OFF))
 
 
-def test_what_containers_list_gpus_from_is_written_anew() -> None:
+def test_mig_change_refreshes_the_cdi_specification() -> None:
     facts = node(units={"nvidia-persistenced.service": unit(), "nvidia-cdi-refresh.service": unit()})
-    changes = planned(MIG.plan(asks(), facts)).changes
+    changes = planned(MIG.plan(mig_recipe(), facts)).changes
     assert isinstance(changes[-1], MigChange)
     assert changes[-1].triggers == {Trigger("cdi", "if-possible")}
 
@@ -138,34 +138,38 @@ def test_what_containers_list_gpus_from_is_written_anew() -> None:
 @pytest.mark.parametrize(
     ("recipe", "facts", "what"),
     [
-        (asks(), node(shown(layout=None), models=(T4,)), "cannot have the MIG layout all-1g.10gb"),
-        (asks(), node(models=(T4,), loaded_driver=None), "T4 (Turing) cannot have the MIG layout all-1g.10gb"),
-        (asks(), node(models=("3fff",)), "cannot have the MIG layout all-1g.10gb"),
-        (asks("all-1g.5gb"), node(), "has no MIG profile 1g.5gb"),
-        (asks("mine"), node(), "knows no MIG layout mine"),
-        (asks("other", FILE), node(files={FILE: CONFIG}), f"{FILE} holds no layout other"),
-        (asks("mine", FILE), node(), f"{FILE} does not exist"),
-        (asks("", FILE), node(files={FILE: CONFIG}), "names a file and no layout"),
+        (mig_recipe(), node(mig_gpu(layout=None), models=(T4,)), "cannot have the MIG layout all-1g.10gb"),
+        (mig_recipe(), node(models=(T4,), loaded_driver=None), "T4 (Turing) cannot have the MIG layout all-1g.10gb"),
+        (mig_recipe(), node(models=("3fff",)), "cannot have the MIG layout all-1g.10gb"),
+        (mig_recipe("all-1g.5gb"), node(), "has no MIG profile 1g.5gb"),
+        (mig_recipe("mine"), node(), "knows no MIG layout mine"),
+        (mig_recipe("other", FILE), node(files={FILE: CONFIG}), f"{FILE} holds no layout other"),
+        (mig_recipe("mine", FILE), node(), f"{FILE} does not exist"),
+        (mig_recipe("", FILE), node(files={FILE: CONFIG}), "names a file and no layout"),
         (
-            asks("mine", FILE),
+            mig_recipe("mine", FILE),
             node(files={FILE: CONFIG.replace(b'"1g.10gb": 2, "4g.40gb": 1', b'"3g.40gb": 1, "2g.20gb": 3')}),
             "does not fit on",
         ),
-        (replace(asks(), mps=Mps(enabled=True)), node(), "[mps] and MIG exclude each other"),
-        (asks(more='[kubernetes]\nstack = "gpu-operator"'), node(), "the GPU Operator would both set MIG layouts"),
+        (replace(mig_recipe(), mps=Mps(enabled=True)), node(), "[mps] and MIG exclude each other"),
         (
-            asks(more='[kubernetes]\nstack = "device-plugin"\n[kubernetes.mig]\nlayout = "all-2g.20gb"'),
+            mig_recipe(more='[kubernetes]\nstack = "gpu-operator"'),
+            node(),
+            "the GPU Operator would both set MIG layouts",
+        ),
+        (
+            mig_recipe(more='[kubernetes]\nstack = "device-plugin"\n[kubernetes.mig]\nlayout = "all-2g.20gb"'),
             node(),
             "names two MIG layouts: all-1g.10gb in [mig] and all-2g.20gb in [kubernetes]",
         ),
         (
-            asks(),
+            mig_recipe(),
             node(units={"nvidia-persistenced.service": unit()}) ,
             "",
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_the_reason(recipe: Recipe, facts: Facts, what: str) -> None:
+def test_impossible_mig_request_is_refused_with_the_reason(recipe: Recipe, facts: Facts, what: str) -> None:
     if not what:
         manager = {**facts.units, "nvidia-mig-manager.service": Known(unit(), "units")}
         facts, what = replace(facts, units=manager), "nvidia-mig-manager.service is enabled"
@@ -176,8 +180,8 @@ def test_what_cannot_be_is_refused_with_the_reason(recipe: Recipe, facts: Facts,
 
 
 @pytest.mark.parametrize("model", ["20b3", "2330", "3fff"])
-def test_a_gpu_that_may_have_mig_waits_for_its_driver_to_say_so(model: str) -> None:
-    assert planned(MIG.plan(asks(), node(models=(model,), loaded_driver=None))).later
+def test_mig_waits_for_the_driver_to_report_support(model: str) -> None:
+    assert planned(MIG.plan(mig_recipe(), node(models=(model,), loaded_driver=None))).later
 
 
 @pytest.mark.parametrize(
@@ -189,26 +193,26 @@ def test_a_gpu_that_may_have_mig_waits_for_its_driver_to_say_so(model: str) -> N
         (replace(node(), mig=Unknown("it hangs", "nvml")), "not checked: NVML does not say"),
     ],
 )
-def test_what_cannot_be_looked_at_yet_comes_later(facts: Facts, reason: str) -> None:
-    outcome = planned(MIG.plan(asks(), facts))
+def test_mig_without_a_running_driver_is_planned_later(facts: Facts, reason: str) -> None:
+    outcome = planned(MIG.plan(mig_recipe(), facts))
     assert outcome.changes == ()
     assert outcome.later
     assert reason in outcome.reason
 
 
-def test_a_mode_that_waits_for_a_reset_waits_and_other_gpus_do_not() -> None:
-    late = shown(pending=True)
-    both = planned(MIG.plan(asks(), node(late, shown(1))))
+def test_pending_mig_mode_blocks_only_its_gpu() -> None:
+    late = mig_gpu(pending=True)
+    both = planned(MIG.plan(mig_recipe(), node(late, mig_gpu(1))))
     assert [change.gpu for change in both.changes if isinstance(change, MigChange)] == [uuid(1)]
-    after = MIG.plan(asks(), project_changes(node(late, shown(1)), both.changes))
+    after = MIG.plan(mig_recipe(), project_changes(node(late, mig_gpu(1)), both.changes))
     assert isinstance(after, Blocked)
     assert after.for_ == "reboot"
     assert uuid(0) in after.reason
-    done = node(shown(layout=MigLayout(enabled=True)), shown(1))
-    assert len([c for c in planned(MIG.plan(asks(), done)).changes if isinstance(c, MigChange)]) == 2
+    done = node(mig_gpu(layout=MigLayout(enabled=True)), mig_gpu(1))
+    assert len([c for c in planned(MIG.plan(mig_recipe(), done)).changes if isinstance(c, MigChange)]) == 2
 
 
-def test_the_cluster_s_layout_is_the_node_s_where_the_device_plugin_offers_it() -> None:
+def test_cluster_mig_layout_applies_with_the_device_plugin_stack() -> None:
     text = """[driver]
 version = "none"
 [kubernetes]
@@ -231,7 +235,7 @@ layout = "all-7g.80gb"
 
 
 @given(st.data())
-def test_whatever_is_placed_does_not_overlap_and_what_fits_alone_is_placed(data: st.DataObject) -> None:
+def test_mig_placement_has_no_overlap_and_uses_all_capacity(data: st.DataObject) -> None:
     device = data.draw(st.sampled_from([H100, "20b0", "20b7", "2335", "2bb5"]))
     most = mig.profiles(device)
     wanted = data.draw(st.dictionaries(st.sampled_from(sorted(most)), st.integers(1, 7), max_size=3))
@@ -247,7 +251,7 @@ def test_whatever_is_placed_does_not_overlap_and_what_fits_alone_is_placed(data:
         )
 
 
-def test_every_balanced_layout_fits() -> None:
+def test_every_balanced_mig_layout_can_be_placed() -> None:
     for device in (H100, "20b0", "20b2", "20b7", "2335", "2901", "2bb5"):
         assert mig.place_instances(device, mig.balanced_layout(device)) is not None
 
@@ -273,17 +277,17 @@ def test_every_balanced_layout_fits() -> None:
         ((b"  mine:", b"  mine: {"), 4, "not YAML"),
     ],
 )
-def test_a_file_that_mig_parted_would_not_take_is_an_error_with_line_and_key(
+def test_invalid_mig_parted_file_is_reported_with_line_and_key(
     change: tuple[bytes, bytes], line: int, what: str
 ) -> None:
     data = CONFIG.replace(*change, 1)
     with pytest.raises(MigFileError) as raised:
-        MIG.plan(asks("mine", FILE), node(files={FILE: data}))
+        MIG.plan(mig_recipe("mine", FILE), node(files={FILE: data}))
     assert what in raised.value.what
     assert raised.value.what.startswith(f"{FILE}:{line}: ")
 
 
-def test_the_change_s_inverse_is_the_way_back() -> None:
+def test_inverse_of_a_mig_change_restores_the_former_layout() -> None:
     change = MigChange(uuid(0), OFF, BALANCED, frozenset({Trigger("cdi")}))
     back = change.inverse()
     assert back == MigChange(uuid(0), BALANCED, OFF, frozenset({Trigger("cdi")}))

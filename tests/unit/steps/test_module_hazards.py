@@ -18,8 +18,8 @@ PARAMETERS = "/proc/driver/nvidia/params"
 IMAGE = f"/boot/initrd.img-{KERNEL}"
 
 
-def on(path: str, text: str) -> Facts:
-    """A machine with one file."""
+def with_file(path: str, text: str) -> Facts:
+    """Return a machine with one file."""
     return machine(files={path: text.encode()})
 
 
@@ -38,8 +38,8 @@ def on(path: str, text: str) -> Facts:
         (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 384\n", "the mode 0600, so users"),
     ],
 )
-def test_a_line_that_stops_driver_or_users_is_named(path: str, text: str, note: str) -> None:
-    (found,) = hazard_notes(on(path, text))
+def test_hazardous_module_line_is_noted(path: str, text: str, note: str) -> None:
+    (found,) = hazard_notes(with_file(path, text))
     assert note in found
 
 
@@ -57,11 +57,11 @@ def test_a_line_that_stops_driver_or_users_is_named(path: str, text: str, note: 
         (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"),
     ],
 )
-def test_a_line_that_is_meant_so_is_not(path: str, text: str) -> None:
-    assert hazard_notes(on(path, text)) == ()
+def test_harmless_module_line_is_not_noted(path: str, text: str) -> None:
+    assert hazard_notes(with_file(path, text)) == ()
 
 
-def test_one_hazard_is_named_once_by_the_file_that_a_person_edits() -> None:
+def test_hazard_in_several_files_is_noted_once_by_the_edited_file() -> None:
     files = {ARGUMENTS: b"nouveau.modeset=1", GRUB: b"GRUB_CMDLINE_LINUX=nouveau.modeset=1"}
     (note,) = hazard_notes(machine(files=files))
     assert note.startswith(GRUB)
@@ -70,33 +70,33 @@ def test_one_hazard_is_named_once_by_the_file_that_a_person_edits() -> None:
     assert note.startswith(SITE)
 
 
-def test_an_argument_that_the_boot_loader_has_no_more_waits_for_the_reboot() -> None:
+def test_stale_kernel_argument_waits_for_the_reboot() -> None:
     (note,) = hazard_notes(machine(files={ARGUMENTS: b"modprobe.blacklist=nvidia", GRUB: b"GRUB_CMDLINE_LINUX=quiet"}))
     assert note.endswith("run update-grub, and reboot")
 
 
 @pytest.mark.parametrize(("made", "noted"), [(1.0, True), (2.0, False), (3.0, False)])
-def test_an_initramfs_from_before_the_blacklist_is_to_be_rebuilt(made: float, noted: bool) -> None:
+def test_initramfs_older_than_the_blacklist_must_be_rebuilt(made: float, noted: bool) -> None:
     facts = replace(machine(), modified_at={BLACKLIST: 2.0, IMAGE: made})
     notes = hazard_notes(facts)
     assert [f"update-initramfs -u -k {KERNEL}" in note for note in notes] == ([True] if noted else [])
 
 
-def test_an_initramfs_of_a_kernel_that_does_not_boot_next_is_nobodys_hazard() -> None:
+def test_initramfs_of_a_kernel_that_is_not_booted_is_ignored() -> None:
     facts = replace(machine(), kernels=Known(Kernels("6.1.0-38-amd64", ("6.1.0-38-amd64",)), "boot-images"))
     assert hazard_notes(replace(facts, modified_at={BLACKLIST: 2.0, IMAGE: 1.0})) == ()
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
-def test_a_driver_that_stays_as_it_is_has_hazards_too(name: str) -> None:
+def test_kept_driver_has_hazards_noted_too(name: str) -> None:
     node = of_branch_580(name)
-    blacklisted = replace(node, files={**node.files, **on(SITE, "blacklist nvidia").files})
+    blacklisted = replace(node, files={**node.files, **with_file(SITE, "blacklist nvidia").files})
     assert planned(NOUVEAU.plan(recipe(), blacklisted)) == Planned(
         (), planned(NOUVEAU.plan(recipe(), node)).reason, hazard_notes(blacklisted)
     )
     assert "keeps nvidia from being loaded" in hazard_notes(blacklisted)[0]
 
 
-def test_what_the_running_kernel_was_started_with_is_told_with_a_loaded_driver_too() -> None:
+def test_kernel_argument_is_noted_with_a_loaded_driver_too() -> None:
     node = with_driver(files={ARGUMENTS: b"nouveau.modeset=1"}, loaded_driver=LoadedDriver("580.95.05", True))
     assert planned(NOUVEAU.plan(recipe(), node)).notes

@@ -28,7 +28,7 @@ def node(facts: Facts, *, running: bool = False, exists: bool = False) -> Facts:
     return replace(facts, units={**facts.units, MPS_SERVICE: Known(state, "units")}, folders=folders)
 
 
-def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_is_said() -> None:
+def test_mps_unit_is_written_and_started_and_its_limits_noted() -> None:
     outcome = planned(MPS.plan(WANTED, node(with_driver())))
     file, service = outcome.changes
     assert isinstance(file, FileChange)
@@ -39,13 +39,13 @@ def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_i
     assert planned(MPS.plan(WANTED, project_changes(node(with_driver()), outcome.changes))).changes == ()
 
 
-def test_without_a_driver_it_starts_with_the_next_boot() -> None:
+def test_mps_without_a_driver_starts_with_the_next_boot() -> None:
     outcome = planned(MPS.plan(WANTED, node(machine())))
     assert outcome.changes[-1] == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(True, False))
     assert outcome.reason == "the MPS control daemon starts with the next boot"
 
 
-def test_another_mode_restarts_the_daemon() -> None:
+def test_mps_mode_change_restarts_the_daemon() -> None:
     done = project_changes(node(with_driver()), planned(MPS.plan(WANTED, node(with_driver()))).changes)
     shared = replace(WANTED, mps=Mps(enabled=True, exclusive=False))
     (change,) = planned(MPS.plan(shared, done)).changes
@@ -54,14 +54,14 @@ def test_another_mode_restarts_the_daemon() -> None:
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_the_compute_mode_is_set_and_taken_back(*, exclusive: bool) -> None:
+def test_mps_unit_sets_and_resets_the_compute_mode(*, exclusive: bool) -> None:
     text = unit(exclusive=exclusive).decode()
     assert ("ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS" in text) is exclusive
     assert ("ExecStopPost=" in text) is exclusive
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_each_gpu_gets_back_the_compute_mode_that_it_had(tmp_path: Path) -> None:
+def test_mps_unit_restores_the_former_compute_mode_of_each_gpu(tmp_path: Path) -> None:
     smi, said = tmp_path / "nvidia-smi", tmp_path / "said"
     modes = r'printf "0, Default\n1, Exclusive_Process\n10, Prohibited\n"'
     smi.write_text(f'#!/bin/sh\necho "$*" >> {said}\ncase $1 in --query*) {modes};; esac\n')
@@ -80,7 +80,7 @@ def test_each_gpu_gets_back_the_compute_mode_that_it_had(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stack", ["device-plugin", "gpu-operator", "hami", "dra"])
-def test_beside_kubernetes_it_is_refused(stack: str) -> None:
+def test_mps_unit_is_refused_beside_a_kubernetes_stack(stack: str) -> None:
     text = f'[mps]\nenabled = true\n[kubernetes]\nstack = "{stack}"\n'
     found = refusal(MPS.plan(parse(text, "t.toml", load=lambda _: ""), node(with_driver())))
     assert "issues 712 and 762" in found.why

@@ -31,7 +31,7 @@ K3S = Kubelet("k3s", "k3s.service", "/run/k3s/containerd/containerd.sock", data=
 TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
 
 
-def wanted(text: str = "", register: str = "kubelet", base: str = "k8s-containerd") -> Recipe:
+def recipe_of(text: str = "", register: str = "kubelet", base: str = "k8s-containerd") -> Recipe:
     return parse(
         f'schema = 1\nextends = "{base}"\nkubernetes.node_registration = "{register}"\n{text}', "r.toml", builtin.load
     )
@@ -46,13 +46,13 @@ def node(environment: bytes | None, *, kubelet: Kubelet | None = OWN, joined: bo
 
 
 def flags(content: bytes) -> dict[str, str]:
-    """The kubelet's flags, as systemd and kubeadm's unit file hand them over."""
+    """Return the kubelet's flags, as systemd and kubeadm's unit file hand them over."""
     last = [line for line in content.decode().splitlines() if line.startswith("KUBELET_EXTRA_ARGS=")][-1]
     words = shlex.split(shlex.split(last.partition("=")[2])[0])
     return dict(word.partition("=")[::2] for word in words)
 
 
-def written(recipe: Recipe, facts: Facts) -> FileState:
+def registration_file(recipe: Recipe, facts: Facts) -> FileState:
     (change,) = planned(NODE_REGISTRATION.plan(recipe, facts)).changes
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
@@ -61,8 +61,8 @@ def written(recipe: Recipe, facts: Facts) -> FileState:
 
 @pytest.mark.parametrize("before", [None, b"", b"KUBELET_EXTRA_ARGS=\n", b"# mine", b'KUBELET_EXTRA_ARGS=""\n'])
 def test_kubelet_registers_with_the_labels_that_apply_would_set(before: bytes | None) -> None:
-    recipe = wanted(TAINT)
-    state = written(recipe, node(before))
+    recipe = recipe_of(TAINT)
+    state = registration_file(recipe, node(before))
     edit = render_cluster(recipe, CLUSTERS["one"]).nodes[0]
     assert flags(state.content) == {
         "--node-labels": ",".join(f"{key}={value}" for key, value in edit.labels.items()),
@@ -71,9 +71,9 @@ def test_kubelet_registers_with_the_labels_that_apply_would_set(before: bytes | 
     assert state.content.startswith(b"# mine\n") == (before == b"# mine")
 
 
-def test_flags_of_others_stay_and_ours_join_theirs() -> None:
+def test_foreign_kubelet_flags_are_kept_and_ours_merged() -> None:
     before = b"KUBELET_EXTRA_ARGS='--v=2 --node-labels=a=b --register-with-taints=x=y:NoSchedule'\nOTHER=1\n"
-    state = written(wanted(TAINT), node(before))
+    state = registration_file(recipe_of(TAINT), node(before))
     assert flags(state.content) == {
         "--v": "2",
         "--node-labels": "a=b,nvidia.com/gpu.present=true",
@@ -82,11 +82,11 @@ def test_flags_of_others_stay_and_ours_join_theirs() -> None:
     assert state.content.endswith(b"OTHER=1\n")
 
 
-def test_another_value_of_the_same_label_or_taint_is_replaced() -> None:
+def test_other_value_of_our_label_or_taint_is_replaced() -> None:
     before = (
         b"KUBELET_EXTRA_ARGS=--node-labels=nvidia.com/gpu.present=no --register-with-taints=nvidia.com/gpu:NoExecute"
     )
-    assert flags(written(wanted(TAINT), node(before)).content) == {
+    assert flags(registration_file(recipe_of(TAINT), node(before)).content) == {
         "--node-labels": "nvidia.com/gpu.present=true",
         "--register-with-taints": "nvidia.com/gpu=present:NoSchedule",
     }
@@ -96,11 +96,11 @@ def test_another_value_of_the_same_label_or_taint_is_replaced() -> None:
     st.lists(st.from_regex(r"--[a-z-]{1,9}=[A-Za-z0-9./:=,-]{0,9}", fullmatch=True), max_size=4),
     st.sampled_from(["", '"', "'"]),
 )
-def test_second_run_changes_nothing_and_no_flag_is_lost(words: list[str], quote: str) -> None:
+def test_second_run_changes_nothing_and_loses_no_flag(words: list[str], quote: str) -> None:
     facts = node(f"KUBELET_EXTRA_ARGS={quote}{' '.join(words)}{quote}\n".encode())
-    outcome = planned(NODE_REGISTRATION.plan(wanted(TAINT), facts))
+    outcome = planned(NODE_REGISTRATION.plan(recipe_of(TAINT), facts))
     after = project_changes(facts, outcome.changes)
-    assert planned(NODE_REGISTRATION.plan(wanted(TAINT), after)).changes == ()
+    assert planned(NODE_REGISTRATION.plan(recipe_of(TAINT), after)).changes == ()
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert isinstance(change.after, FileState)
@@ -117,30 +117,30 @@ def test_second_run_changes_nothing_and_no_flag_is_lost(words: list[str], quote:
         b"export KUBELET_EXTRA_ARGS=--v=2\n",
     ],
 )
-def test_file_that_gpunode_does_not_understand_is_left_alone(content: bytes) -> None:
-    refused = refusal(NODE_REGISTRATION.plan(wanted(), node(content)))
+def test_unparsable_kubelet_environment_is_refused_with_the_flags(content: bytes) -> None:
+    refused = refusal(NODE_REGISTRATION.plan(recipe_of(), node(content)))
     assert "--node-labels=nvidia.com/gpu.present=true" in refused.hint
 
 
-def test_kubelet_that_does_not_read_the_file_is_waited_for() -> None:
+def test_registration_waits_for_a_kubelet() -> None:
     facts = machine(files={ENVIRONMENT: b""}, kubelet=None)
-    outcome = planned(NODE_REGISTRATION.plan(wanted(), facts))
+    outcome = planned(NODE_REGISTRATION.plan(recipe_of(), facts))
     assert (outcome.changes, outcome.later) == ((), True)
     assert "waits for a kubelet" in outcome.reason
 
 
-def test_node_that_joined_before_is_told_what_is_left_to_do() -> None:
-    assert planned(NODE_REGISTRATION.plan(wanted(), node(b""))).change_notes == ()
-    (note,) = planned(NODE_REGISTRATION.plan(wanted(TAINT), node(b"", joined=True))).change_notes
+def test_node_that_already_joined_is_noted_with_kubectl_commands() -> None:
+    assert planned(NODE_REGISTRATION.plan(recipe_of(), node(b""))).change_notes == ()
+    (note,) = planned(NODE_REGISTRATION.plan(recipe_of(TAINT), node(b"", joined=True))).change_notes
     assert "kubectl label node NODE nvidia.com/gpu.present=true" in note
     assert "kubectl taint node NODE nvidia.com/gpu=present:NoSchedule" in note
 
 
-def test_k3s_gets_a_file_of_ours_that_adds_to_others() -> None:
+def test_k3s_gets_its_own_config_file() -> None:
     for kubelet in (K3S, None):
-        recipe = wanted(TAINT, "k3s", "k3s")
+        recipe = recipe_of(TAINT, "k3s", "k3s")
         facts = node(None, kubelet=kubelet)
-        state = written(recipe, facts)
+        state = registration_file(recipe, facts)
         assert yaml.safe_load(state.content) == {
             "node-label+": ["nvidia.com/gpu.present=true"],
             "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
@@ -149,20 +149,20 @@ def test_k3s_gets_a_file_of_ours_that_adds_to_others() -> None:
         assert planned(NODE_REGISTRATION.plan(recipe, after)).changes == ()
 
 
-def test_another_kubelet_than_the_recipe_names_is_refused() -> None:
-    assert 'node_registration = "k3s"' in refusal(NODE_REGISTRATION.plan(wanted(), node(None, kubelet=K3S))).hint
+def test_kubelet_other_than_the_recipe_names_is_refused() -> None:
+    assert 'node_registration = "k3s"' in refusal(NODE_REGISTRATION.plan(recipe_of(), node(None, kubelet=K3S))).hint
 
 
-def test_nothing_is_written_unasked_or_for_a_stack_that_needs_none() -> None:
+def test_registration_is_written_only_if_requested_and_needed() -> None:
     assert not planned(NODE_REGISTRATION.plan(builtin.read("k8s-containerd"), node(b""))).asked
-    assert planned(NODE_REGISTRATION.plan(wanted(base="gpu-operator"), node(b""))).changes == ()
-    hami = written(wanted(base="hami"), node(b""))
+    assert planned(NODE_REGISTRATION.plan(recipe_of(base="gpu-operator"), node(b""))).changes == ()
+    hami = registration_file(recipe_of(base="hami"), node(b""))
     assert flags(hami.content)["--node-labels"] == "gpu=on,nvidia.com/gpu.present=true"
 
 
 @pytest.mark.parametrize("register", ["kubelet", "k3s"])
-def test_a_label_with_which_no_kubelet_starts_is_refused(register: str) -> None:
-    asked = wanted(
+def test_label_that_a_kubelet_may_not_set_is_refused(register: str) -> None:
+    asked = recipe_of(
         '[kubernetes.labels]\n"node-role.kubernetes.io/gpu" = ""\n', register=register, base="k8s-containerd"
     )
     assert (
@@ -181,7 +181,7 @@ def test_a_label_with_which_no_kubelet_starts_is_refused(register: str) -> None:
         ("/var/lib/kubelet/config.yaml", b"registerWithTaints:\n- effect: NoSchedule\n  key: dedicated\n"),
     ],
 )
-def test_taints_of_kubeadm_are_not_replaced(path: str, content: bytes) -> None:
+def test_taints_set_by_kubeadm_are_not_replaced(path: str, content: bytes) -> None:
     facts = node(b"KUBELET_EXTRA_ARGS=\n")
     facts = replace(facts, files={**facts.files, path: Known(FileState(content), f"file:{path}")})
-    assert "taints already" in refusal(NODE_REGISTRATION.plan(wanted(TAINT), facts)).what
+    assert "taints already" in refusal(NODE_REGISTRATION.plan(recipe_of(TAINT), facts)).what

@@ -35,8 +35,8 @@ def node(version: str, text: str, socket: str = SOCKET) -> Facts:
     )
 
 
-def after_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
-    """The node with the files that setup writes, and what its plan says."""
+def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
+    """Return the node with the files that setup writes, and what its plan says."""
     plan = planned(RUNTIME_CONFIG.plan(recipe, facts))
     written: dict[str, Known[FileState | None]] = {
         one.path: Known(one.after, "file")
@@ -62,10 +62,8 @@ def after_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
         ("", V3, True, ""),
     ],
 )
-def test_setup_makes_containerd_read_cdi_where_it_can_and_nobody_said_no(
-    version: str, text: str, reads: bool, note: str
-) -> None:
-    facts, said = after_setup(builtin.read("k8s-containerd"), node(version, text))
+def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str, reads: bool, note: str) -> None:
+    facts, said = project_setup(builtin.read("k8s-containerd"), node(version, text))
 
     assert derive_cluster_node(facts, "a").reads_cdi is reads
     assert ("only with runtimeClassName: nvidia" in said) is not reads
@@ -95,9 +93,9 @@ def test_setup_makes_containerd_read_cdi_where_it_can_and_nobody_said_no(
         ("k8s-mps", "", V2, True),
     ],
 )
-def test_the_recipe_decides_whether_pods_get_gpus_by_cdi(name: str, more: str, text: str, cdi: bool | None) -> None:
+def test_recipe_decides_whether_pods_get_gpus_by_cdi(name: str, more: str, text: str, cdi: bool | None) -> None:
     recipe = parse(f'schema = 1\nextends = "{name}"\n{more}', "mine.toml", builtin.load)
-    facts, said = after_setup(recipe, node("1.7.24~ds1-6", text))
+    facts, said = project_setup(recipe, node("1.7.24~ds1-6", text))
     files = {path: one.value.content for path, one in facts.files.items() if isinstance(one, Known) and one.value}
     assert containerd.inspect(files).cdi is cdi
     assert "runtimeClassName" not in said
@@ -106,10 +104,10 @@ def test_the_recipe_decides_whether_pods_get_gpus_by_cdi(name: str, more: str, t
 @pytest.mark.parametrize(
     ("socket", "reads"), [("/run/crio/crio.sock", True), ("/run/cri-dockerd.sock", False), ("/run/strange.sock", False)]
 )
-def test_the_runtime_that_the_kubelet_uses_counts(socket: str, reads: bool) -> None:
+def test_cdi_support_is_that_of_the_kubelets_runtime(socket: str, reads: bool) -> None:
     assert derive_cluster_node(node("2.1.9-1", V3, socket), "a").reads_cdi is reads
 
 
-def test_before_there_is_a_kubelet_containerd_counts() -> None:
+def test_cdi_support_is_that_of_containerd_before_a_kubelet_exists() -> None:
     facts = replace(node("2.1.9-1", V3), kubelet=Known(None, "units"))
     assert derive_cluster_node(facts, "a").reads_cdi

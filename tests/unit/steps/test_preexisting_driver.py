@@ -25,7 +25,7 @@ REVISION = "0ubuntu0.24.04.2"
 
 
 def of_branch_580(name: str) -> Facts:
-    """A healthy node of that name, whose driver is of a branch that is still maintained."""
+    """Return a healthy node of that name, whose driver is of a branch that is still maintained."""
     names = ((b"535.274.02", b"580.95.05"), (b"-535-", b"-580-"), (b"-535 ", b"-580 "), (b"-535\n", b"-580\n"))
     seen = evidence(HEALTHY[name]())
     for old, new in names:
@@ -34,7 +34,7 @@ def of_branch_580(name: str) -> Facts:
 
 
 def of_ubuntu(kind: str = "", version: str = "580.95.05", *, open_module: bool = False, **more: object) -> Facts:
-    """Ubuntu's own driver of branch 580 with prebuilt modules, loaded; ``kind`` is ``-server`` or nothing."""
+    """Return Ubuntu's own driver of branch 580 with prebuilt modules, loaded; ``kind`` is ``-server`` or nothing."""
     flavour = "-open" if open_module else ""
     names = (
         f"nvidia-driver-580{kind}{flavour}",
@@ -57,22 +57,22 @@ def of_ubuntu(kind: str = "", version: str = "580.95.05", *, open_module: bool =
     return machine(packages=packages, **{**fixed, **more})  # type: ignore[arg-type]
 
 
-def changed(node: Facts, wanted: Recipe) -> list[str]:
-    """The steps that would change something."""
+def changing_steps(node: Facts, wanted: Recipe) -> list[str]:
+    """Return the steps that would change something."""
     return [step.id for step in STEPS if planned(step.plan(wanted, node)).changes]
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
 @pytest.mark.parametrize("version", ["auto", "580", "lts"])
-def test_a_healthy_node_of_ubuntus_own_driver_is_left_alone(name: str, version: str) -> None:
-    assert changed(of_branch_580(name), recipe(version=version)) == []
+def test_healthy_ubuntu_driver_is_left_alone(name: str, version: str) -> None:
+    assert changing_steps(of_branch_580(name), recipe(version=version)) == []
 
 
 @pytest.mark.parametrize("kind", ["", "-server"])
 @pytest.mark.parametrize("open_module", [False, True])
-def test_every_kind_of_ubuntus_own_driver_is_left_alone(kind: str, open_module: bool) -> None:
+def test_every_kind_of_ubuntu_driver_is_left_alone(kind: str, open_module: bool) -> None:
     node = of_ubuntu(kind, open_module=open_module)
-    assert changed(node, recipe()) == []
+    assert changing_steps(node, recipe()) == []
     assert "--driver with another branch" in planned(DRIVER.plan(recipe(), node)).reason
 
 
@@ -87,7 +87,7 @@ def test_every_kind_of_ubuntus_own_driver_is_left_alone(kind: str, open_module: 
     ],
 )
 @pytest.mark.parametrize("name", BY_CANONICAL)
-def test_another_that_is_asked_for_comes_with_a_word_on_secure_boot(name: str, wanted: Recipe) -> None:
+def test_requested_replacement_driver_has_a_secure_boot_note(name: str, wanted: Recipe) -> None:
     outcome = planned(DRIVER.plan(wanted, of_branch_580(name)))
     assert outcome.changes
     said = ["Because Secure Boot is on" in note and "mokutil --import" in note for note in outcome.change_notes]
@@ -95,7 +95,7 @@ def test_another_that_is_asked_for_comes_with_a_word_on_secure_boot(name: str, w
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
-def test_one_of_an_ended_branch_is_replaced_with_a_word_on_secure_boot(name: str) -> None:
+def test_ended_preexisting_branch_is_replaced_with_a_secure_boot_note(name: str) -> None:
     node = derive(evidence(HEALTHY[name]()))
     assert planned(CONFLICTS.plan(recipe(), node)).changes
     said = ["Secure Boot is on" in note for note in planned(DRIVER.plan(recipe(), node)).change_notes]
@@ -113,18 +113,18 @@ def test_one_of_an_ended_branch_is_replaced_with_a_word_on_secure_boot(name: str
     ],
     ids=["not loaded", "no module", "modules that the GPU cannot use", "nouveau has the GPU", "other libraries"],
 )
-def test_what_does_not_work_does_not_stand(node: Facts) -> None:
+def test_broken_preexisting_driver_is_replaced(node: Facts) -> None:
     assert planned(DRIVER.plan(recipe(), node)).changes
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)
-def test_without_a_wish_for_a_driver_none_is_looked_at(name: str) -> None:
+def test_preexisting_driver_is_ignored_if_no_driver_is_requested(name: str) -> None:
     node = of_branch_580(name)
-    assert changed(node, recipe(version="none")) == []
+    assert changing_steps(node, recipe(version="none")) == []
     assert "not managed by gpunode" in planned(MODULE_LOAD.plan(recipe(version="none"), node)).reason
 
 
-def test_libraries_that_were_upgraded_wait_for_the_reboot() -> None:
+def test_upgraded_libraries_wait_for_the_reboot() -> None:
     node = of_ubuntu(version="580.178.04")
     outcomes = {step: step.plan(recipe(), node) for step in (CONFLICTS, DRIVER, HEADERS, MODULE_BUILD, MODULE_LOAD)}
     waits = outcomes.pop(MODULE_LOAD)
@@ -133,12 +133,12 @@ def test_libraries_that_were_upgraded_wait_for_the_reboot() -> None:
     assert [one for one in outcomes.values() if not isinstance(one, Planned) or one.changes] == []
 
 
-def test_a_kernel_that_lacks_the_module_is_told_and_nothing_is_built() -> None:
+def test_kernel_without_a_prebuilt_module_is_noted() -> None:
     later = "6.1.0-99-amd64"
     outcome = planned(MODULE_BUILD.plan(recipe(), of_ubuntu(kernels=Kernels(KERNEL, (KERNEL, later)))))
     assert outcome.changes == ()
     assert later in outcome.notes[0]
 
 
-def test_no_daemon_is_started_that_the_driver_does_not_bring() -> None:
+def test_missing_persistence_daemon_is_not_started() -> None:
     assert planned(PERSISTENCE.plan(recipe(), of_ubuntu(units={}))).changes == ()

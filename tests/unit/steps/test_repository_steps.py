@@ -51,7 +51,7 @@ def cuda(text: bytes | FileState = NVIDIA_CUDA, keyring: bytes | FileState | Non
     return machine(files={CUDA_LIST: text, **held, **{f"/etc/apt/sources.list.d/{k}": v for k, v in more.items()}})
 
 
-def test_a_bare_machine_gets_key_and_list_and_one_refresh() -> None:
+def test_bare_machine_gets_key_and_list_and_one_refresh() -> None:
     outcome = planned(CUDA_REPOSITORY.plan(recipe(), machine()))
     changes = files(outcome.changes)
     assert set(changes) == {CUDA_LIST, CUDA_KEYRING}
@@ -61,7 +61,7 @@ def test_a_bare_machine_gets_key_and_list_and_one_refresh() -> None:
     assert len({trigger for change in changes.values() for trigger in change.triggers}) == 1
 
 
-def test_what_cuda_keyring_installed_is_taken_as_it_is() -> None:
+def test_entry_of_cuda_keyring_is_kept() -> None:
     assert planned(CUDA_REPOSITORY.plan(MINE, cuda())).changes == ()
 
 
@@ -73,17 +73,17 @@ def test_what_cuda_keyring_installed_is_taken_as_it_is() -> None:
         f"# by hand\n\ndeb\t[signed-by={CUDA_KEYRING}]\t{CUDA_URI}\t/ # NVIDIA\n",
     ],
 )
-def test_other_spellings_of_the_same_entry_are_the_same(entry: str) -> None:
+def test_other_spellings_of_the_same_entry_are_accepted(entry: str) -> None:
     assert planned(CUDA_REPOSITORY.plan(MINE, cuda(entry.encode()))).changes == ()
 
 
-def test_the_same_archive_in_a_deb822_file_is_enough() -> None:
+def test_same_archive_in_a_deb822_file_is_accepted() -> None:
     entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
     node = machine(files={"/etc/apt/sources.list.d/nvidia.sources": entry, CUDA_KEYRING: KEY})
     assert planned(CUDA_REPOSITORY.plan(MINE, node)).changes == ()
 
 
-def test_a_new_key_refreshes_the_file_that_names_the_archive() -> None:
+def test_new_key_refreshes_the_file_that_names_the_archive() -> None:
     """apt reads one list file at a time; the one of gpunode's own name is not there."""
     path = "/etc/apt/sources.list.d/nvidia.sources"
     entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
@@ -96,7 +96,7 @@ def test_a_new_key_refreshes_the_file_that_names_the_archive() -> None:
     [KEY + EXTRA, EXTRA, b"", b"<html>captive portal</html>", ARMORED],
     ids=["an extra key", "another key", "empty", "no key", "armored in a .gpg"],
 )
-def test_a_keyring_that_nobody_can_trust_is_fetched_anew(keyring: bytes) -> None:
+def test_untrusted_keyring_is_fetched_again(keyring: bytes) -> None:
     assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=keyring))).changes)) == {CUDA_KEYRING}
 
 
@@ -110,13 +110,13 @@ def test_a_keyring_that_nobody_can_trust_is_fetched_anew(keyring: bytes) -> None
     ],
     ids=["unreadable for apt", "for all to write", "for a group to write", "a user's"],
 )
-def test_the_right_key_in_a_file_that_others_may_write_or_apt_cannot_read_needs_no_network(state: FileState) -> None:
+def test_right_key_with_the_wrong_mode_is_rewritten_without_a_download(state: FileState) -> None:
     (change,) = planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=state))).changes
     assert change == FileChange(CUDA_KEYRING, state, FileState(KEY))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o666])
-def test_so_does_a_list_and_only_ones_own(mode: int) -> None:
+def test_own_list_with_the_wrong_mode_is_rewritten(mode: int) -> None:
     own = FileState(NVIDIA_CUDA, mode)
     (change,) = planned(CUDA_REPOSITORY.plan(MINE, cuda(own))).changes
     assert change == FileChange(CUDA_LIST, own, FileState(NVIDIA_CUDA))
@@ -125,21 +125,21 @@ def test_so_does_a_list_and_only_ones_own(mode: int) -> None:
     assert planned(CUDA_REPOSITORY.plan(MINE, facts)).changes == ()
 
 
-def test_the_armored_key_is_the_right_key_in_the_wrong_form() -> None:
+def test_armored_key_has_the_same_fingerprint() -> None:
     assert openpgp.fingerprints(ARMORED) == (FINGERPRINT,)
 
 
-def test_a_list_that_is_switched_off_is_switched_on() -> None:
+def test_disabled_list_is_enabled() -> None:
     assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(b"# " + NVIDIA_CUDA))).changes)) == {CUDA_LIST}
 
 
-def test_an_entry_with_another_key_goes_since_apt_would_refuse_both() -> None:
+def test_entry_with_another_key_is_removed() -> None:
     rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
     changes = files(planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes)
     assert changes["/etc/apt/sources.list.d/mine.list"].after is None
 
 
-def test_a_file_that_serves_other_archives_too_is_never_removed() -> None:
+def test_file_with_other_archives_is_refused_and_not_removed() -> None:
     own = "deb http://mirror.example.org/debian bookworm main\n"
     rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n{own}"
     no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival.encode()})))
@@ -152,12 +152,12 @@ def test_a_file_that_serves_other_archives_too_is_never_removed() -> None:
     assert CUDA_LIST in no.what
 
 
-def test_a_rival_that_is_switched_off_is_none_and_stays() -> None:
+def test_disabled_conflicting_entry_is_kept() -> None:
     rival = f"# deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
     assert planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes == ()
 
 
-def test_a_mirror_takes_the_place_of_nvidias_address() -> None:
+def test_mirror_replaces_the_nvidia_address() -> None:
     mirrored = Recipe(
         "test", repositories=Repositories(cuda="https://mirror.example/cuda", cuda_key_fingerprint=FINGERPRINT)
     )
@@ -166,20 +166,20 @@ def test_a_mirror_takes_the_place_of_nvidias_address() -> None:
     assert set(changes) == {CUDA_LIST}
 
 
-def test_a_system_that_nvidia_has_no_repository_for_is_refused() -> None:
+def test_system_without_an_nvidia_repository_is_refused() -> None:
     assert refusal(CUDA_REPOSITORY.plan(recipe(), machine(architecture="arm64"))).exit_code == 3
     ubuntu = files(planned(CUDA_REPOSITORY.plan(recipe(), machine(distro=UBUNTU, architecture="arm64"))).changes)
     assert any("ubuntu2404-sbsa" in path for path in ubuntu)
 
 
 @pytest.mark.parametrize("arch", ["$(ARCH)", "amd64"])
-def test_the_architecture_may_be_spelled_out(arch: str) -> None:
+def test_architecture_may_be_spelled_out(arch: str) -> None:
     entry = f"deb [signed-by={TOOLKIT_KEYRING}] {TOOLKIT_URI}/{arch} /\n".encode()
     node = machine(files={TOOLKIT_LIST: entry, TOOLKIT_KEYRING: KEY})
     assert planned(TOOLKIT_REPOSITORY.plan(MINE, node)).changes == ()
 
 
-def test_a_rival_is_one_however_it_spells_the_architecture() -> None:
+def test_conflicting_entry_with_a_literal_architecture_is_removed() -> None:
     rival = f"deb [signed-by=/usr/share/keyrings/mine.gpg] {TOOLKIT_URI}/amd64 /\n".encode()
     changes = files(
         planned(TOOLKIT_REPOSITORY.plan(MINE, machine(files={"/etc/apt/sources.list.d/ctk.list": rival}))).changes
@@ -188,7 +188,7 @@ def test_a_rival_is_one_however_it_spells_the_architecture() -> None:
     assert TOOLKIT_LIST in changes
 
 
-def test_the_former_repositories_of_nvidia_docker_leave() -> None:
+def test_obsolete_nvidia_docker_repositories_are_removed() -> None:
     old = (
         b"deb https://nvidia.github.io/libnvidia-container/stable/debian10/$(ARCH) /\n"
         b"#deb https://nvidia.github.io/libnvidia-container/experimental/debian10/$(ARCH) /\n"
@@ -198,7 +198,7 @@ def test_the_former_repositories_of_nvidia_docker_leave() -> None:
     assert files(planned(TOOLKIT_REPOSITORY.plan(MINE, machine(files={path: old}))).changes)[path].after is None
 
 
-def test_the_experimental_channel_that_somebody_chose_stays() -> None:
+def test_experimental_channel_is_kept() -> None:
     entries = "".join(
         f"deb [signed-by={TOOLKIT_KEYRING}] {TOOLKIT_URI.replace('stable', c)}/$(ARCH) /\n"
         for c in ("stable", "experimental")
@@ -231,7 +231,7 @@ SPELLINGS = (
 
 
 @pytest.mark.parametrize("option", RELAXED)
-def test_an_option_that_asks_less_of_the_archive_than_a_signature_is_taken_out(option: str) -> None:
+def test_option_that_weakens_signature_checks_is_removed(option: str) -> None:
     relaxed = NVIDIA_CUDA.replace(b"signed-by", f"{option} signed-by".encode())
     outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(relaxed)))
     (change,) = outcome.changes
@@ -241,7 +241,7 @@ def test_an_option_that_asks_less_of_the_archive_than_a_signature_is_taken_out(o
 
 
 @pytest.mark.parametrize("uri", SPELLINGS)
-def test_the_same_archive_in_another_spelling_is_a_rival(uri: str) -> None:
+def test_untrusted_entry_in_another_spelling_is_removed(uri: str) -> None:
     rival = f"deb [trusted=yes] {uri} /\n".encode()
     outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/mine.list"].after is None
@@ -249,7 +249,7 @@ def test_the_same_archive_in_another_spelling_is_a_rival(uri: str) -> None:
 
 
 @pytest.mark.parametrize("uri", [uri.replace("debian12", "ubuntu2204") for uri in SPELLINGS])
-def test_the_folder_of_another_system_is_a_rival_whatever_key_signs_it(uri: str) -> None:
+def test_entry_for_another_release_is_removed_whatever_its_key(uri: str) -> None:
     text = f"Types: deb\nURIs: {uri}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
     outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"other.sources": text})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/other.sources"].after is None
@@ -260,25 +260,25 @@ def test_the_folder_of_another_system_is_a_rival_whatever_key_signs_it(uri: str)
     assert "ubuntu2204" in no.what
 
 
-def test_an_address_that_apt_takes_for_a_list_of_mirrors_serves_nothing() -> None:
+def test_mirror_list_address_does_not_count() -> None:
     listed = NVIDIA_CUDA.replace(b"https:", b"mirror+https:")
     outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(listed)))
     assert set(files(outcome.changes)) == {CUDA_LIST}
     assert "mirror+https" in outcome.reason
 
 
-def test_an_unsigned_entry_in_deb822_form_is_a_rival() -> None:
+def test_unsigned_deb822_entry_is_removed() -> None:
     text = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\nTrusted: yes\n"
     outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.sources": text.encode()})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/mine.sources"].after is None
 
 
-def test_an_entry_for_another_architecture_does_not_serve_this_one() -> None:
+def test_entry_for_another_architecture_does_not_count() -> None:
     foreign = NVIDIA_CUDA.replace(b"signed-by", b"arch=arm64 signed-by")
     assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(foreign))).changes)) == {CUDA_LIST}
 
 
-def test_a_strange_key_is_named() -> None:
+def test_unknown_key_in_the_keyring_is_named() -> None:
     (stranger,) = openpgp.fingerprints(EXTRA)
     for held in (KEY + EXTRA, EXTRA):
         assert (
@@ -308,7 +308,7 @@ _ENTRIES = st.lists(
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(("cuda-debian12-x86_64.list", "mine.list", "nvidia-docker.list")), _ENTRIES))
-def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_else_is_lost(
+def test_one_key_signs_the_archive_afterwards_and_other_entries_remain(
     written: dict[str, list[str]],
 ) -> None:
     node = machine(files={f"/etc/apt/sources.list.d/{name}": "".join(e).encode() for name, e in written.items()})
@@ -327,6 +327,6 @@ def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_els
     assert set(files(again.changes)) <= {CUDA_KEYRING}
 
 
-def test_an_interrupted_dpkg_is_repaired_before_all_else() -> None:
+def test_interrupted_dpkg_is_repaired_first() -> None:
     assert planned(REPAIR.plan(recipe(), machine(packages_interrupted=Known(value=True, probe="x")))).changes
     assert planned(REPAIR.plan(recipe(), machine())).changes == ()

@@ -25,7 +25,7 @@ def node(**packages: str) -> Facts:
     return replace(machine(packages={"docker.io": "26", **named}), toolkit_program=MISSING)
 
 
-def test_a_default_runtime_without_its_program_is_refused_and_a_handler_warned_of() -> None:
+def test_default_runtime_without_its_binary_is_refused() -> None:
     no = refusal(RUNTIME_CONFIG.plan(default(), node()))
     assert "nvidia-container-runtime is not installed" in no.what
     assert "sudo gpunode setup --runtime=docker --only=toolkit-repository --only=toolkit" in no.hint
@@ -33,12 +33,12 @@ def test_a_default_runtime_without_its_program_is_refused_and_a_handler_warned_o
     assert any("is not installed" in note for note in notes)
 
 
-def test_what_the_toolkit_brings_in_the_same_run_is_not_missing() -> None:
+def test_runtime_binary_installed_in_the_same_run_is_not_missing() -> None:
     assert planned(RUNTIME_CONFIG.plan(default(), node(nvidia_container_toolkit="1.18.0-1"))).changes
 
 
 @pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])
-def test_a_drop_in_beside_a_file_that_others_may_write_is_roots_alone(state: FileState) -> None:
+def test_drop_in_beside_a_writable_file_belongs_to_root(state: FileState) -> None:
     present = machine(packages={"containerd": "2.1.9-1", "nvidia-container-toolkit": "1.20.1-1"})
     present = replace(present, files={**present.files, CONTAINERD: Known(state, "file")})
     (*files,) = planned(RUNTIME_CONFIG.plan(recipe("containerd", version="none"), present)).changes

@@ -1,4 +1,4 @@
-"""What the rows of the table of steps say of themselves."""
+"""Properties of the rows of the table of steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpunode.facts.probes import STEP_FILES
 from gpunode.steps.table import STEPS
 
 
-def test_what_nodes_are_asked_for_is_what_the_rows_read() -> None:
+def test_step_files_match_the_files_that_steps_read() -> None:
     """A step that reads a file that no node is asked for is "cannot tell" everywhere; tests/unit/steps/conftest.py."""
     named = {path: step.id for step in STEPS for path in step.files}
     assert named.keys() - set(STEP_FILES) == set(), "add it to STEP_FILES in facts/probes.py"

@@ -1,4 +1,4 @@
-"""What a recipe asks of the toolkit's own configuration."""
+"""Settings of a recipe for the toolkit's own configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def workstation(content: bytes, **more: object) -> Facts:
     )
 
 
-def of_toolkit(changes: tuple[Change, ...]) -> FileChange | None:
+def toolkit_change(changes: tuple[Change, ...]) -> FileChange | None:
     found = [change for change in changes if isinstance(change, FileChange) and change.path == CONFIG]
     assert len(found) <= 1
     return found[0] if found else None
@@ -41,10 +41,10 @@ def of_toolkit(changes: tuple[Change, ...]) -> FileChange | None:
     "content",
     [b"", b"disable-require = false\n", f"#{VOLUME_MOUNTS} = false\n".encode(), f"{VOLUME_MOUNTS} = false\n".encode()],
 )
-def test_kind_s_mounts_are_accepted_once(content: bytes) -> None:
+def test_volume_mounts_for_kind_are_enabled_once(content: bytes) -> None:
     facts = workstation(content)
     outcome = planned(RUNTIME_CONFIG.plan(KIND, facts))
-    change = of_toolkit(outcome.changes)
+    change = toolkit_change(outcome.changes)
     assert change is not None
     assert isinstance(change.after, FileState)
     assert f"{VOLUME_MOUNTS} = true" in change.after.content.decode().splitlines()
@@ -52,25 +52,25 @@ def test_kind_s_mounts_are_accepted_once(content: bytes) -> None:
     assert planned(RUNTIME_CONFIG.plan(KIND, project_changes(facts, outcome.changes))).changes == ()
 
 
-def test_a_recipe_that_says_nothing_of_it_leaves_the_file_alone() -> None:
-    assert of_toolkit(planned(RUNTIME_CONFIG.plan(builtin.read("docker"), workstation(b""))).changes) is None
+def test_toolkit_config_is_left_alone_if_the_recipe_is_silent() -> None:
+    assert toolkit_change(planned(RUNTIME_CONFIG.plan(builtin.read("docker"), workstation(b""))).changes) is None
 
 
-def test_a_file_that_others_may_write_is_closed_in_the_same_change() -> None:
-    change = of_toolkit(planned(RUNTIME_CONFIG.plan(KIND, workstation(b"", mode=0o666))).changes)
+def test_writable_toolkit_config_is_restricted_in_the_same_change() -> None:
+    change = toolkit_change(planned(RUNTIME_CONFIG.plan(KIND, workstation(b"", mode=0o666))).changes)
     assert change is not None
     assert isinstance(change.after, FileState)
     assert change.after.mode == 0o644
 
 
-def test_what_the_recipe_asks_for_is_no_departure() -> None:
+def test_requested_toolkit_setting_is_not_noted() -> None:
     facts = workstation(f"{VOLUME_MOUNTS} = true\n".encode())
     assert planned(TOOLKIT_STEP.plan(KIND, facts)).notes == ()
     (note,) = planned(TOOLKIT_STEP.plan(builtin.read("docker"), facts)).notes
     assert VOLUME_MOUNTS in note
 
 
-def test_a_docker_that_a_user_runs_is_no_place_for_a_kind_cluster() -> None:
+def test_rootless_docker_is_refused_for_a_kind_cluster() -> None:
     facts = machine(rootless_docker=True)
     no = refusal(RUNTIME_INSTALL.plan(KIND, facts))
     assert "rootless" in no.what
@@ -82,5 +82,5 @@ def test_a_docker_that_a_user_runs_is_no_place_for_a_kind_cluster() -> None:
         planned(RUNTIME_INSTALL.plan(recipe, node))
 
 
-def test_the_recipe_k3s_installs_no_containerd_and_names_who_brings_one() -> None:
+def test_k3s_recipe_installs_no_containerd() -> None:
     assert "k3s or RKE2" in refusal(RUNTIME_INSTALL.plan(builtin.read("k3s"), machine())).hint

@@ -21,7 +21,7 @@ FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
 
 
 def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
-    """A node whose runtime is configured, with a file that was changed then."""
+    """Return a node whose runtime is configured, with a file that was changed then."""
     content = after_edits({}, runtime(name).configure({}, DesiredConfig(version=(1, 6))))[FILES[name]]
     facts = machine(files={FILES[name]: content}, packages={name: "1.6-1"}, units={f"{name}.service": unit(**more)})
     return facts if changed is None else replace(facts, changed_at={FILES[name]: changed})
@@ -36,7 +36,7 @@ def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
         ("docker", {"started_at": 40.0, "changed_at": 45.0}, "reload"),
     ],
 )
-def test_a_daemon_that_is_older_than_its_file_reads_it_again(name: str, times: dict[str, float], kind: Any) -> None:
+def test_daemon_older_than_its_file_rereads_it(name: str, times: dict[str, float], kind: Any) -> None:
     outcome = planned(RUNTIME_CONFIG.plan(recipe(name), node(name, **times)))
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
@@ -49,7 +49,7 @@ def test_a_daemon_that_is_older_than_its_file_reads_it_again(name: str, times: d
 
 
 @pytest.mark.parametrize("version", ["20.10.24", "26.1.5", "28.5.2"])
-def test_somebody_elses_edit_of_a_docker_with_cdi_stops_no_container(version: str) -> None:
+def test_foreign_edit_of_a_docker_with_cdi_causes_only_a_reload(version: str) -> None:
     content = after_edits({}, runtime("docker").configure({}, DesiredConfig(cdi=True)))[DAEMON_JSON]
     facts = machine(
         files={DAEMON_JSON: content},
@@ -75,11 +75,11 @@ def test_somebody_elses_edit_of_a_docker_with_cdi_stops_no_container(version: st
     ],
     ids=["younger", "at the same moment", "reloaded since", "a capture without times", "not running"],
 )
-def test_one_that_has_read_it_is_left_alone(name: str, facts: Facts) -> None:
+def test_daemon_that_has_read_its_file_is_left_alone(name: str, facts: Facts) -> None:
     assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
 
 
-def test_the_time_of_a_file_comes_with_the_file() -> None:
+def test_modification_time_of_a_file_is_read_with_it() -> None:
     evidence = {
         f"file:{CONTAINERD}": Capture(CONTAINERD, "ok", b"x", ownership=Ownership(0o644, 0, 0, 12.5)),
         f"file:{DAEMON_JSON}": Capture(DAEMON_JSON, "ok", b"{}", ownership=Ownership(0o644, 0, 0)),

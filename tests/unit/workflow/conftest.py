@@ -12,7 +12,7 @@ from tests.fakes.clusters import User, node, run_daemon_sets
 
 @pytest.fixture
 def server() -> ApiServer:
-    """A cluster with the Node gpu-1, whose DaemonSets run."""
+    """Return a cluster with the Node gpu-1, whose DaemonSets run."""
     server = ApiServer()
     server.add(node(), "kubelet")
     server.controllers.append(run_daemon_sets)
@@ -23,5 +23,5 @@ def server() -> ApiServer:
 def user(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> User:
-    """A person with all rights in that cluster."""
+    """Return a person with all rights in that cluster."""
     return User(server, tmp_path, monkeypatch, capsys)

@@ -54,6 +54,6 @@ class Node(RehearsalHost):
         return tuple(TriggerResult(trigger, 0.1) for trigger in triggers)
 
     def bytes_of(self, path: str) -> bytes | None:
-        """What the file holds now."""
+        """Return the content of the file now."""
         state = self.files.get(path)
         return state.content if isinstance(state, FileState) else None

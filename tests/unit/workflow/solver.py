@@ -19,7 +19,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """What is installed, what the archive has, and what each needs; the driver's want each other in one version.
+    """Installed packages, the archive's, and the needs of each; the driver's want each other in one version.
 
     Attributes:
         installed: with what each needs.
@@ -42,7 +42,7 @@ class Solver:
             return Simulation((), f"The following packages have unmet dependencies:\n {refused}")
 
     def states(self) -> dict[str, PackageState]:
-        """Of what is installed."""
+        """Return the states of what is installed."""
         return {name: PackageState(self.old) for name in self.installed}
 
     def _actions(self, named: Sequence[str], purged: set[str]) -> list[Action]:
@@ -82,7 +82,7 @@ class Solver:
         brought |= coming
 
     def _broken(self, gone: set[str], brought: set[str]) -> dict[str, str]:
-        """Each package that lacks something, with what it lacks."""
+        """Return each package that lacks something, with what it lacks."""
         staying = self.installed.keys() - gone - brought
         return {
             name: lacking[0]

@@ -65,19 +65,19 @@ def checks(facts: Facts, host: Node | None = None, of: Recipe = PODMAN) -> dict[
     return {check.id: check for check in cdi_checks(of, facts, host or Node())}
 
 
-def test_a_specification_of_which_everything_is_there_passes() -> None:
+def test_complete_cdi_specification_passes() -> None:
     found = checks(node())
     assert [check.status for check in found.values()] == ["passed", "passed"]
     assert "libcuda" not in found["cdi"].detail
     assert f"{SPEC} of driver 580.95.05 offers all" in found["cdi"].detail
 
 
-def test_what_the_recipe_does_not_ask_for_is_not_looked_at() -> None:
+def test_cdi_is_not_checked_unless_the_recipe_asks_for_it() -> None:
     assert checks(node(), of=recipe("containerd")) == {}
     assert checks(node(), of=Recipe("test", runtime=RuntimeSettings("docker", cdi=True)))["cdi"].status == "passed"
 
 
-def test_a_missing_or_stale_one_fails() -> None:
+def test_missing_or_outdated_cdi_specification_fails() -> None:
     assert "no specification yet" in checks(node(None))["cdi"].detail
     stale = checks(node(WRITTEN.replace(b"580.95.05", b"535.104.05")))["cdi"]
     assert (stale.status, stale.hint) == ("failed", "sudo gpunode setup --runtime podman")
@@ -85,7 +85,7 @@ def test_a_missing_or_stale_one_fails() -> None:
 
 
 @pytest.mark.parametrize("gone", THERE)
-def test_what_it_names_must_be_there(gone: str) -> None:
+def test_cdi_specification_that_names_missing_files_fails(gone: str) -> None:
     found = checks(node(), Node(tuple(path for path in THERE if path != gone)))["cdi"]
     assert found.status == "failed"
     assert found.detail == f"{SPEC} names missing files: {gone}"
@@ -99,7 +99,7 @@ def test_what_it_names_must_be_there(gone: str) -> None:
         ("", b"0.5.0", "podman is not installed"),
     ],
 )
-def test_podman_must_be_able_to_read_it(podman: str, version: bytes, what: str) -> None:
+def test_cdi_version_that_podman_cannot_read_fails(podman: str, version: bytes, what: str) -> None:
     found = checks(node(WRITTEN.replace(b"0.5.0", version)), Node(podman=podman))["cdi"]
     assert found.status == "failed"
     assert what in found.detail
@@ -107,7 +107,7 @@ def test_podman_must_be_able_to_read_it(podman: str, version: bytes, what: str) 
     assert crio.status == "passed"
 
 
-def test_without_a_driver_it_is_not_looked_at() -> None:
+def test_cdi_check_is_not_run_without_a_driver() -> None:
     (found,) = checks(machine(packages={"podman": "4.9.3-1"})).values()
     assert (found.id, found.status) == ("cdi", "skipped")
 
@@ -120,9 +120,7 @@ def test_without_a_driver_it_is_not_looked_at() -> None:
         ({**UNITS, "nvidia-cdi-refresh.path": unit(enabled=False)}, "failed", "path is not enabled"),
     ],
 )
-def test_the_units_that_keep_it_fresh_are_enabled_and_have_not_failed(
-    units: dict[str, Unit], status: str, detail: str
-) -> None:
+def test_cdi_refresh_units_must_be_enabled_and_not_failed(units: dict[str, Unit], status: str, detail: str) -> None:
     found = checks(node(units=units))["cdi-refresh"]
     assert found.status == status
     assert detail in found.detail

@@ -26,13 +26,15 @@ def plugin(**selector: str) -> Body:
 
 
 @pytest.mark.parametrize("there", [plugin(**{"nvidia.com/gpu.present": "true"}), POLICY, DEPLOYMENT])
-def test_what_would_start_with_gpunode_s_label_is_refused_before(server: ApiServer, user: User, there: Body) -> None:
+def test_second_gpu_advertiser_that_our_label_would_start_is_refused(
+    server: ApiServer, user: User, there: Body
+) -> None:
     server.add(there)
     assert "the GPUs of this cluster already" in user.apply(check=3).error["what"]
     assert "nvidia.com/gpu.present" not in server.get("Node", "", "gpu-1")["metadata"]["labels"]
 
 
-def test_a_plugin_that_fits_no_node_is_told_and_not_refused(server: ApiServer, user: User) -> None:
+def test_foreign_plugin_that_fits_no_node_is_only_a_note(server: ApiServer, user: User) -> None:
     server.add(plugin(no="node"))
     assert "default/theirs is NVIDIA's device plugin" in user.plan().envelope["result"]["notes"][0]
     assert "! DaemonSet default/theirs" in user.screen("k8s", "plan", "--node", "gpu-1=debian12-gtx1080")
@@ -41,7 +43,7 @@ def test_a_plugin_that_fits_no_node_is_told_and_not_refused(server: ApiServer, u
 @pytest.mark.parametrize(
     ("denied", "named"), [("list clusterpolicies", "ClusterPolicies"), ("list deployments", "Deployments were not")]
 )
-def test_what_may_not_be_looked_at_is_named_and_no_failure(
+def test_forbidden_advertiser_lookup_is_a_note_and_no_failure(
     server: ApiServer, user: User, denied: str, named: str
 ) -> None:
     server.add({**POLICY, "spec": {"devicePlugin": {"enabled": False}}})
@@ -56,7 +58,7 @@ STALE = "stale GroupVersion discovery: metrics.k8s.io/v1beta1"
 
 
 @pytest.mark.parametrize("why", [UNAVAILABLE, STALE])
-def test_a_metrics_server_that_is_down_hides_no_gpu_operator(server: ApiServer, user: User, why: str) -> None:
+def test_gpu_operator_is_found_while_the_metrics_server_is_down(server: ApiServer, user: User, why: str) -> None:
     said = f"error: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1beta1: {why}\n".encode()
     listed = b"clusterpolicies.nvidia.com\n"
     user.kubectl.intercept = lambda words: ended((), 1, listed, said) if words[0] == "api-resources" else None
@@ -70,14 +72,14 @@ def test_a_metrics_server_that_is_down_hides_no_gpu_operator(server: ApiServer, 
     assert why in notes["Namespace"]
 
 
-def test_kinds_of_the_operator_that_cannot_be_listed_are_named(user: User) -> None:
+def test_operator_kinds_that_cannot_be_listed_are_noted(user: User) -> None:
     said = f"error: unable to retrieve the complete list of server APIs: nvidia.com/v1: {UNAVAILABLE}\n".encode()
     user.kubectl.intercept = lambda words: ended((), 1, b"", said) if words[0] == "api-resources" else None
     (note,) = user.plan().envelope["result"]["notes"]
     assert "so a GPU Operator may be there" in note
 
 
-def test_a_hint_is_for_the_recipe_and_the_nodes_that_were_named(server: ApiServer, user: User) -> None:
+def test_advertiser_hint_repeats_the_requested_recipe_and_nodes(server: ApiServer, user: User) -> None:
     there = plugin(**{"nvidia.com/gpu.present": "true"})
     there["metadata"]["annotations"] = {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "default"}
     server.add(there)
@@ -85,14 +87,14 @@ def test_a_hint_is_for_the_recipe_and_the_nodes_that_were_named(server: ApiServe
     assert f"gpunode k8s render k8s-time-slicing {' '.join(NODE)} --format helm --output gpu-node" in hint
 
 
-def test_a_rendered_plugin_that_argo_cd_applied_elsewhere_is_a_second_one(server: ApiServer, user: User) -> None:
+def test_rendered_plugin_applied_by_argo_cd_elsewhere_is_refused(server: ApiServer, user: User) -> None:
     theirs = plugin()
     theirs["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "gpunode"}
     server.add(theirs, "argocd-controller")
     assert "the GPUs of this cluster already" in user.apply(check=3).error["what"]
 
 
-def test_a_hint_to_remove_is_for_the_same_cluster(server: ApiServer, user: User) -> None:
+def test_removal_hint_names_the_same_context(server: ApiServer, user: User) -> None:
     released = plugin()
     released["metadata"]["annotations"] = {
         "meta.helm.sh/release-name": "nvdp",

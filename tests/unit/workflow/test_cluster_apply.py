@@ -1,4 +1,4 @@
-"""How an apply to a cluster ends; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""End of an apply to a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def item(kind: str, wave: int, state: State = "create") -> PlanItem:
         ((item("ConfigMap", 0), item("DaemonSet", 1, "unchanged")), "", "done"),
     ],
 )
-def test_a_workload_that_is_not_ready_is_told_with_what_is_left(
+def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
     items: tuple[PlanItem, ...], said: str, result: str, tmp_path: Path
 ) -> None:
     plan, store, never = ClusterPlan(Identity("", "", "", "", "c"), items), Store(folder=tmp_path), lambda *_: None
@@ -72,7 +72,7 @@ class Moved(Unready):
         return ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"theirs": "1"}},)
 
 
-def test_what_another_gpunode_applied_since_the_plan_is_not_overwritten(tmp_path: Path) -> None:
+def test_apply_refuses_objects_changed_since_the_plan(tmp_path: Path) -> None:
     plan, store = ClusterPlan(Identity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
     hooks: dict[str, Any] = {"on_event": print, "pause": print, "progress": print, "timeout_s": 0.0}
     with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):

@@ -16,7 +16,7 @@ VARIABLE = 'spec.template.spec.containers[name="plugin"].env[name="CONFIG_FILE"]
 
 @pytest.fixture
 def co_owned(server: ApiServer, user: User) -> dict[str, Any]:
-    """The plugin of the recipe, of which alice sets one variable, too."""
+    """Return the plugin of the recipe, of which alice sets one variable, too."""
     user.apply("k8s-time-slicing")
     for value in ("/x", "/config/config.yaml"):
         former = server.get(*PLUGIN)
@@ -27,7 +27,7 @@ def co_owned(server: ApiServer, user: User) -> dict[str, Any]:
     return server.get(*PLUGIN)
 
 
-def test_removal_leaves_a_co_owned_object_to_its_owner_and_takes_the_rest(
+def test_removal_gives_up_fields_of_a_co_owned_object_and_deletes_the_rest(
     server: ApiServer, user: User, co_owned: dict[str, Any]
 ) -> None:
     removed = user("k8s", "remove", "--yes")
@@ -46,7 +46,9 @@ def test_removal_leaves_a_co_owned_object_to_its_owner_and_takes_the_rest(
     assert user("k8s", "remove", "--yes").envelope["changed"] is False
 
 
-def test_removal_of_a_co_owned_object_can_be_undone(server: ApiServer, user: User, co_owned: dict[str, Any]) -> None:
+def test_removal_of_a_co_owned_object_can_be_rolled_back(
+    server: ApiServer, user: User, co_owned: dict[str, Any]
+) -> None:
     before = everything(server)
     user("k8s", "remove", "--yes")
     user("rollback", "k3", "--yes")
@@ -75,7 +77,7 @@ def test_another_recipe_gives_up_a_co_owned_configuration(server: ApiServer, use
     assert {one["state"] for one in user.plan("k8s-containerd").envelope["result"]["objects"]} == {"unchanged"}
 
 
-def test_object_that_changed_while_it_was_given_up_is_told_and_the_rest_goes_on(
+def test_co_owned_object_changed_during_removal_is_reported(
     server: ApiServer, user: User, co_owned: dict[str, Any]
 ) -> None:
     def write_meanwhile(words: tuple[str, ...]) -> FinishedCommand | None:
@@ -95,6 +97,6 @@ def test_object_that_changed_while_it_was_given_up_is_told_and_the_rest_goes_on(
     assert other_managers(server.get(*PLUGIN), ()) == ("alice", "bob")
 
 
-def test_screen_names_what_a_removal_leaves(user: User, co_owned: dict[str, Any]) -> None:
+def test_removal_screen_names_the_co_owner_of_what_stays(user: User, co_owned: dict[str, Any]) -> None:
     shown = user.screen("k8s", "remove", "--yes")
     assert shown.count("alice") == 2

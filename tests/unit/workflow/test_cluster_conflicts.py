@@ -62,7 +62,7 @@ def test_label_of_another_manager_is_a_conflict(server: ApiServer, user: User) -
     assert "kubectl edit node gpu-1" in error["hint"]
 
 
-def test_conflict_that_comes_after_the_plan_ends_the_run_with_both_values(server: ApiServer, user: User) -> None:
+def test_conflict_after_the_plan_shows_both_values(server: ApiServer, user: User) -> None:
     """The fields in question are not gpunode's yet, so that nothing of its own has moved."""
 
     def write_first(words: tuple[str, ...]) -> FinishedCommand | None:
@@ -77,7 +77,7 @@ def test_conflict_that_comes_after_the_plan_ends_the_run_with_both_values(server
     assert not server.peek("DaemonSet")
 
 
-def test_rollback_refuses_what_somebody_changed_since_with_both_values(server: ApiServer, user: User) -> None:
+def test_rollback_refuses_fields_changed_since_and_shows_both_values(server: ApiServer, user: User) -> None:
     user.apply()
     set_image(server)
     before = everything(server)
@@ -106,7 +106,7 @@ def test_taint_with_another_value_is_refused_and_foreign_taints_stay(
     assert everything(server) == before
 
 
-def test_taint_that_comes_after_the_plan_is_a_conflict(server: ApiServer, user: User, tmp_path: Any) -> None:
+def test_taint_set_by_others_after_the_plan_is_a_conflict(server: ApiServer, user: User, tmp_path: Any) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
 
     def taint_first(words: tuple[str, ...]) -> FinishedCommand | None:

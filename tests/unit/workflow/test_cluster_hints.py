@@ -1,4 +1,4 @@
-"""What a person is told who cannot have all of it, and that it leads on."""
+"""Messages for a user who lacks permissions, and that the printed command leads on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_KUBELETS = {
 }
 
 
-def test_a_runtime_class_with_another_handler_names_its_owner_and_the_way_out(
+def test_runtime_class_with_another_handler_names_its_owner_and_a_fix(
     server: ApiServer, user: User, tmp_path: Path
 ) -> None:
     notes = {"meta.helm.sh/release-name": "toolkit"}
@@ -37,7 +37,9 @@ def test_a_runtime_class_with_another_handler_names_its_owner_and_the_way_out(
     assert user.apply(str(recipe)).states["RuntimeClass nvidia-gpunode"] == "create"
 
 
-def test_a_kubelet_takes_back_its_labels_and_names_the_rest(server: ApiServer, user: User, tmp_path: Path) -> None:
+def test_kubelet_credential_removes_its_labels_and_lists_what_it_may_not(
+    server: ApiServer, user: User, tmp_path: Path
+) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
     user.apply(str(recipe))
     server.user, server.denied = "system:node:gpu-1", OF_KUBELETS | {"get namespaces"}
@@ -56,12 +58,12 @@ def test_a_kubelet_takes_back_its_labels_and_names_the_rest(server: ApiServer, u
     assert not server.peek("Node")[0]["spec"].get("taints")
 
 
-def test_another_credential_without_rights_is_refused(server: ApiServer, user: User) -> None:
+def test_removal_without_rights_is_refused(server: ApiServer, user: User) -> None:
     server.denied = OF_KUBELETS
     assert user("k8s", "remove", "--yes", check=3).error["what"] == "your credentials may not do this"
 
 
-def test_only_verify_offers_another_image(server: ApiServer, user: User) -> None:
+def test_only_verify_hints_at_image_option(server: ApiServer, user: User) -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
     pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"image": "i", "state": waiting}]}}
     found = find_problem(pod)

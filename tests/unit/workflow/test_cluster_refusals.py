@@ -1,4 +1,4 @@
-"""What ends a plan, an apply or a removal early, by what kubectl and the API server say."""
+"""Early ends of a plan, an apply or a removal, by the words of kubectl and the API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KUBELET = "system:node:gpu-1"
 NO_KUBELET = {"list daemonsets", "list configmaps", "get daemonsets", "get configmaps", "get runtimeclasses"}
 
 
-def at(
+def intercept_once(
     word: str, act: Callable[[], object], *, dry_run: bool = False
 ) -> Callable[[tuple[str, ...]], FinishedCommand | None]:
     """Return an interception that acts once, before the first command of that verb."""
@@ -36,18 +36,18 @@ def at(
     return intercept
 
 
-def test_kubelet_s_credential_labels_its_own_node_and_skips_the_rest(server: ApiServer, user: User) -> None:
+def test_kubelet_credential_labels_its_own_node_and_skips_the_rest(server: ApiServer, user: User) -> None:
     server.user, server.denied = KUBELET, NO_KUBELET
     applied = user.apply()
     assert applied.states == {"Node gpu-1": "edit"}
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     server.user = "system:node:gpu-2"
     assert "gpu-2 may change nothing of this" in user.apply(check=3).error["what"]
-    user.kubectl.intercept = at("auth", lambda: ended(status=1, err=b"error: unknown command whoami\n"))
+    user.kubectl.intercept = intercept_once("auth", lambda: ended(status=1, err=b"error: unknown command whoami\n"))
     assert user.apply(check=3).error["what"] == "your credentials may not do this"
 
 
-def test_cluster_without_a_readable_uid_is_known_by_its_server(server: ApiServer, user: User) -> None:
+def test_cluster_is_identified_by_server_when_its_uid_is_unreadable(server: ApiServer, user: User) -> None:
     server.denied.add("get namespaces kube-system")
     assert user.plan().envelope["result"]["cluster"]["uid"] == "https://127.0.0.1:6443"
     assert user.apply().envelope["changed"]
@@ -73,21 +73,23 @@ def test_missing_rights_are_named_before_anything_changes(
     assert everything(server) == before
 
 
-def test_rights_that_cannot_be_asked_for_end_the_plan(user: User) -> None:
-    user.kubectl.intercept = at("create", lambda: ended(status=1, err=b"error: You must be logged in to the server\n"))
+def test_rejected_credentials_end_the_plan(user: User) -> None:
+    user.kubectl.intercept = intercept_once(
+        "create", lambda: ended(status=1, err=b"error: You must be logged in to the server\n")
+    )
     assert user.plan(check=3).error["what"] == "the cluster does not accept your credentials"
 
 
-def test_namespace_that_is_being_deleted_is_waited_for_by_the_user(server: ApiServer, user: User) -> None:
+def test_namespace_being_deleted_ends_the_plan(server: ApiServer, user: User) -> None:
     server.add(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "deletionTimestamp": "2026-11-28"}}
     )
     assert user.plan(check=3).error["what"] == "the namespace is being deleted"
 
 
-def test_object_that_the_server_refuses_is_told_in_its_words(user: User) -> None:
+def test_object_refused_by_the_server_is_reported_in_its_words(user: User) -> None:
     refused = b'The ConfigMap "x" is invalid: data: Too long: may not be more than 1048576 bytes\n'
-    user.kubectl.intercept = at("apply", lambda: ended(status=1, err=refused), dry_run=True)
+    user.kubectl.intercept = intercept_once("apply", lambda: ended(status=1, err=refused), dry_run=True)
     error = user.plan(check=3).error
     assert error["what"] == "the API server does not take what the recipe asks for"
     assert "data: Too long" in error["why"]
@@ -113,7 +115,7 @@ disallow-default-namespace:
         'error: Apply failed with 1 conflict: conflict with "helm": .spec.template.spec',
     ],
 )
-def test_what_namespace_default_refuses_is_no_obstacle_to_another(server: ApiServer, user: User, said: str) -> None:
+def test_dry_run_refusal_in_namespace_default_is_only_a_note(server: ApiServer, user: User, said: str) -> None:
     """Objects of a namespace that is yet to be made can only be tried out in a namespace that is there."""
     dry_runs = 0
 
@@ -129,9 +131,7 @@ def test_what_namespace_default_refuses_is_no_obstacle_to_another(server: ApiSer
     assert server.get(*PLUGIN)
 
 
-def test_field_that_the_server_does_not_know_is_refused_before_its_namespace_is_made(
-    server: ApiServer, user: User
-) -> None:
+def test_unknown_field_is_refused_before_the_namespace_is_made(server: ApiServer, user: User) -> None:
     unknown = b"Error from server (BadRequest): strict decoding error: unknown field spec.x\n"
     refused = [None, ended(status=1, err=unknown)]
     user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None
@@ -143,7 +143,7 @@ UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o tim
 
 
 @pytest.mark.parametrize("verb", ["version", "api-resources", "apply"])
-def test_server_that_does_not_answer_ends_the_plan(user: User, verb: str) -> None:
+def test_unreachable_server_ends_the_plan(user: User, verb: str) -> None:
     user.kubectl.intercept = lambda words: ended(status=1, err=UNREACHABLE) if words[0] == verb else None
     assert user.plan(check=13).error["what"] == "the cluster does not answer"
 
@@ -153,12 +153,12 @@ def test_recipe_for_kind_needs_the_context_of_that_cluster(user: User) -> None:
     assert "is for the kind cluster" in user("k8s", "verify", "kind", *NODE, check=3).error["what"]
 
 
-def test_name_that_no_node_can_have_is_refused(user: User) -> None:
+def test_invalid_node_name_is_refused(user: User) -> None:
     refused = user("k8s", "plan", "k8s-containerd", "--node", "gpu_1=debian12-gtx1080", check=3).error
     assert refused["what"] == "'gpu_1' cannot be the name of a Kubernetes node"
 
 
-def test_no_rights_are_asked_for_where_none_are_needed(user: User) -> None:
+def test_no_access_review_is_sent_without_permissions_to_check(user: User) -> None:
     assert Cluster().check_access(()) == ()
     assert user.kubectl.calls == []
 
@@ -168,17 +168,17 @@ def test_charts_need_helm(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     assert user.plan("gpu-operator", check=3).error["what"] == "helm was not found"
 
 
-def test_answer_that_is_no_json_is_told(user: User) -> None:
-    user.kubectl.intercept = at("config", lambda: ended(out=b"{oops"))
+def test_kubectl_answer_that_is_not_json_is_reported(user: User) -> None:
+    user.kubectl.intercept = intercept_once("config", lambda: ended(out=b"{oops"))
     assert user.plan(check=13).error["what"] == "kubectl's answer cannot be read"
 
 
-def test_nodes_that_may_not_be_listed_end_a_removal(server: ApiServer, user: User) -> None:
+def test_forbidden_node_list_ends_a_removal(server: ApiServer, user: User) -> None:
     server.denied.add("list nodes")
     assert user("k8s", "remove", "--yes", check=3).error["what"] == "your credentials may not do this"
 
 
-def test_many_nodes_are_listed_at_once(server: ApiServer, user: User, tmp_path: Any) -> None:
+def test_many_nodes_are_listed_in_one_call(server: ApiServer, user: User, tmp_path: Any) -> None:
     names = [f"gpu-{number:02}" for number in range(21)]
     for name in names:
         server.add(node(name))
@@ -192,7 +192,7 @@ def config_map(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}}
 
 
-def test_namespace_that_holds_much_is_told_with_the_first_few(server: ApiServer, user: User) -> None:
+def test_namespace_note_lists_the_first_few_foreign_objects(server: ApiServer, user: User) -> None:
     user.apply()
     for name in ("a", "b", "c", "d"):
         server.add(config_map(name), "bob")
@@ -200,11 +200,11 @@ def test_namespace_that_holds_much_is_told_with_the_first_few(server: ApiServer,
     assert notes["Namespace"] == "stays: it also holds ConfigMap a, ConfigMap b, ConfigMap c, 1 more"
 
 
-def test_namespace_that_was_filled_after_the_plan_stays(server: ApiServer, user: User) -> None:
+def test_namespace_filled_after_the_plan_is_not_deleted(server: ApiServer, user: User) -> None:
     """Another one's objects would be deleted with it."""
     user.apply()
     theirs = config_map("theirs")
-    user.kubectl.intercept = at("delete", lambda: server.add(theirs, "bob"))
+    user.kubectl.intercept = intercept_once("delete", lambda: server.add(theirs, "bob"))
     error = user("k8s", "remove", "--yes", check=5).error
     assert error["what"] == "Namespace gpu-system could not be taken back; all else is done"
     assert "namespace gpu-system stays: it also holds ConfigMap theirs" in error["why"]
@@ -212,7 +212,7 @@ def test_namespace_that_was_filled_after_the_plan_stays(server: ApiServer, user:
     assert not server.peek("RuntimeClass")
 
 
-def test_namespace_whose_contents_cannot_be_seen_stays(server: ApiServer, user: User) -> None:
+def test_namespace_whose_contents_cannot_be_listed_is_not_deleted(server: ApiServer, user: User) -> None:
     user.apply()
     failed = ended(status=1, err=b"error: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1\n")
     user.kubectl.intercept = lambda words: failed if words[0] == "api-resources" else None
@@ -223,30 +223,30 @@ def test_namespace_whose_contents_cannot_be_seen_stays(server: ApiServer, user: 
     assert user("k8s", "remove", "--yes", check=13).error["what"] == "the cluster does not answer"
 
 
-def test_node_that_goes_after_the_plan_ends_an_apply(server: ApiServer, user: User) -> None:
+def test_node_deleted_after_the_plan_ends_an_apply(server: ApiServer, user: User) -> None:
     def forget_node() -> None:
         server.delete("Node", "", "gpu-1")
 
-    user.kubectl.intercept = at("create", forget_node)  # the last question of the plan
+    user.kubectl.intercept = intercept_once("create", forget_node)  # the last question of the plan
     assert user.apply(check=6).error["what"] == "Node gpu-1 is gone"
 
 
-def test_node_that_goes_during_a_removal_is_no_loss(server: ApiServer, user: User) -> None:
+def test_node_deleted_during_a_removal_is_no_error(server: ApiServer, user: User) -> None:
     user.apply()
-    user.kubectl.intercept = at("delete", lambda: server.delete("Node", "", "gpu-1"))
+    user.kubectl.intercept = intercept_once("delete", lambda: server.delete("Node", "", "gpu-1"))
     user("k8s", "remove", "--yes")
     assert not server.peek("Node")
 
 
-def test_taint_on_a_node_that_goes_is_an_error(server: ApiServer, user: User, tmp_path: Any) -> None:
+def test_taint_of_a_deleted_node_is_an_error(server: ApiServer, user: User, tmp_path: Any) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(
         'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\n'
     )
-    user.kubectl.intercept = at("taint", lambda: server.delete("Node", "", "gpu-1"))
+    user.kubectl.intercept = intercept_once("taint", lambda: server.delete("Node", "", "gpu-1"))
     assert 'nodes "gpu-1" not found' in user.apply(str(recipe), check=6).error["why"]
 
 
-def test_patch_that_a_webhook_refuses_is_told_and_the_rest_goes_on(server: ApiServer, user: User) -> None:
+def test_patch_refused_by_a_webhook_is_reported_and_the_rest_goes_on(server: ApiServer, user: User) -> None:
     user.apply()
     server.apply({**server.get(*PLUGIN), "metadata": {"name": PLUGIN[2], "namespace": NAMESPACE}}, "argocd")
     server.apply(
@@ -254,20 +254,20 @@ def test_patch_that_a_webhook_refuses_is_told_and_the_rest_goes_on(server: ApiSe
          "spec": {"template": {"spec": {"priorityClassName": "system-node-critical"}}}}, "argocd",
     )  # fmt: skip
     refused = b"Error from server: admission webhook x denied the request: no\n"
-    user.kubectl.intercept = at("patch", lambda: ended(status=1, err=refused))
+    user.kubectl.intercept = intercept_once("patch", lambda: ended(status=1, err=refused))
     error = user("k8s", "remove", "--yes", check=6).error
     assert "denied the request: no" in error["why"]
     assert not server.peek("RuntimeClass")
 
 
-def test_signal_ends_an_apply_between_two_changes(server: ApiServer, user: User) -> None:
-    user.kubectl.intercept = at("apply", lambda: signal.raise_signal(signal.SIGINT))
+def test_sigint_stops_an_apply_between_two_changes(server: ApiServer, user: User) -> None:
+    user.kubectl.intercept = intercept_once("apply", lambda: signal.raise_signal(signal.SIGINT))
     user.apply(check=130)
     assert not server.peek("DaemonSet")
     assert user("log").envelope["result"]["runs"][0]["result"] == "interrupted"
 
 
-def test_release_of_a_second_plugin_is_named_with_helm_s_command(server: ApiServer, user: User) -> None:
+def test_second_plugin_from_helm_is_named_with_its_uninstall_command(server: ApiServer, user: User) -> None:
     user.apply()
     theirs = server.get(*PLUGIN)
     notes = {"meta.helm.sh/release-name": "nvdp", "meta.helm.sh/release-namespace": "nvdp"}
@@ -277,7 +277,7 @@ def test_release_of_a_second_plugin_is_named_with_helm_s_command(server: ApiServ
     assert "helm uninstall nvdp --namespace nvdp" in user.plan(check=3).error["hint"]
 
 
-def test_former_configuration_that_kubectl_applied_too_stays_whole(server: ApiServer, user: User) -> None:
+def test_configuration_also_applied_by_kubectl_stays(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     (former,) = server.peek("ConfigMap")
     former["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
@@ -290,7 +290,7 @@ def test_former_configuration_that_kubectl_applied_too_stays_whole(server: ApiSe
     assert sorted(notes) == ["", "stays: somebody applied it with kubectl, too"]
 
 
-def test_secret_of_a_cluster_wide_owner_keeps_the_namespace(server: ApiServer, user: User) -> None:
+def test_secret_with_a_cluster_scoped_owner_keeps_the_namespace(server: ApiServer, user: User) -> None:
     user.apply()
     owner = {"apiVersion": "example.org/v1", "kind": "XPostgres", "name": "prod", "uid": "of-another-scope"}
     metadata = {"name": "db-connection", "namespace": NAMESPACE, "ownerReferences": [owner]}
@@ -300,7 +300,7 @@ def test_secret_of_a_cluster_wide_owner_keeps_the_namespace(server: ApiServer, u
     assert server.get("Secret", NAMESPACE, "db-connection")
 
 
-def test_object_that_becomes_co_owned_while_the_prompt_waits_is_not_deleted(server: ApiServer, user: User) -> None:
+def test_object_co_owned_during_the_prompt_is_not_deleted(server: ApiServer, user: User) -> None:
     user.apply()
     live = server.get(*PLUGIN)
     theirs = {**{key: live[key] for key in ("apiVersion", "kind", "spec")}, "metadata": {"name": PLUGIN[2]}}
@@ -318,7 +318,7 @@ def test_object_that_becomes_co_owned_while_the_prompt_waits_is_not_deleted(serv
     assert server.get(*PLUGIN)
 
 
-def test_conflict_over_an_object_that_is_gone_by_now_is_told(user: User) -> None:
+def test_conflict_over_a_deleted_object_is_reported(user: User) -> None:
     said = b'error: Apply failed with 1 conflict: conflict with "helm" using v1: .metadata.labels.x\n'
-    user.kubectl.intercept = at("apply", lambda: ended(status=1, err=said))
+    user.kubectl.intercept = intercept_once("apply", lambda: ended(status=1, err=said))
     assert "conflict" in json.dumps(user.apply(check=5).envelope["errors"])

@@ -1,4 +1,4 @@
-"""What is taken out of a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""Removal from a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
 
 from __future__ import annotations
 
@@ -79,19 +79,19 @@ class StandInCluster:
         return tuple({"metadata": {"namespace": space, "labels": {"name": name}}} for space, name in self.helm.there)
 
 
-def carried_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
+def carry_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
     request = RunHeader("k8s rollback" if of else "k8s remove", "0", (), undoes=of)
     return apply_removal(plan, cast(Cluster, cluster), store, request, on_event=lambda _: None, pause=lambda: None)
 
 
-def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) -> None:
+def test_removed_helm_release_is_restored_with_its_chart_and_values(tmp_path: Path) -> None:
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm({PLACE: LIVE}))
-    run = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
+    run = carry_out(plan_removal(cast(Cluster, cluster)), cluster, store)
     assert not cluster.helm.there
     (journal,) = [one for one in tmp_path.rglob("*") if one.is_file() and SECRET in one.read_text("utf-8", "replace")]
     assert journal.stat().st_mode & 0o077 == 0
 
-    carried_out(plan_rollback(cast(Cluster, cluster), store, run), cluster, store, run)
+    carry_out(plan_rollback(cast(Cluster, cluster), store, run), cluster, store, run)
     words, values = move_values_to_stdin(cluster.helm.ran[-1])
     assert words[:3] == ("upgrade", "--install", "gpu-operator")
     assert (
@@ -102,21 +102,21 @@ def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) 
     assert json.loads(values) == LIVE.values
 
 
-def test_a_chart_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path) -> None:
+def test_release_whose_chart_is_unavailable_does_not_stop_the_others(tmp_path: Path) -> None:
     releases = {PLACE: LIVE, ("metrics", "dcgm-exporter"): OTHER}
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm(releases, frozenset({"dcgm-exporter"})))
-    run = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
+    run = carry_out(plan_removal(cast(Cluster, cluster)), cluster, store)
     back = plan_rollback(cast(Cluster, cluster), store, run)
     with pytest.raises(ChangeFailed, match="metrics/dcgm-exporter could not be taken back; all else is done") as failed:
-        carried_out(back, cluster, store, run)
+        carry_out(back, cluster, store, run)
     assert "does not answer" in failed.value.why
     assert {argv[2] for argv in cluster.helm.ran if argv[0] == "upgrade"} == {"gpu-operator", "dcgm-exporter"}
 
 
-def test_a_release_that_somebody_put_in_the_place_of_ours_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_foreign_release_in_place_of_ours_is_refused(tmp_path: Path) -> None:
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm({PLACE: LIVE}))
-    removed = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
-    back = carried_out(plan_rollback(cast(Cluster, cluster), store, removed), cluster, store, removed)
+    removed = carry_out(plan_removal(cast(Cluster, cluster)), cluster, store)
+    back = carry_out(plan_rollback(cast(Cluster, cluster), store, removed), cluster, store, removed)
     cluster.helm.there = {PLACE: replace(LIVE, revision=1)}
     assert [one.state for one in plan_rollback(cast(Cluster, cluster), store, back).items] == ["delete"]
     cluster.are_ours = False
@@ -125,14 +125,14 @@ def test_a_release_that_somebody_put_in_the_place_of_ours_is_not_taken_for_ours(
             plan_rollback(cast(Cluster, cluster), store, run)
 
 
-def test_chart_that_gpunode_does_not_render_cannot_come_back() -> None:
+def test_release_of_an_unknown_chart_has_no_undo() -> None:
     other = replace(LIVE, chart="somebody-s")
     (item,) = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: other})))).items
     assert isinstance(item.change, CommandChange)
     assert item.change.undo is None
 
 
-def test_values_are_shown_nowhere() -> None:
+def test_helm_values_are_never_displayed() -> None:
     (item,) = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE})))).items
     assert isinstance(item.change, CommandChange)
     again = item.change.inverse()
@@ -141,7 +141,7 @@ def test_values_are_shown_nowhere() -> None:
     assert SECRET not in display_command(again.argv) + " ".join(without_values(again.argv))
 
 
-def test_secrets_that_may_not_be_listed_are_named_and_the_rest_is_removed() -> None:
+def test_forbidden_secrets_list_is_noted_and_the_rest_is_removed() -> None:
     found = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE}), may_see_secrets=False)))
     assert not found.items
     assert "Helm releases were not looked for" in found.skipped[0]

@@ -10,7 +10,7 @@ from tests.fakes.clusters import User, everything, node
 RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
 
 
-def test_rollback_restores_what_the_run_found_and_can_be_undone(server: ApiServer, user: User) -> None:
+def test_rollback_restores_the_previous_state_and_can_be_rolled_back(server: ApiServer, user: User) -> None:
     user.apply("k8s-containerd")
     first = everything(server)
     user.apply("k8s-time-slicing")
@@ -36,7 +36,7 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
     assert everything(server) == before
 
 
-def test_rollback_of_a_removal_leaves_what_was_applied_since(server: ApiServer, user: User) -> None:
+def test_rollback_of_a_removal_refuses_what_was_applied_since(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     user("k8s", "remove", "--yes")
     user.apply("k8s-containerd")
@@ -46,7 +46,7 @@ def test_rollback_of_a_removal_leaves_what_was_applied_since(server: ApiServer, 
     assert everything(server) == before
 
 
-def test_rollback_in_another_cluster_is_refused_with_both_clusters(server: ApiServer, user: User) -> None:
+def test_rollback_in_another_cluster_is_refused_and_names_both(server: ApiServer, user: User) -> None:
     user.apply()
     user.kubectl.server = ApiServer(uid="cluster-2")
     user.kubectl.context = "staging"
@@ -57,9 +57,7 @@ def test_rollback_in_another_cluster_is_refused_with_both_clusters(server: ApiSe
 
 
 @pytest.mark.parametrize("manager", ["kubectl-client-side-apply", "theirs"])
-def test_rollback_leaves_an_object_that_somebody_else_applied_since(
-    server: ApiServer, user: User, manager: str
-) -> None:
+def test_rollback_leaves_an_object_that_others_applied_since(server: ApiServer, user: User, manager: str) -> None:
     user.apply()
     (there,) = server.peek("RuntimeClass")
     if manager == "theirs":

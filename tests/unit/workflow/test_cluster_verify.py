@@ -1,4 +1,4 @@
-"""What ``k8s verify`` makes of a cluster, and that its pods are gone afterwards."""
+"""Verdicts of ``k8s verify`` on a cluster, and that its pods are gone afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSED = "[Vector addition of 50000 elements]\nTest PASSED\nDone\n"
 
 @pytest.fixture
 def applied(server: ApiServer, user: User) -> ApiServer:
-    """A cluster in which the recipe was applied, and test pods run and pass."""
+    """Return a cluster in which the recipe was applied, and test pods run and pass."""
     user.apply()
     server.controllers.append(run_test_pods)
     user.kubectl.pod_log = PASSED
@@ -37,7 +37,7 @@ def left_pods(server: ApiServer) -> list[str]:
 
 
 def left_by_killed_run(name: str, age_s: float, **labels: str) -> dict[str, Any]:
-    """A pod of a check that nobody deleted, created so many seconds ago."""
+    """Return a pod of a check that nobody deleted, created so many seconds ago."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age_s))
     whole = {"app.kubernetes.io/managed-by": "gpunode", "gpunode-test": "bcdfg", **labels}
     metadata = {"name": name, "namespace": NAMESPACE, "labels": whole, "creationTimestamp": created}
@@ -45,7 +45,7 @@ def left_by_killed_run(name: str, age_s: float, **labels: str) -> dict[str, Any]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
 
 
-def test_pod_that_computed_proves_the_node_and_is_gone(applied: ApiServer, user: User) -> None:
+def test_passing_test_pod_verifies_the_node_and_is_deleted(applied: ApiServer, user: User) -> None:
     found = user.verify()
     assert {status for status, _ in found.values()} == {"passed", "skipped"}
     assert found["pod/gpu-1"][0] == "passed"
@@ -54,7 +54,7 @@ def test_pod_that_computed_proves_the_node_and_is_gone(applied: ApiServer, user:
     assert left_pods(applied) == []
 
 
-def test_job_ends_the_pods_of_a_run_that_is_killed(applied: ApiServer, user: User) -> None:
+def test_job_deadline_ends_the_pods_of_a_killed_run(applied: ApiServer, user: User) -> None:
     """A pod that no node has room for never starts, so its own limit would never begin."""
     seen: dict[str, Any] = {}
 
@@ -72,7 +72,7 @@ def test_job_ends_the_pods_of_a_run_that_is_killed(applied: ApiServer, user: Use
     assert (owner["kind"], owner["uid"]) == ("Job", job["metadata"]["uid"])
 
 
-def test_without_the_job_no_pod_is_created(applied: ApiServer, user: User) -> None:
+def test_without_the_right_to_create_jobs_no_pod_is_created(applied: ApiServer, user: User) -> None:
     applied.denied.add("create jobs")
     status, detail = user.verify()["pod/gpu-1"]
     assert status == "skipped"
@@ -81,7 +81,7 @@ def test_without_the_job_no_pod_is_created(applied: ApiServer, user: User) -> No
 
 
 @pytest.mark.parametrize("verb", ["verify", "remove"])
-def test_pods_that_a_killed_run_left_are_deleted(applied: ApiServer, user: User, verb: str) -> None:
+def test_pods_left_by_a_killed_run_are_deleted(applied: ApiServer, user: User, verb: str) -> None:
     applied.add(left_by_killed_run("gpunode-test-old", 400))
     applied.add(left_by_killed_run("gpunode-test-new", 380))
     applied.add(left_by_killed_run("theirs", 4000, **{"app.kubernetes.io/managed-by": "them"}))
@@ -95,7 +95,7 @@ def test_pods_that_a_killed_run_left_are_deleted(applied: ApiServer, user: User,
     assert left_pods(applied) == ["gpunode-test-new", "theirs"]
 
 
-def test_without_the_right_to_list_jobs_all_else_is_done(applied: ApiServer, user: User) -> None:
+def test_without_the_right_to_list_jobs_all_other_checks_run(applied: ApiServer, user: User) -> None:
     applied.denied.add("list jobs")
     found = user.verify()
     assert (found["leftovers"][0], found["pod/gpu-1"][0]) == ("skipped", "passed")
@@ -103,7 +103,7 @@ def test_without_the_right_to_list_jobs_all_else_is_done(applied: ApiServer, use
     assert not applied.peek("DaemonSet")
 
 
-def test_pods_that_cannot_be_deleted_are_told_with_the_command(applied: ApiServer, user: User) -> None:
+def test_pods_that_cannot_be_deleted_are_reported_with_the_command(applied: ApiServer, user: User) -> None:
     applied.denied.add("delete pods")
     error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=6).error
     assert error["what"] == "the pods of the test were not deleted"
@@ -122,35 +122,37 @@ def pods_with(applied: ApiServer, status: dict[str, Any], spec: dict[str, Any] |
     applied.controllers.append(set_status)
 
 
-def unscheduled(message: str) -> dict[str, Any]:
+def unscheduled_pod(message: str) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     return {"phase": "Pending", "conditions": [condition]}
 
 
-def test_log_without_the_sum_is_a_failure(applied: ApiServer, user: User) -> None:
+def test_pod_log_without_the_success_line_fails(applied: ApiServer, user: User) -> None:
     user.kubectl.pod_log = "no CUDA-capable device is detected\n"
     status, detail = user.verify(check=7)["pod/gpu-1"]
     assert status == "failed"
     assert "no CUDA-capable device" in detail
 
 
-def test_log_that_cannot_be_read_proves_nothing(applied: ApiServer, user: User) -> None:
+def test_unreadable_pod_log_is_not_run(applied: ApiServer, user: User) -> None:
     applied.denied.add("get pods")
     assert user.verify()["pod/gpu-1"][0] == "skipped"
 
 
-def test_gpu_in_use_is_no_failure_and_no_proof(applied: ApiServer, user: User) -> None:
+def test_gpu_in_use_is_reported_as_not_run(applied: ApiServer, user: User) -> None:
     training = {"containers": [{"name": "one", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training", "namespace": "default"}}
     applied.add({**body, "spec": {**training, "nodeName": "gpu-1"}, "status": {"phase": "Running"}})
-    pods_with(applied, unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+    pods_with(applied, unscheduled_pod("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
     status, detail = user.verify()["pod/gpu-1"]
     assert status == "skipped"
     assert "in use, by default/training" in detail
 
 
 @pytest.mark.parametrize("seconds", ["2", "300"])
-def test_image_that_cannot_be_pulled_is_named_in_time(applied: ApiServer, user: User, seconds: str) -> None:
+def test_image_that_cannot_be_pulled_fails_without_waiting_for_timeout(
+    applied: ApiServer, user: User, seconds: str
+) -> None:
     """A pod whose kubelet says why it does not start is not waited for to the end."""
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "pull access denied"}}
     containers = [{"name": "vectoradd", "image": "x", "ready": False, "state": waiting}]
@@ -161,7 +163,7 @@ def test_image_that_cannot_be_pulled_is_named_in_time(applied: ApiServer, user: 
     assert user.skipped_s < 60
 
 
-def test_pods_that_share_a_gpu_are_waited_for_together(applied: ApiServer, user: User) -> None:
+def test_pods_that_share_a_gpu_must_run_at_the_same_time(applied: ApiServer, user: User) -> None:
     status = applied.peek("Node")[0]["status"]
     status["allocatable"]["nvidia.com/gpu"] = status["capacity"]["nvidia.com/gpu"] = "4"
     ended = {"terminated": {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:10Z"}}
@@ -183,7 +185,7 @@ def test_pods_that_share_a_gpu_are_waited_for_together(applied: ApiServer, user:
     assert left_pods(applied) == []
 
 
-def test_plugin_that_crashes_is_explained_by_its_log(applied: ApiServer, user: User) -> None:
+def test_crashing_plugin_is_explained_by_its_log(applied: ApiServer, user: User) -> None:
     (plugin,) = applied.peek("DaemonSet")
     applied.controllers.clear()
     plugin["status"]["numberReady"] = 0
@@ -197,25 +199,25 @@ def test_plugin_that_crashes_is_explained_by_its_log(applied: ApiServer, user: U
     assert "device-plugin-library-not-found" in detail
 
 
-def test_crash_that_one_cause_explains_names_it(applied: ApiServer, user: User) -> None:
+def test_pod_crash_with_one_known_cause_names_it(applied: ApiServer, user: User) -> None:
     user.kubectl.pod_log = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 595.91\n"
     pods_with(applied, {"phase": "Failed"})
     assert "gpunode doctor" in user.verify(check=7)["pod/gpu-1"][1]
 
 
-def test_verify_of_a_kind_cluster_asks_its_workers(applied: ApiServer, user: User) -> None:
+def test_verify_of_a_kind_cluster_checks_its_workers(applied: ApiServer, user: User) -> None:
     user.kubectl.context = "kind-kind"
     applied.add(node("kind-worker"))
     assert "node/kind-worker" in user.verify("kind", check=7)
 
 
-def test_kubelet_s_settings_are_checked_where_they_can_be_read(applied: ApiServer, user: User) -> None:
+def test_kubelet_settings_are_checked_where_configz_is_readable(applied: ApiServer, user: User) -> None:
     settings = {"kubeletconfig": {"cpuManagerPolicy": "none", "cgroupDriver": "systemd"}}
     user.kubectl.raw["/api/v1/nodes/gpu-1/proxy/configz"] = json.dumps(settings)
     assert user.verify()["kubelet/gpu-1"][0] == "passed"
 
 
-def test_node_that_is_not_ready_or_offers_nothing_gets_no_pod(applied: ApiServer, user: User) -> None:
+def test_node_not_ready_or_without_gpus_gets_no_test_pod(applied: ApiServer, user: User) -> None:
     (there,) = applied.peek("Node")
     there["status"]["allocatable"] = {}
     assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node offers no nvidia.com/gpu")
@@ -223,19 +225,19 @@ def test_node_that_is_not_ready_or_offers_nothing_gets_no_pod(applied: ApiServer
     assert user.verify(check=7)["pod/gpu-1"] == ("skipped", "the Node is not there, or not ready")
 
 
-def test_what_may_not_be_seen_is_not_run_and_no_answer_ends_it(applied: ApiServer, user: User) -> None:
+def test_forbidden_lookups_are_not_run_and_an_unreachable_server_ends_it(applied: ApiServer, user: User) -> None:
     applied.denied |= {"get runtimeclasses", "list daemonsets", "list resourceslices"}
     found = user.verify()
     assert found["runtime-class"][0] == found["workloads"][0] == "skipped"
-    assert verified("dra", user)["resource-slices"].status == "skipped"
+    assert verify_recipe("dra", user)["resource-slices"].status == "skipped"
     unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
     user.kubectl.intercept = lambda words: unreachable if "daemonsets.apps" in words else None
     words = ("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080")
     assert user(*words, check=13).error["what"] == "the cluster does not answer"
 
 
-def verified(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
-    """The checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
+def verify_recipe(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
+    """Return the checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
     nodes = CLUSTERS[on]
     for one in nodes:
         user.server.add(node(one.name))
@@ -244,11 +246,11 @@ def verified(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
     return {one.id.partition("/")[0]: one for one in report.checks}
 
 
-def test_resource_slices_are_looked_at_for_dra(applied: ApiServer, user: User) -> None:
-    assert verified("dra", user)["resource-slices"].status == "failed"
+def test_dra_recipe_checks_resource_slices(applied: ApiServer, user: User) -> None:
+    assert verify_recipe("dra", user)["resource-slices"].status == "failed"
 
 
-def test_mig_without_a_layout_names_no_resource_to_ask_for(applied: ApiServer, user: User) -> None:
+def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, user: User) -> None:
     without = builtin.read("k8s-mig")
     assert without.kubernetes is not None
     mig = replace(without.kubernetes.mig, layout="")
@@ -260,7 +262,7 @@ def test_mig_without_a_layout_names_no_resource_to_ask_for(applied: ApiServer, u
     assert "does not tell which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
 
-def test_pod_on_one_node_says_what_all_nodes_make_the_operator_do(applied: ApiServer, user: User) -> None:
+def test_runtime_class_hint_is_the_same_on_all_nodes_of_the_operator(applied: ApiServer, user: User) -> None:
     """Its plugin hands out CDI devices on every node or on none."""
     applied.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator"}})
     applied.add(node("gpu-2"))
@@ -271,7 +273,7 @@ def test_pod_on_one_node_says_what_all_nodes_make_the_operator_do(applied: ApiSe
     assert ["runtimeClassName: nvidia" in one for one in said] == [True, True], said
 
 
-def test_test_pods_that_are_not_answered_for_are_deleted(applied: ApiServer, user: User) -> None:
+def test_unanswered_creation_deletes_the_test_pods(applied: ApiServer, user: User) -> None:
     unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
     created: list[int] = []
 

@@ -19,7 +19,7 @@ PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
 
 @pytest.fixture
 def unready(server: ApiServer, user: User) -> ApiServer:
-    """A cluster in which the applied plugin's image cannot be pulled."""
+    """Return a cluster in which the applied plugin's image cannot be pulled."""
     server.controllers.append(break_pods)
     assert "0 of 1 pods are ready" in user.apply("k8s-containerd", "--timeout", "1", check=7).error["what"]
     return server
@@ -33,13 +33,13 @@ def break_pods(server: ApiServer) -> None:
             server.add(pod_of(one, "gpu-1", "Pending", {"waiting": PULL}))
 
 
-def test_retried_apply_fails_again_over_a_plugin_that_does_not_run(unready: ApiServer, user: User) -> None:
+def test_repeated_apply_fails_again_while_the_plugin_does_not_run(unready: ApiServer, user: User) -> None:
     error = user.apply("k8s-containerd", "--timeout", "1", check=7).error
     assert error["what"] == "DaemonSet gpu-system/nvidia-device-plugin: 0 of 1 pods are ready after 1 s"
     assert "cannot be pulled" in error["why"]
 
 
-def test_plan_tells_a_plugin_that_does_not_run(unready: ApiServer, user: User) -> None:
+def test_plan_reports_a_plugin_that_does_not_run(unready: ApiServer, user: User) -> None:
     notes = {one["kind"]: one["note"] for one in user.plan().envelope["result"]["objects"]}
     assert "as it should be, but 0 of 1 pods are ready: " in notes["DaemonSet"]
     assert "cannot be pulled" in notes["DaemonSet"]
@@ -60,7 +60,7 @@ def test_apply_waits_for_a_plugin_that_starts_late(unready: ApiServer, user: Use
     assert "✓ its pods are ready now" in shown
 
 
-def test_plugin_that_no_node_runs_is_told(server: ApiServer, user: User) -> None:
+def test_plugin_that_no_node_runs_is_reported(server: ApiServer, user: User) -> None:
     server.controllers.clear()
     server.controllers.append(choose_no_node)
     for _ in range(2):
@@ -75,7 +75,7 @@ def choose_no_node(server: ApiServer) -> None:
         one["status"] = {"observedGeneration": one["metadata"]["generation"], "desiredNumberScheduled": 0}
 
 
-def test_pods_that_may_not_be_read_are_no_obstacle_to_the_answer(unready: ApiServer, user: User) -> None:
+def test_unreadable_pods_do_not_hide_the_readiness_error(unready: ApiServer, user: User) -> None:
     unready.denied.add("list pods")
     assert (
         "its pods cannot be read: your credentials may not do this"
@@ -83,7 +83,7 @@ def test_pods_that_may_not_be_read_are_no_obstacle_to_the_answer(unready: ApiSer
     )
 
 
-def test_label_that_the_plan_sets_is_not_told_as_missing(unready: ApiServer, user: User) -> None:
+def test_label_that_the_plan_sets_is_not_reported_as_missing(unready: ApiServer, user: User) -> None:
     (node,) = unready.peek("Node")
     del node["metadata"]["labels"]["nvidia.com/gpu.present"]
     run_daemon_sets(unready)
@@ -107,7 +107,7 @@ class Helm:
         self.make()
 
 
-def made_by_helm(name: str = PLUGIN[2], **selector: str) -> Body:
+def helm_daemon_set(name: str = PLUGIN[2], **selector: str) -> Body:
     """Return a DaemonSet of the release nvidia-device-plugin."""
     notes = {"meta.helm.sh/release-name": PLUGIN[2], "meta.helm.sh/release-namespace": NAMESPACE}
     pod = {"nodeSelector": selector, "containers": [{"name": "one", "image": "nvcr.io/nvidia/k8s-device-plugin:v1"}]}
@@ -119,18 +119,18 @@ def made_by_helm(name: str = PLUGIN[2], **selector: str) -> Body:
 
 @pytest.fixture
 def helm(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> Helm:
-    """Helm in that cluster; the chart makes the plugin, and an MPS daemon that no node has to run."""
+    """Return Helm in that cluster; the chart makes the plugin, and an MPS daemon that no node has to run."""
 
     def make() -> None:
-        server.add(made_by_helm(), "helm")
-        server.add(made_by_helm("nvidia-device-plugin-mps-control-daemon", mps="capable"), "helm")
+        server.add(helm_daemon_set(), "helm")
+        server.add(helm_daemon_set("nvidia-device-plugin-mps-control-daemon", mps="capable"), "helm")
 
     helm = Helm(make)
     monkeypatch.setattr(Cluster, "helm", property(lambda _: helm))
     return helm
 
 
-def test_release_whose_pods_do_not_run_is_told_each_time(server: ApiServer, user: User, helm: Helm) -> None:
+def test_release_whose_pods_do_not_run_is_reported_each_time(server: ApiServer, user: User, helm: Helm) -> None:
     server.controllers.append(break_pods)
     for _ in range(2):
         error = user.apply("k8s-mps", "--timeout", "1", check=7).error
@@ -141,13 +141,13 @@ def test_release_whose_pods_do_not_run_is_told_each_time(server: ApiServer, user
     assert "as it should be, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
 
 
-def test_release_that_runs_needs_nothing(server: ApiServer, user: User, helm: Helm) -> None:
+def test_running_release_needs_no_change(server: ApiServer, user: User, helm: Helm) -> None:
     user.apply("k8s-mps")
     assert "✓ nothing to change" in user.screen("k8s", "plan", "k8s-mps", *NODE)
     assert not user.apply("k8s-mps").envelope["changed"]
 
 
-def test_release_under_a_name_of_its_own_is_told_by_that(server: ApiServer, user: User, helm: Helm) -> None:
+def test_renamed_release_is_reported_under_its_own_name(server: ApiServer, user: User, helm: Helm) -> None:
     user.apply("k8s-mps")
     (first,) = helm.there
     place = {"namespace": "mine", "name": "nvdp"}
@@ -159,7 +159,7 @@ def test_release_under_a_name_of_its_own_is_told_by_that(server: ApiServer, user
     assert "! nothing to change, but Helm release mine/nvdp does" in user.screen("k8s", "plan", "k8s-mps", *NODE)
 
 
-def test_what_a_release_makes_late_is_waited_for(server: ApiServer, user: User, helm: Helm) -> None:
+def test_objects_that_a_release_makes_late_are_waited_for(server: ApiServer, user: User, helm: Helm) -> None:
     make, looks = helm.make, 0
     helm.make = lambda: None
 
@@ -177,9 +177,7 @@ def test_what_a_release_makes_late_is_waited_for(server: ApiServer, user: User, 
     assert "✓ its pods are ready now" in user.screen("k8s", "apply", "k8s-mps", *NODE, "--yes")
 
 
-def test_label_that_the_plan_sets_is_not_told_as_missing_of_a_release(
-    server: ApiServer, user: User, helm: Helm
-) -> None:
+def test_release_label_that_the_plan_sets_is_not_reported_as_missing(server: ApiServer, user: User, helm: Helm) -> None:
     user.apply("k8s-mps")
     (node,) = server.peek("Node")
     del node["metadata"]["labels"]["nvidia.com/gpu.present"]

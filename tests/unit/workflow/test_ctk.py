@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_a_run_of_its_own_verb_is_recorded_and_nothing_is_restarted_or_owed(store: Store) -> None:
+def test_configure_is_journaled_under_its_verb_and_restarts_nothing(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
     (run,) = store.runs()
@@ -51,13 +51,13 @@ def test_a_run_of_its_own_verb_is_recorded_and_nothing_is_restarted_or_owed(stor
     assert store.pending_triggers() == {}
 
 
-def test_a_second_time_there_is_nothing_to_do(store: Store) -> None:
+def test_second_configure_has_nothing_to_do(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     configured(host, store)
     assert plan_of(host).files == ()
 
 
-def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(store: Store) -> None:
+def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
     chosen = standing.find_newest_run(store)
@@ -68,7 +68,7 @@ def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(stor
     assert host.triggered == [RESTART]
 
 
-def test_what_it_wrote_is_gpunodes_for_a_removal(store: Store) -> None:
+def test_unconfigure_removes_all_files_that_configure_wrote(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     configured(host, store)
     assert set(store.footprint().files) == {CONTAINERD, DROP_IN}
@@ -77,7 +77,7 @@ def test_what_it_wrote_is_gpunodes_for_a_removal(store: Store) -> None:
 
 
 @pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
-def test_unconfigure_brings_an_untouched_file_back_to_the_byte(desired: DesiredConfig, store: Store) -> None:
+def test_unconfigure_restores_an_untouched_file_byte_for_byte(desired: DesiredConfig, store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     configured(host, store, desired)
     plan = unconfigured(host, store, desired)
@@ -86,7 +86,7 @@ def test_unconfigure_brings_an_untouched_file_back_to_the_byte(desired: DesiredC
     assert [run.verb for run in store.runs()] == ["configure", "unconfigure"]
 
 
-def test_a_write_that_fails_leaves_no_half(store: Store) -> None:
+def test_failed_write_puts_back_the_file_written_before_it(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     host.full = {CONTAINERD}
     with pytest.raises(ChangeFailed) as stopped:
@@ -99,7 +99,7 @@ def test_a_write_that_fails_leaves_no_half(store: Store) -> None:
     assert store.pending_triggers() == {}
 
 
-def test_somebody_who_edits_meanwhile_is_not_overwritten_and_sees_no_half(store: Store) -> None:
+def test_file_edited_since_the_plan_is_not_overwritten(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     plan = plan_of(host)
     host.files[CONTAINERD] = FileState(PLAIN + b"# theirs\n")
@@ -108,7 +108,9 @@ def test_somebody_who_edits_meanwhile_is_not_overwritten_and_sees_no_half(store:
     assert host.contents == {CONTAINERD: PLAIN + b"# theirs\n"}
 
 
-def test_what_the_runtimes_parser_refuses_is_not_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_refused_by_the_runtime_parser_is_not_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = Machine({CONTAINERD: PLAIN})
 
     def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
@@ -126,7 +128,7 @@ def test_what_the_runtimes_parser_refuses_is_not_written(store: Store, monkeypat
         standing.find_newest_run(store)
 
 
-def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) -> None:
+def test_signal_before_the_first_write_leaves_no_run(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
 
     def stop() -> None:
@@ -137,14 +139,14 @@ def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) 
     assert store.runs() == ()
 
 
-def test_a_restart_that_was_asked_for_is_made_and_the_daemon_asked(store: Store) -> None:
+def test_requested_restart_is_made_and_settled(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = made(host, store, plan_of(host), restart=True)
     assert host.triggered == [RESTART]
     assert [one.trigger for one in done.settled] == [RESTART]
 
 
-def test_a_daemon_that_does_not_come_back_gets_both_files_back(store: Store) -> None:
+def test_daemon_that_fails_to_restart_gets_both_files_back(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     host.accepts = lambda _trigger, node: DROP_IN not in node.files or node.files[DROP_IN] is None
     with pytest.raises(ChangeFailed) as stopped:
@@ -153,7 +155,7 @@ def test_a_daemon_that_does_not_come_back_gets_both_files_back(store: Store) -> 
     assert "is running with it again" in stopped.value.why
 
 
-def test_running_containers_that_a_restart_would_stop_are_named() -> None:
+def test_containers_that_a_restart_would_stop_are_named() -> None:
     host = Machine({DAEMON_JSON: b"{}\n"})
     host.docker_ps = Capture("docker ps", "ok", b"abc web\ndef db\n")
     ctk.refuse_disruption(host, plan_of(host, DOCKER, "docker"))
@@ -162,7 +164,7 @@ def test_running_containers_that_a_restart_would_stop_are_named() -> None:
     assert "web, db" in stopped.value.why
 
 
-def test_an_earlier_debt_is_not_paid_by_a_run_that_restarts_nothing(store: Store) -> None:
+def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     cut = store.begin("setup", version="test")
     cut.done(cut.intend("runtime", "step", FileChange("/etc/other", None, FileState(b""), frozenset({RESTART}))))
@@ -174,7 +176,7 @@ def test_an_earlier_debt_is_not_paid_by_a_run_that_restarts_nothing(store: Store
     assert still.begin.verb == "setup"
 
 
-def test_an_edit_that_was_cut_short_is_over_when_nothing_is_left_to_do(store: Store) -> None:
+def test_interrupted_edit_is_concluded_when_nothing_is_left_to_do(store: Store) -> None:
     store.begin("configure", version="test").close()
     ctk.conclude_interrupted_edit(store)
     assert store.interrupted_run() is None
@@ -198,7 +200,7 @@ HAS = {"nvidia": "/usr/bin/nvidia-container-runtime"}
 
 
 @pytest.mark.parametrize(("changed", "unread"), [(STARTED - 1, False), (STARTED + 1, True), (None, False)])
-def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unread: bool, store: Store) -> None:
+def test_daemon_started_before_its_file_changed_is_restarted(changed: float | None, unread: bool, store: Store) -> None:
     class Dated(Machine):
         def look(self, probe: Probe, /) -> Capture:
             capture = super().look(probe)
@@ -218,7 +220,7 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
 
 
 @pytest.mark.parametrize("row", ["docker", "containerd"])
-def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> None:
+def test_failed_daemon_has_not_read_its_file_and_is_started(row: str, store: Store) -> None:
     desired, main, unit = (DOCKER, DAEMON_JSON, "docker") if row == "docker" else (IN_DROP_IN, CONTAINERD, "containerd")
     files = {DAEMON_JSON: b"{}\n", CONTAINERD: PLAIN}
     failed = RUNS.replace("containerd", unit).replace("=active", "=failed").replace("MainPID=1", "MainPID=0")
@@ -234,7 +236,7 @@ def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> No
     assert str(reload_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
 
 
-def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
+def test_starting_daemon_is_reported_as_unverified(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("=active", "=activating\nSubState=start")})
     configured(host, store)
     plan = plan_of(host)
@@ -247,7 +249,7 @@ def effective(handlers: Mapping[str, str]) -> ctk.Effective:
     return lambda _: ObservedConfig(handlers)
 
 
-def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Store) -> None:
+def test_config_status_compares_files_before_it_asks_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
     assert ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).pending
     configured(host, store)
@@ -259,7 +261,7 @@ def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Stor
     assert "containerd is not installed" in ctk.compare_with_plan(plan, lambda _: None, is_live=True).unverified
 
 
-def test_a_daemon_that_does_not_run_or_reads_another_file_is_not_asked(store: Store) -> None:
+def test_stopped_daemon_or_one_with_another_file_is_not_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("ActiveState=active", "ActiveState=inactive")})
     configured(host, store)
     assert "is not running" in ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).unverified
@@ -268,7 +270,7 @@ def test_a_daemon_that_does_not_run_or_reads_another_file_is_not_asked(store: St
     assert "/opt/config.toml" in ctk.compare_with_plan(plan_of(host, elsewhere), effective({}), is_live=True).unverified
 
 
-def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: Store) -> None:
+def test_daemon_that_cannot_parse_its_files_is_a_difference(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
     configured(host, store)
 
@@ -287,7 +289,9 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
         ({"socket", "systemd"}, False),
     ],
 )
-def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str], skipped: bool, store: Store) -> None:
+def test_next_command_without_systemd_names_how_to_restart_the_daemon(
+    row: str, beside: set[str], skipped: bool, store: Store
+) -> None:
     desired, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
     places = {"socket": runtime(row).socket, "systemd": "/run/systemd/system"}
     host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})

@@ -38,7 +38,7 @@ def handlers(host: Machine, name: str) -> set[str]:
 
 
 def edit_by_hand(host: Machine) -> None:
-    """Somebody writes something of their own into every file."""
+    """Write something of a user's own into every file."""
     for path, content in dict(host.contents).items():
         mine = content.replace(b"{", b'{ "mine": 1,', 1) if path.endswith(".json") else content + b"# mine\n"
         host.files[path] = FileState(mine)
@@ -47,7 +47,7 @@ def edit_by_hand(host: Machine) -> None:
 @pytest.mark.parametrize("gone", ["nvidia", "nvidia-cdi"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FIRST)
-def test_of_two_handlers_the_named_one_goes(name: str, mode: Mode, gone: str, store: Store) -> None:
+def test_unconfigure_removes_only_the_named_handler(name: str, mode: Mode, gone: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
     all_desired = [replace(desired, mode=mode) for desired in (DesiredConfig(exact=True, default=True), SECOND)]
     for desired in all_desired:
@@ -64,7 +64,7 @@ def test_of_two_handlers_the_named_one_goes(name: str, mode: Mode, gone: str, st
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_a_handler_that_was_never_added_takes_no_other_along(name: str, store: Store) -> None:
+def test_unconfigure_of_an_unknown_handler_changes_nothing(name: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
     configured(host, store, DesiredConfig(exact=True), name)
     before = dict(host.contents)
@@ -72,7 +72,7 @@ def test_a_handler_that_was_never_added_takes_no_other_along(name: str, store: S
     assert dict(host.contents) == before
 
 
-def test_a_runtime_that_runs_no_program_of_nvidias_is_not_taken_out_by_its_name(store: Store) -> None:
+def test_unconfigure_refuses_a_handler_that_runs_no_nvidia_binary(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
     with pytest.raises(Refused, match="was not added by configure") as refused:
         unconfigured(host, store, DesiredConfig(handler="runc"), "containerd")
@@ -80,7 +80,7 @@ def test_a_runtime_that_runs_no_program_of_nvidias_is_not_taken_out_by_its_name(
     assert dict(host.contents) == {"/etc/containerd/config.toml": PLAIN}
 
 
-def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_name(store: Store) -> None:
+def test_handler_also_written_by_others_is_noted_and_removed_next_time(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
     configured(host, store, DesiredConfig(exact=True, mode="drop-in"), "containerd")
     drop_in = dict(host.contents)["/etc/containerd/conf.d/99-nvidia.toml"]
@@ -92,7 +92,7 @@ def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_nam
     assert handlers(host, "containerd") == set()
 
 
-def test_taken_out_twice_the_default_of_somebody_else_stays(store: Store) -> None:
+def test_second_unconfigure_keeps_a_foreign_default_runtime(store: Store) -> None:
     path, first = "/etc/docker/daemon.json", b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}\n'
     host = Machine({path: first})
     configured(host, store, DesiredConfig(exact=True, default=True), "docker")
@@ -104,7 +104,7 @@ def test_taken_out_twice_the_default_of_somebody_else_stays(store: Store) -> Non
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_taking_out_another_one_does_not_bring_back_what_was_taken_out_before(name: str, store: Store) -> None:
+def test_unconfigure_does_not_restore_a_handler_removed_before(name: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
     configured(host, store, DesiredConfig(exact=True, default=True), name)
     edit_by_hand(host)
@@ -114,7 +114,7 @@ def test_taking_out_another_one_does_not_bring_back_what_was_taken_out_before(na
     assert dict(host.contents) == before
 
 
-def test_an_import_stays_while_another_handler_needs_it(store: Store) -> None:
+def test_import_stays_while_another_handler_needs_it(store: Store) -> None:
     host = Machine(dict(FIRST["containerd"]))
     all_desired = [replace(desired, mode="drop-in") for desired in (DesiredConfig(exact=True), SECOND)]
     for desired in all_desired:
@@ -126,7 +126,7 @@ def test_an_import_stays_while_another_handler_needs_it(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_no_default_comes_back_whose_handler_has_gone(name: str, store: Store) -> None:
+def test_default_runtime_without_a_handler_is_not_restored(name: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
     first, second = DesiredConfig(exact=True, default=True), replace(SECOND, default=True)
     configured(host, store, first, name)
@@ -160,7 +160,7 @@ SOMEBODY_ELSES = {
 
 
 @pytest.mark.parametrize("name", SOMEBODY_ELSES)
-def test_what_was_taken_out_of_somebody_elses_lines_is_not_put_back(name: str, store: Store) -> None:
+def test_removed_foreign_lines_are_not_put_back(name: str, store: Store) -> None:
     """By unconfigure run again, which a play does every night, nor by a removal."""
     host = Machine(dict(SOMEBODY_ELSES[name]))
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_what_was_taken_out_of_somebody_elses_lines_is_not_put_back(name: str, s
     assert store.footprint().files == {}
 
 
-def test_a_drop_in_of_ours_follows_the_root_and_keeps_what_others_wrote_into_it(store: Store) -> None:
+def test_own_drop_in_follows_its_root_file_and_keeps_foreign_lines(store: Store) -> None:
     """nvidia-ctk makes it anew at every run; people's scripts rely on that."""
     root, drop_in = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
     desired = DesiredConfig(exact=True, mode="drop-in")
@@ -192,7 +192,7 @@ def test_a_drop_in_of_ours_follows_the_root_and_keeps_what_others_wrote_into_it(
 
 @pytest.mark.parametrize("version", [(1, 7, 24), (2, 1, 9)], ids=["in-place", "drop-in"])
 @pytest.mark.parametrize("name", FIRST)
-def test_a_later_run_that_asks_for_less_takes_nothing_back(name: str, version: tuple[int, ...], store: Store) -> None:
+def test_later_configure_with_fewer_options_removes_nothing(name: str, version: tuple[int, ...], store: Store) -> None:
     """The default, CDI and the cgroup driver stay: guides' plain command does nothing."""
     host = Machine(dict(FIRST[name]))
     desired = DesiredConfig(default=True, cdi=True, systemd_cgroup=True, version=version)
@@ -200,7 +200,7 @@ def test_a_later_run_that_asks_for_less_takes_nothing_back(name: str, version: t
     assert plan_of(host, DesiredConfig(exact=True, version=version), name, store=store).files == ()
 
 
-def test_a_drop_in_that_is_refreshed_keeps_what_gpunode_set_in_it(store: Store) -> None:
+def test_refreshed_drop_in_keeps_what_gpunode_set_in_it(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
     desired = DesiredConfig(exact=True, mode="drop-in", version=(2, 1, 9))
     configured(host, store, replace(desired, default=True, cdi=True, systemd_cgroup=True), "containerd")
@@ -209,7 +209,7 @@ def test_a_drop_in_that_is_refreshed_keeps_what_gpunode_set_in_it(store: Store) 
 
 @pytest.mark.parametrize("version", [(1, 7), (2, 1, 9)], ids=["in-place", "drop-in"])
 @pytest.mark.parametrize("binary", ["/usr/bin/nvidia-container-runtime", "/opt/nvidia-container-runtime"])
-def test_an_entry_of_somebody_elses_is_as_before_once_its_default_is_taken_back(
+def test_unconfigure_of_the_default_restores_a_foreign_entry(
     binary: str, version: tuple[int, ...], store: Store
 ) -> None:
     """The drop-in repeats the entry: a rehearsal, which asks no containerd, reads the drop-in alone."""

@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_the_products_unit_is_what_reads_it_and_no_parser_on_the_path_is_asked(store: Store) -> None:
+def test_unit_of_the_kubernetes_product_is_restarted_and_no_parser_asked(store: Store) -> None:
     host = Machine({CONFIG: WITH_FOLDER})
     plan = plan_of(host, k3s())
     assert plan.trigger == Trigger("restart", "k3s.service")
@@ -57,7 +57,7 @@ def test_the_products_unit_is_what_reads_it_and_no_parser_on_the_path_is_asked(s
     assert plan_of(host, k3s()).files == ()
 
 
-def test_what_the_product_generates_makes_no_daemon_older_than_its_files() -> None:
+def test_generated_product_config_does_not_count_for_daemon_age() -> None:
     plan = plan_of(Machine({CONFIG: WITH_FOLDER}), k3s())
     assert plan.target
     assert CONFIG not in plan.target.own
@@ -65,7 +65,7 @@ def test_what_the_product_generates_makes_no_daemon_older_than_its_files() -> No
 
 
 @pytest.mark.parametrize(("came", "owes"), [(50.0, True), (30.0, False), (None, False)])
-def test_a_product_that_finds_the_runtime_itself_is_only_restarted(came: float | None, owes: bool) -> None:
+def test_product_that_finds_the_runtime_itself_is_only_restarted(came: float | None, owes: bool) -> None:
     host = Machine({CONFIG: OLDER})
     target = edits.inspect_target(host, k3s(), WISH, derive_runtime_facts({}))
     times = {} if came is None else {CONFIG: 10.0, TOOLKIT_LIST: came}
@@ -77,7 +77,7 @@ def test_a_product_that_finds_the_runtime_itself_is_only_restarted(came: float |
     assert any("on its PATH" in note for note in plan.planned.notes) is (came == 30.0)
 
 
-def test_a_product_that_watches_its_files_owes_nothing() -> None:
+def test_product_that_watches_its_files_needs_no_restart() -> None:
     files = {"/etc/k0s/containerd.toml": K0S}
     row = row_of(Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock"), files)
     plan = plan_of(Machine(files), row)
@@ -85,7 +85,7 @@ def test_a_product_that_watches_its_files_owes_nothing() -> None:
     assert [change.path for change in plan.files] == ["/etc/k0s/containerd.d/99-nvidia.toml"]
 
 
-def test_check_asks_nobody() -> None:
+def test_check_does_not_ask_the_runtime_of_a_product() -> None:
     files = {CONFIG: WITH_FOLDER}
     host = Machine(files)
     first = plan_of(host, k3s())

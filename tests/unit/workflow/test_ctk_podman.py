@@ -23,16 +23,14 @@ PODMAN = runtime("podman")
 
 @pytest.fixture
 def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
-    """The facts that a survey gives: the first of the list."""
+    """Return the facts that a survey gives: the first of the list."""
     found = [node(None)]
     for module in (ctk, edits):
         monkeypatch.setattr(module, "survey", lambda host, *, image: found[0])
     return found
 
 
-def test_a_missing_specification_is_written_without_being_asked_to_restart_anything(
-    facts: list[Facts], tmp_path: Path
-) -> None:
+def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts], tmp_path: Path) -> None:
     host = Node(facts[0])
     plan = edits.plan_cdi_specification(host, PODMAN, image=False)
     assert (plan.about, plan.main, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
@@ -45,7 +43,7 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
     assert store.pending_triggers() == {}
 
 
-def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
+def test_current_podman_cdi_specification_is_kept_and_checked(facts: list[Facts]) -> None:
     facts[0] = node()
     assert edits.plan_cdi_specification(Looking(), PODMAN, image=False).files == ()
     assert ctk.check_cdi_devices(Looking(), PODMAN, image=False) == ctk.ConfigStatus()

@@ -10,7 +10,7 @@ from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnose_evidence
 
 
-def test_what_the_system_kept_from_us_is_named() -> None:
+def test_denied_evidence_is_named() -> None:
     examined = diagnose_evidence({
         "kernel-journal": Capture("journalctl -k", "denied", error="No journal files were opened"),
         "dmesg": Capture("dmesg", "ok", b""),
@@ -22,14 +22,14 @@ def test_what_the_system_kept_from_us_is_named() -> None:
     assert examined.denied == ("journalctl -k", "/etc/shadow", "docker info", "lspci -nnDvvv")
 
 
-def test_the_text_of_a_wrapper_script_is_no_complaint() -> None:
+def test_text_of_a_wrapper_script_is_not_cited_as_an_error() -> None:
     script = b'#!/bin/sh\n[ -e /x ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }\n'
     found = encode_found(iter([Found("/usr/bin/nvidia-ctk", data=script)]))
     said = diagnose_evidence({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
     assert [line for doubt in said.open_questions for line in doubt.citations] == []
 
 
-def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
+def test_deeply_nested_answers_do_not_crash_doctor() -> None:
     """Whoever writes one file of a node could otherwise end doctor, plan and render with "a bug in gpunode"."""
     deep = b'{"a":' * 3000
     evidence = {
@@ -42,8 +42,8 @@ def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
         assert diagnose_evidence(captures).diagnosis.bugs == ()
 
 
-def test_what_a_user_sees_in_part_is_named_too() -> None:
-    """As Debian 13 answers one: journalctl and lslocks with success, nvidia-smi on its standard output."""
+def test_partially_visible_evidence_is_named_as_denied() -> None:
+    """Debian 13 answers such a user so: journalctl and lslocks with success, nvidia-smi on its standard output."""
     hint = "Hint: You are currently not seeing messages from other users and the system.\n"
     files = (Found("/etc/modprobe.d/a.conf", data=b""), Found("/etc/modprobe.d/b.conf", denied=True))
     evidence = {
@@ -58,7 +58,7 @@ def test_what_a_user_sees_in_part_is_named_too() -> None:
     assert diagnose_evidence(fine).denied == ()
 
 
-def test_a_folder_that_is_closed_to_us_takes_nothing_away_of_the_others() -> None:
+def test_unreadable_folder_does_not_hide_readable_ones() -> None:
     found = encode_found(iter([Found("/home/a/.config/docker/daemon.json", data=b'{"runtimes": {}}')]))
     source = "/home/*/.config/docker/daemon.json"
     evidence = {"docker-user": Capture(source, "denied", found, "/home/b: Permission denied")}
@@ -74,7 +74,7 @@ CPU_ONLY = {
 }
 
 
-def test_a_machine_without_a_gpu_misses_none_of_nvidias_tools() -> None:
+def test_machine_without_a_gpu_is_not_blamed_for_missing_tools() -> None:
     examined = diagnose_evidence(CPU_ONLY)
     (doubt,) = examined.diagnosis.open_questions
     assert (examined.verdict, doubt.citations) == ("unknown", ())
@@ -83,12 +83,12 @@ def test_a_machine_without_a_gpu_misses_none_of_nvidias_tools() -> None:
     assert "".join(one.text for one in first.spans) == "? no NVIDIA GPU found, and no fault detected"
 
 
-def test_with_a_gpu_a_tool_that_fails_is_a_complaint() -> None:
+def test_failing_tool_on_a_machine_with_a_gpu_is_a_fault() -> None:
     gpu = Capture("lspci -nn", "ok", b"07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0] (rev a1)\n")
     assert diagnose_evidence({**CPU_ONLY, "lspci": gpu}).verdict != "healthy"
 
 
-def test_a_fault_that_the_roots_power_cycle_settles_has_no_steps_of_its_own() -> None:
+def test_fault_fixed_by_the_power_cycle_of_another_has_no_own_steps() -> None:
     rows = (
         ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.127"),
         ("dmesg", "[ 10.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),

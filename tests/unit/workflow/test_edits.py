@@ -1,4 +1,4 @@
-"""What is to be written, found by looking; nothing of it is written yet."""
+"""Edits that will be written, found by looking; none is written yet."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize(("mode", "of_drop_in"), [(0o600, 0o600), (0o664, 0o644), (0o666, 0o644)])
-def test_a_file_keeps_mode_and_owner_and_a_drop_in_is_roots_and_no_more_readable(
-    store: Store, mode: int, of_drop_in: int
-) -> None:
+def test_edited_file_keeps_its_mode_and_new_drop_in_belongs_to_root(store: Store, mode: int, of_drop_in: int) -> None:
     host = Machine({CONTAINERD: FileState(PLAIN, mode, 3, 4)})
     configured(host, store)
     main, drop_in = host.files[CONTAINERD], host.files[DROP_IN]
@@ -59,7 +57,7 @@ def trail_of(*changes: FileChange) -> FileTrail:
     )
 
 
-def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: Store) -> None:
+def test_rootless_drop_in_belongs_to_the_user(store: Store) -> None:
     theirs, drop_in = "/home/ada/.config/containerd/config.toml", "/home/ada/.config/containerd/nvidia.toml"
     host = Machine({theirs: FileState(PLAIN, 0o600, 3, 4)})
     configured(host, store, replace(IN_DROP_IN, config=theirs, drop_in=drop_in))
@@ -68,7 +66,7 @@ def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: St
     assert (state.mode, state.uid, state.gid) == (0o600, 3, 4)
 
 
-def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> None:
+def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
     """Byte for byte from the last of them, else what was written in between would be lost."""
     asked: list[tuple[bytes | None, RecordedEdit]] = []
 
@@ -88,7 +86,7 @@ def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> No
     assert [(change.before, change.after) for change in plan.files] == [(d, FileState(b"A, theirs"))]
 
 
-def test_what_is_forgotten_is_no_former_state() -> None:
+def test_forgotten_runs_are_no_former_state() -> None:
     forgotten = replace(trail_of(FileChange(CONTAINERD, None, FileState(b""))), forgotten=True)
     seen: list[Mapping[str, RecordedEdit]] = []
 
@@ -101,7 +99,7 @@ def test_what_is_forgotten_is_no_former_state() -> None:
     assert seen == [{}]
 
 
-def test_the_folder_that_was_made_for_a_drop_in_goes_with_it() -> None:
+def test_folder_made_for_a_drop_in_is_removed_with_it() -> None:
     span = FileChange(DROP_IN, None, FileState(b"x"), folders=("/etc/containerd/conf.d",))
     host = Machine({CONTAINERD: PLAIN})
     host.files[DROP_IN] = FileState(b"x")
@@ -131,30 +129,30 @@ def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -
         ("", None),
     ],
 )
-def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int, ...] | None) -> None:
+def test_runtime_version_is_parsed_from_the_program_output(printed: str, version: tuple[int, ...] | None) -> None:
     host = Machine({}, {"containerd --version": printed})
     assert edits.find_target(host, runtime("containerd"), DesiredConfig()).desired.version == version
 
 
-def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
+def test_docker_version_is_only_asked_for_where_cdi_needs_it() -> None:
     host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
     assert edits.find_target(host, runtime("docker"), DesiredConfig(cdi=True)).desired.version == (28, 5, 2)
     assert edits.find_target(host, runtime("docker"), DesiredConfig()).desired.version is None
 
 
-def test_the_first_dump_that_is_there_is_the_source() -> None:
+def test_first_available_config_dump_is_used() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})
     assert edits.find_target(host, runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
 
 
-def test_a_dump_that_fails_is_told_in_the_programs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_config_dump_is_reported_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({})
     with pytest.raises(Refused, match="containerd config dump"):
         edits.find_target(host, runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
 
 
-def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) -> None:
+def test_preview_shows_the_drop_in_before_the_main_file(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     plan = plan_of(host)
     configured(host, store)
@@ -166,7 +164,7 @@ CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
 
-def test_the_containerd_that_the_kubelet_uses_is_the_one_that_is_meant() -> None:
+def test_containerd_of_the_kubelet_is_chosen() -> None:
     host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"})
     where = edits.find_target(host, runtime("containerd"), IN_PLACE, image=True)
     assert (where.row.product, where.row.config) == ("k3s", K3S)
@@ -182,9 +180,7 @@ KUBELET = {
 
 
 @pytest.mark.parametrize(("text", "systemd"), [(b"version = 2\n", True), (PLAIN, False)])
-def test_a_kubelet_gets_its_cri_plugin_and_its_cgroup_driver_where_there_is_none_to_inherit(
-    text: bytes, systemd: bool
-) -> None:
+def test_kubelet_node_gets_cri_plugin_and_cgroup_driver(text: bytes, systemd: bool) -> None:
     host = Machine({CONTAINERD: text, **KUBELET})
     desired = edits.find_target(host, runtime("containerd"), IN_PLACE, image=True).desired
     assert (desired.enable_cri, desired.systemd_cgroup) == (True, systemd)

@@ -20,7 +20,7 @@ from gpunode.workflow.doctor import examine
 from tests.conftest import Tools
 
 
-def test_every_probe_has_its_own_name_and_a_limit_of_its_own() -> None:
+def test_doctor_probes_have_unique_keys_and_short_timeouts() -> None:
     keys = [probe.key for probe in DOCTOR_PROBES]
     assert len(keys) == len(set(keys))
     assert all(probe.timeout_s <= 20 for probe in DOCTOR_PROBES if probe.argv)
@@ -52,7 +52,7 @@ EVERYTHING = {
 }
 
 
-def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked() -> None:
+def test_probes_with_side_effects_are_not_run() -> None:
     asked = {
         probe.argv[0] for probe in (*DOCTOR_PROBES, *follow_ups({})) if probe.argv and probe.argv[1:2] != ("--version",)
     }
@@ -87,7 +87,7 @@ def information(minor: int, excluded: str = "No") -> Found:
         (("/dev/nvidia-uvm",), (), False),
     ],
 )
-def test_nvml_is_not_asked_where_it_would_make_the_device_file_that_is_missing(
+def test_nvml_is_not_queried_if_that_would_create_device_files(
     files: tuple[str, ...], gpus: tuple[Found, ...], may: bool
 ) -> None:
     node = {
@@ -101,7 +101,7 @@ def test_nvml_is_not_asked_where_it_would_make_the_device_file_that_is_missing(
     assert may_ask_driver(in_a_container) is ("/dev/nvidiactl" in files), "there no client makes one"
 
 
-def test_every_file_that_a_rule_reads_is_looked_at() -> None:
+def test_every_file_read_by_a_rule_is_probed() -> None:
     families = Path(diagnoses.__file__).parent
     asked = {
         match[1]
@@ -114,8 +114,8 @@ def test_every_file_that_a_rule_reads_is_looked_at() -> None:
         assert any(fnmatchcase(source, path) or fnmatchcase(path, source) for source in looked_at), path
 
 
-def test_no_command_writes() -> None:
-    """What each may be, word by word: a new one is added here after somebody has thought about it."""
+def test_doctor_runs_only_read_only_commands() -> None:
+    """Each command is allowed word by word: a new one is added here after somebody has thought about it."""
     allowed = {
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
@@ -143,7 +143,7 @@ def test_no_command_writes() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every limit is a small part of what it is; nothing is asked but what the tests put there."""
+    """Set every limit to a small part of what it is; nothing is asked but what the tests put there."""
 
     def few(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
         wanted = {"smi", "smi-query", "dmesg", "kernel-journal"}
@@ -157,7 +157,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_tool_that_hangs_is_given_up_and_doctor_answers_all_the_same(tools: Tools) -> None:
+def test_hanging_tool_is_given_up_and_doctor_still_answers(tools: Tools) -> None:
     tools.add("nvidia-smi", "trap '' TERM; sleep 600 & sleep 600")
     tools.add("journalctl", "echo 'kernel: NVRM: loading'")
     tools.add("dmesg", "echo '[ 1.0] NVRM: loading'")
@@ -168,7 +168,7 @@ def test_a_tool_that_hangs_is_given_up_and_doctor_answers_all_the_same(tools: To
     assert "gsp-rpc-timeout" in [one.cause for one in diagnosis.suspects], "that nvidia-smi hangs is no sign of health"
 
 
-def test_the_journal_stands_for_the_kernels_own_buffer_and_that_where_there_is_none(tools: Tools) -> None:
+def test_dmesg_is_read_only_where_the_journal_is_unavailable(tools: Tools) -> None:
     tools.add("nvidia-smi", "exit 9")
     tools.add("dmesg", "echo '[ 1.0] NVRM: loading'")
     tools.add("journalctl", "echo 'kernel: NVRM: loading'")
@@ -177,7 +177,7 @@ def test_the_journal_stands_for_the_kernels_own_buffer_and_that_where_there_is_n
     assert "dmesg" in examine(LocalHost("/"))
 
 
-def seen(**texts: str) -> Evidence:
+def evidence_of(**texts: str) -> Evidence:
     return {key.replace("_", "-"): Capture(key, "ok", text.encode()) for key, text in texts.items()}
 
 
@@ -185,9 +185,9 @@ def keys(probes: tuple[Probe, ...]) -> set[str]:
     return {probe.key for probe in probes}
 
 
-def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
+def test_slow_probes_run_only_when_the_driver_is_not_loaded() -> None:
     images = {key: EVERYTHING[key] for key in ("initramfs-tools", "initramfs-images")}
-    off = {**seen(kernel_release="6.1.0-18-amd64\n"), **images}
+    off = {**evidence_of(kernel_release="6.1.0-18-amd64\n"), **images}
     assert {"initramfs", "make-logs"} <= keys(follow_ups(off))
     version = {"file:/sys/module/nvidia/version": Capture("x", "ok", b"550.54.15\n")}
     fine = {**off, **version, "modinfo:nvidia": Capture("modinfo nvidia", "ok", b"version:        550.54.15\n")}
@@ -197,7 +197,7 @@ def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
     assert "initramfs" in keys(follow_ups(other)) & keys(follow_ups(nouveau))
 
 
-def test_of_containers_nothing_is_asked_that_may_be_a_secret() -> None:
+def test_container_probes_ask_for_no_secrets() -> None:
     started = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2026-11-21 10:00:00.123456 UTC\n"
     (inspect,) = final_follow_ups({**EVERYTHING, "units": Capture("systemctl show", "ok", started.encode())})
     assert inspect.source == "docker inspect"
@@ -208,9 +208,9 @@ def test_of_containers_nothing_is_asked_that_may_be_a_secret() -> None:
     assert '(gt .Created "2026-11-21T10:00:00.123456Z")' in template
 
 
-def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has_its_key() -> None:
+def test_cluster_probes_ask_only_about_this_node_with_the_kubelet_key() -> None:
     asked = follow_ups({**EVERYTHING, "node-name": Capture("x", "ok", b"GPU1\n")})
     words = {probe.key: probe.argv for probe in asked}
     assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
     assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
-    assert follow_ups(seen(node_name="gpu1\n")) == ()
+    assert follow_ups(evidence_of(node_name="gpu1\n")) == ()

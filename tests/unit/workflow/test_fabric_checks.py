@@ -93,7 +93,7 @@ def test_verify_waits_until_the_gpus_have_registered() -> None:
     assert len(waited) == 2
 
 
-def test_verify_gives_up_after_two_minutes_and_never_waits_without_the_service() -> None:
+def test_fabric_check_times_out_and_needs_the_service() -> None:
     waited: list[float] = []
     host = _host(_answer("in progress"))
     found = await_fabric(_node(), host, _inventory("in progress"), waited.append, lambda: sum(waited))

@@ -30,7 +30,7 @@ def report(path: Path, pieces: object = NOUVEAU) -> FleetReport:
     return FleetReport(path.name, str(path))
 
 
-def test_each_report_has_a_row_and_the_broken_ones_say_why(tmp_path: Path) -> None:
+def test_every_report_has_a_row_and_unreadable_ones_say_why(tmp_path: Path) -> None:
     found = [
         report(tmp_path / "a.json"),
         FleetReport("link", "/x", "it is a link"),
@@ -46,20 +46,18 @@ def test_each_report_has_a_row_and_the_broken_ones_say_why(tmp_path: Path) -> No
     assert "gone.json" in answers[3].error
 
 
-def _killed(name: str) -> NoReturn:
+def _raise_killed(name: str) -> NoReturn:
     if name.endswith("killer.json"):
         os.kill(os.getpid(), signal.SIGKILL)
     raise ValueError("a bug")
 
 
-def test_a_report_that_kills_its_process_costs_its_own_row_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_of_a_report_process_affects_only_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [report(tmp_path / name) for name in ("a.json", "killer.json", "b.json")]
     read = reports.read_report
 
     def dying(name: str) -> object:
-        return _killed(name) if name.endswith("killer.json") else read(name)
+        return _raise_killed(name) if name.endswith("killer.json") else read(name)
 
     monkeypatch.setattr(reports, "read_report", dying)
     answers = {row.report: row for row in fleet_rows(found, processes=1)}
@@ -68,9 +66,7 @@ def test_a_report_that_kills_its_process_costs_its_own_row_alone(
     assert answers["a.json"].cause == answers["b.json"].cause == "nouveau-bound"
 
 
-def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_other_half_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen with 3 GiB each were 48, on whatever machine."""
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
     monkeypatch.setattr(parallel_jobs, "available_bytes", lambda: 4 << 30)
@@ -99,7 +95,7 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
     assert given == [(1, 512 << 20)]
 
 
-def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_report_is_stopped_by_the_cpu_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(_: str) -> NoReturn:
         while True:
             pass
@@ -110,8 +106,8 @@ def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: p
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
 
 
-def test_a_bug_of_ours_is_told_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "read_report", _killed)
+def test_internal_error_is_reported_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "read_report", _raise_killed)
     (row,) = fleet_rows([report(tmp_path / "a.json")])
     assert row.error == "a bug in gpunode: ValueError: a bug"
 
@@ -120,7 +116,7 @@ def row(name: str, status: fleet.Status, cause: str = "", *others: str) -> Fleet
     return FleetRow(name, f"/x/{name}", status, cause=cause, other_causes=others)
 
 
-def test_causes_are_counted_the_most_frequent_first_and_further_roots_too() -> None:
+def test_causes_are_counted_by_frequency_including_further_roots() -> None:
     answers = [
         row("a", "problem", "nouveau-bound"),
         row("b", "problem", "pcie-link-degraded", "nouveau-bound"),
@@ -133,7 +129,7 @@ def test_causes_are_counted_the_most_frequent_first_and_further_roots_too() -> N
     assert all(one.title for one in counted)
 
 
-def test_the_worst_of_all_is_the_answer() -> None:
+def test_overall_verdict_is_the_worst_row() -> None:
     assert overall_verdict([row("a", "healthy")]) == "healthy"
     assert overall_verdict([row("a", "healthy"), row("b", "unreadable")]) == "unknown"
     assert overall_verdict([row("a", "unknown"), row("b", "problem", "nouveau-bound")]) == "problem"

@@ -37,7 +37,7 @@ def asks_for_nothing(found: Recipe, node: Facts) -> bool:
 
 @settings(deadline=None)
 @given(facts())
-def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
+def test_recipe_from_any_node_plans_nothing_on_it(node: Facts) -> None:
     if isinstance(node.packages_interrupted, Known) and node.packages_interrupted.value:
         with pytest.raises(Refused, match="was interrupted on this node"):
             recipe_from_node(node, HOST)
@@ -59,7 +59,7 @@ def hand_built(**more: object) -> Facts:
     return with_driver("580.95.05", **given)  # type: ignore[arg-type]
 
 
-def test_it_says_what_the_node_is() -> None:
+def test_recipe_describes_a_hand_built_node() -> None:
     found = recipe_from_node(hand_built(), HOST)
     assert (found.driver.version, found.driver.kernel_module_type, found.driver.scope) == ("580", "auto", "compute")
     assert (found.runtime.name, found.runtime.set_as_default) == ("docker", True)
@@ -68,7 +68,7 @@ def test_it_says_what_the_node_is() -> None:
     assert "runtime-config" not in found.skip
 
 
-def test_a_refusal_does_not_hide_what_comes_after_it() -> None:
+def test_refused_step_does_not_hide_later_steps() -> None:
     """The archive is named with another key in a file that serves others too; the steps after it still differ."""
     rival = (
         b"deb [signed-by=/mine.gpg] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
@@ -86,35 +86,35 @@ def _docker(desired: DesiredConfig = DesiredConfig()) -> bytes:  # noqa: B008 - 
     return after_edits(before, runtime("docker").configure(before, desired))[DAEMON_JSON]
 
 
-def test_in_a_container_the_driver_is_somebody_elses() -> None:
+def test_container_recipe_has_no_driver() -> None:
     found = recipe_from_node(hand_built(platform=Platform("container", "lxc")), HOST)
     assert found.driver.version == "none"
     assert asks_for_nothing(found, hand_built(platform=Platform("container", "lxc")))
 
 
-def test_a_distributions_own_driver_is_left_to_its_owner() -> None:
+def test_distribution_driver_is_left_out_of_the_recipe() -> None:
     node = machine(distro=UBUNTU, packages={"nvidia-driver-580-server-open": "580.95.05-0ubuntu1"})
     found = recipe_from_node(node, HOST)
     assert found.driver.version == "none"
     assert asks_for_nothing(found, node)
 
 
-def test_a_runtime_that_is_run_by_another_binary_is_left_as_it_is() -> None:
+def test_runtime_with_another_binary_is_skipped() -> None:
     own = b'{"runtimes": {"nvidia": {"path": "/opt/mine/nvidia-container-runtime"}}}'
     found = recipe_from_node(hand_built(files={DAEMON_JSON: own}), HOST)
     assert "runtime-config" in found.skip
 
 
-def test_a_file_that_cannot_be_read_names_no_runtime() -> None:
+def test_unreadable_runtime_file_gives_no_runtime() -> None:
     assert recipe_from_node(hand_built(files={DAEMON_JSON: b"{,}", CONTAINERD: b"= ="}), HOST).runtime.name == "none"
 
 
-def test_a_node_without_a_gpu_has_no_recipe() -> None:
+def test_node_without_a_gpu_has_no_recipe() -> None:
     with pytest.raises(Refused, match="no NVIDIA GPU"):
         recipe_from_node(machine(gpus=()), HOST)
 
 
-def test_a_vgpu_guest_keeps_its_own_driver() -> None:
+def test_vgpu_guest_recipe_has_no_driver() -> None:
     vgpu = gpu("13bd", subsystem=("10de", "11cc"))
     node = with_driver("580.95.05", open_module=False, gpus=(vgpu,))
     found = recipe_from_node(node, HOST)
@@ -122,7 +122,7 @@ def test_a_vgpu_guest_keeps_its_own_driver() -> None:
     assert asks_for_nothing(found, node)
 
 
-def test_a_podman_that_finds_gpus_as_cdi_devices_is_in_the_recipe() -> None:
+def test_podman_with_a_cdi_specification_is_in_the_recipe() -> None:
     spec = b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n"
     with_podman = {**TOOLKIT, "podman": PackageState("5.4.2-1")}
     node = with_driver("580.95.05", packages=with_podman, files={"/var/run/cdi/nvidia.yaml": spec})

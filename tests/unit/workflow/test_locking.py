@@ -31,14 +31,14 @@ OTHERS = {
 }
 
 
-def written(wanted: Recipe, facts: Facts, solver: object = None) -> VersionLock:
+def lock_node(wanted: Recipe, facts: Facts, solver: object = None) -> VersionLock:
     node = Node(facts, solver=solver)  # type: ignore[arg-type]
     plans = [stage for stage in plan(wanted, facts, node) if stage.stage != "sources"]
     return create_lock(wanted, facts, plans, "f.lock")
 
 
-def test_it_holds_what_steps_ask_for_and_what_came_along_with_the_driver() -> None:
-    lock = written(recipe("containerd"), with_driver(packages=OTHERS))
+def test_lock_holds_requested_packages_and_driver_dependencies() -> None:
+    lock = lock_node(recipe("containerd"), with_driver(packages=OTHERS))
     assert (lock.distribution, lock.release, lock.architecture, lock.recipe) == ("debian", "12", "amd64", "test")
     assert by_name(lock.packages) == {
         "nvidia-driver-cuda": "580.95.05-1",
@@ -51,24 +51,25 @@ def test_it_holds_what_steps_ask_for_and_what_came_along_with_the_driver() -> No
     }
 
 
-def test_what_the_recipe_leaves_to_others_is_not_locked() -> None:
+def test_skipped_packages_are_not_locked() -> None:
     facts = with_driver(packages=OTHERS)
-    assert set(written(recipe(version="none"), facts).packages) == set()
+    assert set(lock_node(recipe(version="none"), facts).packages) == set()
     assert (
-        PackageId("nvidia-driver-cuda") not in written(replace(recipe("containerd"), skip=("driver",)), facts).packages
+        PackageId("nvidia-driver-cuda")
+        not in lock_node(replace(recipe("containerd"), skip=("driver",)), facts).packages
     )
 
 
-def test_with_its_lock_the_node_has_nothing_to_do() -> None:
+def test_locked_node_has_nothing_to_do() -> None:
     wanted, facts = recipe("containerd"), with_driver(packages=OTHERS)
-    lock = written(wanted, facts)
+    lock = lock_node(wanted, facts)
     again = plan(replace(wanted, lock=lock), facts, Node(facts))
     assert [change for stage in again for change in stage.packages] == []
 
 
-def test_gpudirect_is_locked_beside_the_driver_and_named_by_its_own_step() -> None:
+def test_gpudirect_packages_are_locked_and_handled_by_their_own_step() -> None:
     wanted = replace(recipe("containerd"), gpudirect=GpuDirect(gds=True))
-    lock = written(wanted, with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.29.4-1"}))
+    lock = lock_node(wanted, with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.29.4-1"}))
     assert lock.packages[PackageId("nvidia-fs-dkms")] == "2.29.4-1"
     older = with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.28.4-1"})
     again = plan(replace(wanted, lock=lock), older, Node(older))
@@ -77,7 +78,7 @@ def test_gpudirect_is_locked_beside_the_driver_and_named_by_its_own_step() -> No
     ] == [("gpudirect", "nvidia-fs-dkms")]
 
 
-def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
+def test_unknown_versions_are_taken_from_the_solver() -> None:
     facts = with_driver(
         packages={name: state for name, state in OTHERS.items() if PackageId(name) not in TOOLKIT_PACKAGES}
     )
@@ -91,14 +92,14 @@ def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
     assert {lock.packages[name] for name in TOOLKIT_PACKAGES} == {"1.19.1-1"}
 
 
-def test_versions_that_nobody_knows_yet_are_not_guessed() -> None:
+def test_lock_without_known_versions_is_refused() -> None:
     with pytest.raises(Undetermined, match="not known yet") as caught:
-        written(recipe("containerd"), machine())
+        lock_node(recipe("containerd"), machine())
     assert "gpunode setup" in caught.value.hint
     assert "nvidia-driver-cuda" in caught.value.why
 
 
-def test_what_the_archive_lacks_is_named() -> None:
+def test_locked_version_missing_from_the_archive_is_named() -> None:
     lock = VersionLock("f.lock", "r", "debian", "12", "amd64", by_id({"nvidia-driver-cuda": "580.1-1"}))
     refused = missing_versions_error([(PackageId("nvidia-driver-cuda"), "580.1-1")], "E: Version", lock)
     assert refused is not None
@@ -107,7 +108,7 @@ def test_what_the_archive_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("missing", [[], [("other", "9")], [("nvidia-driver-cuda", "9")]])
-def test_another_problem_is_not_the_locks(missing: list[tuple[str, str]]) -> None:
+def test_unrelated_solver_problem_is_not_blamed_on_the_lock(missing: list[tuple[str, str]]) -> None:
     assert (
         missing_versions_error(
             [(PackageId(name), version) for name, version in missing],

@@ -44,7 +44,7 @@ class WithIndex(RehearsalHost):
 PLAN = purging(purge("nvidia-dkms-470"), purge("libcuda1"), purge("residue", residue=True))
 
 
-def test_what_no_archive_has_in_any_version_is_lost() -> None:
+def test_purge_of_packages_in_no_archive_needs_allow_loss() -> None:
     lost = lost_packages(PLAN, NODE, archive_lookup(WithIndex(INDEX), NODE))
     assert lost is not None
     assert [str(one.id) for one in lost] == ["nvidia-dkms-470"]
@@ -54,7 +54,7 @@ def test_what_no_archive_has_in_any_version_is_lost() -> None:
     assert "--allow-loss" in caught.value.hint
 
 
-def test_without_an_index_nobody_knows_and_without_a_purge_nobody_asks() -> None:
+def test_loss_is_unknown_without_an_index_and_not_asked_without_a_purge() -> None:
     assert lost_packages(PLAN, NODE, archive_lookup(WithIndex(""), NODE)) is None
 
     def asked(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
@@ -64,7 +64,7 @@ def test_without_an_index_nobody_knows_and_without_a_purge_nobody_asks() -> None
     refuse_loss(())
 
 
-def test_the_archives_of_packages_that_a_refusal_names_are_named_with_their_lists() -> None:
+def test_refused_packages_are_named_with_their_archives_and_lists() -> None:
     lists = {
         "/etc/apt/sources.list.d/cuda.list": b"deb https://nvidia.example/debian12/x86_64 /\n",
         "/etc/apt/sources.list.d/other.list": b"deb https://mirror.example/x86_64 /\n",

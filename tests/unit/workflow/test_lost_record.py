@@ -35,12 +35,12 @@ def node(files: Mapping[str, FileState] | None = None) -> Facts:
     return machine(packages=INSTALLED, files=files or {PIN_FILE: PIN, BLACKLIST: BLACKLISTED})
 
 
-def test_everything_that_gpunode_alone_writes_begins_with_the_mark() -> None:
+def test_every_file_owned_by_gpunode_begins_with_the_marker() -> None:
     texts = (PIN.content, kernel._TEXT, gpudirect._HEADER.encode(), daemons.unit(exclusive=False), mig._WANTS)
     assert all(text.startswith(MARK) for text in (*texts, mig.make_unit({}), resume_unit(("gpunode", "setup"))))
 
 
-def test_files_without_a_record_are_said_with_the_packages_under_their_pin(store: Store) -> None:
+def test_marked_files_without_a_journal_are_reported_with_packages(store: Store) -> None:
     left = find_backlog(store, node())
     assert left.lost is not None
     assert (left.lost.files, tuple(map(str, left.lost.packages))) == ((PIN_FILE, BLACKLIST), ("libcuda1",))
@@ -50,7 +50,7 @@ def test_files_without_a_record_are_said_with_the_packages_under_their_pin(store
     assert not left, "a setup has nothing to do about it"
 
 
-def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
+def test_remove_without_a_journal_ends_with_manual_commands(store: Store) -> None:
     facts = machine(
         packages={**INSTALLED, "nvidia-container-toolkit": "1.20.1-1"},
         files={PIN_FILE: PIN, BLACKLIST: BLACKLISTED, CUDA_LIST: f"deb {CUDA_URI} /\n".encode()},
@@ -69,7 +69,7 @@ def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
     assert "gpunode remove" not in failure.hint, "no hint leads back to itself"
 
 
-def test_recorded_files_are_no_loss_edited_or_not(store: Store) -> None:
+def test_journaled_files_are_not_reported_as_lost_records(store: Store) -> None:
     run = store.begin("setup", version="test")
     for path, state in ((PIN_FILE, PIN), (BLACKLIST, BLACKLISTED)):
         run.done(run.intend("sources", "step", FileChange(path, None, state)))
@@ -79,7 +79,7 @@ def test_recorded_files_are_no_loss_edited_or_not(store: Store) -> None:
     assert find_lost_record(store, node({PIN_FILE: PIN, BLACKLIST: edited})) is None
 
 
-def test_file_that_was_there_with_the_mark_before_the_first_record_is_a_loss(store: Store) -> None:
+def test_marked_file_older_than_the_journal_is_a_lost_record(store: Store) -> None:
     """After a removal its former text, which is gpunode's own, too, is there again."""
     run = store.begin("setup", version="test")
     run.done(run.intend("packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(MARK + b": newer\n"))))
@@ -90,7 +90,7 @@ def test_file_that_was_there_with_the_mark_before_the_first_record_is_a_loss(sto
     assert lost.files == (BLACKLIST,)
 
 
-def test_edit_that_a_setup_overwrote_and_somebody_made_again_is_no_loss(store: Store) -> None:
+def test_edit_repeated_after_a_setup_is_no_lost_record(store: Store) -> None:
     edited = FileState(BLACKLISTED.content + b"# more\n")
     for before in (None, edited):
         run = store.begin("setup", version="test")
@@ -99,6 +99,6 @@ def test_edit_that_a_setup_overwrote_and_somebody_made_again_is_no_loss(store: S
     assert find_lost_record(store, node({BLACKLIST: edited})) is None
 
 
-def test_node_without_marked_files_has_lost_nothing(store: Store) -> None:
+def test_node_without_marked_files_has_no_lost_record(store: Store) -> None:
     assert find_lost_record(store, machine()) is None
     assert find_lost_record(store, node({BLACKLIST: FileState(b"# ours\n")})) is None

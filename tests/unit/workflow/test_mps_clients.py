@@ -39,7 +39,7 @@ class Busy(RehearsalHost):
         (ServiceChange(MPS_SERVICE, STOPPED, RUNNING), (JOB,), False),
     ],
 )
-def test_the_daemon_is_not_stopped_under_a_program(change: Change, gpu: tuple[str, ...], is_refused: bool) -> None:
+def test_mps_daemon_with_clients_is_not_stopped(change: Change, gpu: tuple[str, ...], is_refused: bool) -> None:
     host = Busy(*gpu)
     if not is_refused:
         refuse_mps_clients(host, [change])

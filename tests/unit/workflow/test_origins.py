@@ -75,13 +75,13 @@ def origin(change: PackageChange) -> str:
     return change.after.origin
 
 
-def of(name: str, version: str, node: Node, sources: str = SOURCES) -> str:
+def origin_of(name: str, version: str, node: Node, sources: str = SOURCES) -> str:
     change = PackageChange(PackageId.of(name), None, PackageState(version))
     (found,) = with_origins(stage(change), node, facts(sources)).packages
     return origin(found)
 
 
-def test_nothing_is_asked_where_no_package_comes() -> None:
+def test_origins_are_not_queried_when_nothing_is_installed() -> None:
     node = Node()
     plan = stage(
         PackageChange(PackageId("x"), PackageState("1"), None), PackageChange(PackageId("y"), None, KnownAfter())
@@ -90,7 +90,7 @@ def test_nothing_is_asked_where_no_package_comes() -> None:
     assert node.asked == []
 
 
-def test_one_question_for_all_packages_and_one_look_at_each_keyring() -> None:
+def test_origins_take_one_madison_call_and_one_read_per_keyring() -> None:
     node = Node(f"a | 1 | {CUDA}  Packages\nb | 2 | {CUDA}  Packages\n")
     changes = [
         PackageChange(PackageId.of(name), None, PackageState(version)) for name, version in (("a", "1"), ("b", "2"))
@@ -101,40 +101,40 @@ def test_one_question_for_all_packages_and_one_look_at_each_keyring() -> None:
     assert len(node.asked) == 2
 
 
-def test_a_package_carries_its_archive_and_the_fingerprint_of_its_key() -> None:
+def test_origin_names_the_archive_and_key_fingerprint() -> None:
     node = Node(files={"/keys/cuda.gpg": KEY})
-    assert of("nvidia-driver", "595.91.07-1", node) == f"{CUDA}, signed by {FINGERPRINT}"
+    assert origin_of("nvidia-driver", "595.91.07-1", node) == f"{CUDA}, signed by {FINGERPRINT}"
 
 
-def test_a_keyring_that_cannot_be_read_is_named_and_no_key_claimed() -> None:
-    assert of("nvidia-driver", "595.91.07-1", Node()) == f"{CUDA}, signed by a key of /keys/cuda.gpg"
+def test_unreadable_keyring_is_named_without_a_fingerprint() -> None:
+    assert origin_of("nvidia-driver", "595.91.07-1", Node()) == f"{CUDA}, signed by a key of /keys/cuda.gpg"
     spoilt = Node(files={"/keys/cuda.gpg": b"no key"})
-    assert of("nvidia-driver", "595.91.07-1", spoilt) == f"{CUDA}, signed by a key of /keys/cuda.gpg"
+    assert origin_of("nvidia-driver", "595.91.07-1", spoilt) == f"{CUDA}, signed by a key of /keys/cuda.gpg"
 
 
-def test_several_keys_are_all_named_since_any_of_them_may_have_signed() -> None:
+def test_keyring_with_several_keys_lists_them_all() -> None:
     node = Node(files={"/keys/cuda.gpg": KEY + KEY})
     expected = f"{CUDA}, signed by a key of /keys/cuda.gpg ({FINGERPRINT} {FINGERPRINT})"
-    assert of("nvidia-driver", "595.91.07-1", node) == expected
+    assert origin_of("nvidia-driver", "595.91.07-1", node) == expected
 
 
-def test_without_signed_by_every_key_that_apt_trusts_would_do() -> None:
+def test_origin_without_signed_by_names_the_trusted_keys_folder() -> None:
     trusted = "http://deb.example/debian bookworm/non-free, signed by a key of /etc/apt/trusted.gpg.d"
-    assert of("nvidia-driver", "535.309.01-1", Node()) == trusted
+    assert origin_of("nvidia-driver", "535.309.01-1", Node()) == trusted
 
 
-def test_the_architecture_in_an_address_is_what_apt_puts_there() -> None:
+def test_arch_placeholder_in_a_source_address_is_expanded() -> None:
     node = Node("toolkit | 1 | http://mirror/stable/deb/amd64  Packages\n")
     sources = "deb [trusted=yes] http://mirror/$(ARCH)/deb/amd64 /\ndeb http://mirror/stable/deb/$(ARCH) /\n"
-    found = of("toolkit", "1", node, sources)
+    found = origin_of("toolkit", "1", node, sources)
     assert found == (
         "http://mirror/stable/deb/amd64, signature not required (trusted=yes in /etc/apt/sources.list) "
         "or signed by a key of /etc/apt/trusted.gpg.d"
     )
 
 
-def test_two_archives_of_one_version_are_both_told_with_their_own_ways() -> None:
-    assert of("dkms", "3.0.10-8", Node()) == (
+def test_version_in_two_archives_names_both_with_their_trust() -> None:
+    assert origin_of("dkms", "3.0.10-8", Node()) == (
         "http://deb.example/debian bookworm/main, signed by a key of /etc/apt/trusted.gpg.d; or "
         "http://deb.example/debian-security bookworm-security/updates/main, "
         "signature not required (trusted=yes in /etc/apt/sources.list)"
@@ -142,17 +142,17 @@ def test_two_archives_of_one_version_are_both_told_with_their_own_ways() -> None
 
 
 @pytest.mark.parametrize("word", ["3BF863CC" * 5, f"0x{'3bf863cc' * 5}", f"{'3BF863CC' * 5}!"])
-def test_an_entry_may_name_the_fingerprint_itself(word: str) -> None:
+def test_signed_by_may_be_a_fingerprint(word: str) -> None:
     sources = f"deb [signed-by={word}] {CUDA} /\n"
-    assert of("nvidia-driver", "595.91.07-1", Node(), sources) == f"{CUDA}, signed by {'3BF863CC' * 5}"
+    assert origin_of("nvidia-driver", "595.91.07-1", Node(), sources) == f"{CUDA}, signed by {'3BF863CC' * 5}"
 
 
-def test_what_is_not_known_is_not_claimed() -> None:
-    assert of("nvidia-driver", "595.91.07-1", Node(table="")) == ""
-    assert of("nvidia-driver", "1.0", Node()) == ""
-    assert "from an unknown entry" in of("nvidia-driver", "595.91.07-1", Node(), "")
+def test_unknown_origin_is_left_empty() -> None:
+    assert origin_of("nvidia-driver", "595.91.07-1", Node(table="")) == ""
+    assert origin_of("nvidia-driver", "1.0", Node()) == ""
+    assert "from an unknown entry" in origin_of("nvidia-driver", "595.91.07-1", Node(), "")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "no table", "a | b", "a | b |", "a | b | Packages", "N: Unable to locate"])
-def test_other_text_names_no_archive(text: str) -> None:
+def test_madison_parser_ignores_other_text(text: str) -> None:
     assert parse_madison(text) == {}

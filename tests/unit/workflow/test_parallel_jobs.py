@@ -13,11 +13,11 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def test_what_the_kernel_says_is_free(tmp_path: Path) -> None:
+def test_available_memory_is_read_from_meminfo(tmp_path: Path) -> None:
     assert available_bytes(write(tmp_path, proc__meminfo="MemTotal: 9 kB\nMemAvailable:    4096 kB\n")) == 4 << 20
 
 
-def test_a_container_has_no_more_than_its_cgroup(tmp_path: Path) -> None:
+def test_available_memory_is_limited_by_the_cgroup(tmp_path: Path) -> None:
     write(tmp_path, proc__meminfo="MemAvailable:    4096 kB\n")
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
@@ -30,10 +30,10 @@ def test_a_container_has_no_more_than_its_cgroup(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 0
 
 
-def test_where_nobody_says_it_is_that_of_a_small_machine(tmp_path: Path) -> None:
+def test_available_memory_defaults_to_2_gib(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 2 << 30
 
 
-def test_a_process_has_a_size_of_its_own(tmp_path: Path) -> None:
+def test_own_memory_size_is_measured(tmp_path: Path) -> None:
     assert own_bytes() > 1 << 20
     assert own_bytes(tmp_path) == 0

@@ -22,7 +22,7 @@ from tests.unit.steps.machines import CONTAINERD, machine, names, recipe, with_d
 from tests.unit.workflow.nodes import Node
 
 
-def taken(plans: Sequence[StagePlan]) -> list[str]:
+def step_ids(plans: Sequence[StagePlan]) -> list[str]:
     return [step.step.id for stage in plans for step in stage.steps]
 
 
@@ -30,7 +30,7 @@ def packages(plans: Sequence[StagePlan]) -> list[PackageChange]:
     return [change for stage in plans for change in stage.packages]
 
 
-def test_steps_stand_in_the_order_of_their_stages_each_id_once() -> None:
+def test_steps_are_ordered_by_stage_with_unique_ids() -> None:
     assert [step.stage for step in STEPS] == sorted((step.stage for step in STEPS), key=STAGES.index)
     assert len({step.id for step in STEPS}) == len(STEPS)
 
@@ -41,7 +41,7 @@ COMPLETES = "missing-dependencies"
 
 @given(facts(), recipes())
 @settings(max_examples=50, deadline=None)
-def test_what_a_step_installs_is_in_its_row(node: Facts, desired: Recipe) -> None:
+def test_every_installed_package_belongs_to_its_step(node: Facts, desired: Recipe) -> None:
     """Else a lock file leaves it out, or takes it for a part of the driver."""
     for stage in plan(desired, node, Node(node)):
         for row in stage.steps:
@@ -62,24 +62,24 @@ def test_no_package_belongs_to_two_steps() -> None:
         assert sum(row.owns(package) for row in rows) <= 1, package
 
 
-def test_only_takes_what_is_asked_for_and_looks_at_the_gpu_all_the_same() -> None:
-    assert taken(plan(recipe("docker"), machine(), Node(machine()), ["toolkit"])) == ["detect", "toolkit"]
+def test_only_option_plans_the_named_steps_and_detect() -> None:
+    assert step_ids(plan(recipe("docker"), machine(), Node(machine()), ["toolkit"])) == ["detect", "toolkit"]
 
 
-def test_skip_leaves_out_also_what_only_asks_for() -> None:
+def test_skip_option_overrides_only() -> None:
     skipping = replace(recipe("docker"), skip=("toolkit", "detect"))
-    assert taken(plan(skipping, machine(), Node(machine()), ["toolkit"])) == ["detect"]
-    assert "toolkit" not in taken(plan(skipping, machine(), Node(machine())))
+    assert step_ids(plan(skipping, machine(), Node(machine()), ["toolkit"])) == ["detect"]
+    assert "toolkit" not in step_ids(plan(skipping, machine(), Node(machine())))
 
 
-def test_a_refusal_ends_the_walk() -> None:
+def test_refused_step_ends_the_plan() -> None:
     plans = plan(recipe("docker"), machine(gpus=()), Node(machine(gpus=())))
-    assert taken(plans) == ["detect"]
+    assert step_ids(plans) == ["detect"]
     with pytest.raises(Exception, match="no NVIDIA GPU"):
         raise_refusal(plans)
 
 
-def test_versions_are_known_after_the_index_and_apt_is_asked_before_about_headers_alone() -> None:
+def test_only_headers_are_resolved_before_the_driver_index_is_read() -> None:
     """Headers come from the distribution, whose index is there; the driver from sources that are still to come."""
     asked: set[str] = set()
 
@@ -93,13 +93,13 @@ def test_versions_are_known_after_the_index_and_apt_is_asked_before_about_header
     assert all(name.startswith("linux-headers-") for name in asked)
 
 
-def test_headers_that_no_archive_has_are_said_before_the_index_of_the_driver_is_there() -> None:
+def test_missing_headers_are_reported_before_the_driver_index_is_read() -> None:
     problem = "E: Unable to locate package linux-headers-6.1.0-18-amd64"
     host = Node(machine(), solver=lambda _changes: Simulation((), problem))
     assert [stage.unresolved for stage in plan(recipe("docker"), machine(), host) if stage.unresolved] == [problem]
 
 
-def test_with_its_sources_in_place_the_plan_has_exact_versions() -> None:
+def test_plan_has_exact_versions_once_sources_are_in_place() -> None:
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         return Simulation(tuple(Action("install", change.id, "1.6.20~ds1") for change in changes))
 
@@ -108,7 +108,7 @@ def test_with_its_sources_in_place_the_plan_has_exact_versions() -> None:
     assert [change.after for change in found] == [PackageState("1.6.20~ds1")]
 
 
-def test_apts_refusal_stands_in_the_plan_in_its_own_words() -> None:
+def test_apt_refusal_is_quoted_in_the_plan() -> None:
     node = with_driver("580.95.05")
     host = Node(node, solver=lambda _changes: Simulation((), "E: Unable to correct problems"))
     plans = plan(recipe("containerd"), node, host, ["runtime-install"])
@@ -118,7 +118,7 @@ def test_apts_refusal_stands_in_the_plan_in_its_own_words() -> None:
 
 @settings(deadline=None)
 @given(recipes(), facts())
-def test_every_step_says_why_and_no_package_is_named_twice(wanted: Recipe, node: Facts) -> None:
+def test_every_step_has_a_reason_and_no_package_appears_twice(wanted: Recipe, node: Facts) -> None:
     plans = plan(wanted, node, Node(node))
     for stage in plans:
         named = names(stage.changes)
@@ -131,14 +131,14 @@ def test_every_step_says_why_and_no_package_is_named_twice(wanted: Recipe, node:
 
 @settings(deadline=None)
 @given(recipes(), facts())
-def test_nothing_that_is_no_drivers_is_ever_purged(wanted: Recipe, node: Facts) -> None:
+def test_only_driver_packages_are_purged(wanted: Recipe, node: Facts) -> None:
     gone = {str(change.id) for change in packages(plan(wanted, node, Node(node))) if change.after is None}
     kept = {"containerd", "docker.io", "dpkg", "linux-image-amd64"}
     assert not gone & kept
     assert not any("container" in name for name in gone)
 
 
-def test_a_file_that_another_manager_calls_its_own_is_named_before_it_is_changed() -> None:
+def test_file_managed_by_another_tool_is_noted_before_it_is_changed() -> None:
     text = b"# rack 7\n# Ansible managed\nversion = 2\n"
     plans = plan(recipe("containerd"), with_driver(files={CONTAINERD: text}), Node(machine()))
     (note,) = [note for note in collect_notes(plans) if CONTAINERD in note]
@@ -147,7 +147,7 @@ def test_a_file_that_another_manager_calls_its_own_is_named_before_it_is_changed
     assert "make the change there, too" in note
 
 
-def test_a_comment_that_names_no_program_is_quoted_and_no_program_is_made_up() -> None:
+def test_do_not_edit_comment_is_quoted_without_guessing_a_tool() -> None:
     text = b"# site config, do not edit without ticket OPS-1234\nversion = 2\n"
     plans = plan(recipe("containerd"), with_driver(files={CONTAINERD: text}), Node(machine()))
     (note,) = [note for note in collect_notes(plans) if f"{CONTAINERD}:1" in note]
@@ -155,6 +155,6 @@ def test_a_comment_that_names_no_program_is_quoted_and_no_program_is_made_up() -
     assert "if a tool writes this file" in note
 
 
-def test_a_file_that_is_left_alone_is_not_named() -> None:
+def test_unchanged_managed_file_is_not_noted() -> None:
     facts = machine(files={"/etc/modprobe.d/site.conf": b"# Ansible managed\n"})
     assert not [note for note in collect_notes(plan(recipe("containerd"), facts, Node(facts))) if "Ansible" in note]

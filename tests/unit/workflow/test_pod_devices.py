@@ -43,24 +43,26 @@ def node(root: Path, text: str, where: str = "var/lib/kubelet") -> LocalHost:
     ],
 )
 @pytest.mark.parametrize("where", ["var/lib/kubelet", "var/lib/k0s/kubelet"])
-def test_a_pod_holds_what_the_kubelet_gave_it(tmp_path: Path, one: dict[str, Any], found: str, where: str) -> None:
+def test_gpu_pods_are_read_from_the_kubelet_checkpoint(
+    tmp_path: Path, one: dict[str, Any], found: str, where: str
+) -> None:
     text = json.dumps({"Data": {"PodDeviceEntries": [one, one], "RegisteredDevices": {}}, "Checksum": 1})
     assert find_gpu_pods(node(tmp_path, text, where), [GPU]) == ((found,) if found else ())
 
 
-def test_a_node_without_a_kubelet_has_no_such_pods(tmp_path: Path) -> None:
+def test_node_without_a_kubelet_has_no_gpu_pods(tmp_path: Path) -> None:
     assert find_gpu_pods(LocalHost(str(tmp_path)), [GPU]) == ()
     empty = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {}}, "Checksum": 1}
     assert find_gpu_pods(node(tmp_path, json.dumps(empty)), [GPU]) == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"Data": 5}', '{"Data": {"PodDeviceEntries": [7]}}'])
-def test_a_checkpoint_that_cannot_be_understood_is_no_leave_to_go_on(tmp_path: Path, text: str) -> None:
+def test_invalid_kubelet_checkpoint_counts_as_a_gpu_pod(tmp_path: Path, text: str) -> None:
     (said,) = find_gpu_pods(node(tmp_path, text), [GPU])
     assert "cannot be understood" in said
 
 
-def test_a_checkpoint_that_cannot_be_read_is_no_leave_to_go_on(tmp_path: Path) -> None:
+def test_unreadable_kubelet_checkpoint_counts_as_a_gpu_pod(tmp_path: Path) -> None:
     host = node(tmp_path, "")
     checkpoint = tmp_path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
     checkpoint.unlink()
@@ -69,7 +71,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_leave_to_go_on(tmp_path: Path) -
     assert "cannot be read" in said
 
 
-def test_a_mig_layout_is_not_changed_under_a_pod_that_only_holds_the_gpu(
+def test_mig_layout_is_not_changed_under_a_pod_that_holds_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML names no process of it."""

@@ -25,7 +25,7 @@ def exec_start(unit: bytes) -> str:
 
 @settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4))
-def test_every_word_comes_through(argv: list[str]) -> None:
+def test_resume_unit_keeps_every_argument(argv: list[str]) -> None:
     """systemd.service(5): words in double quotes, backslashes as in C, then ``%%`` and ``$$`` are the characters."""
     words = shlex.split(exec_start(resume_unit(argv)).replace("$$", "$").replace("%%", "%"))
     assert words == argv
@@ -33,26 +33,26 @@ def test_every_word_comes_through(argv: list[str]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4))
-def test_nothing_is_expanded(argv: list[str]) -> None:
+def test_resume_unit_expands_nothing(argv: list[str]) -> None:
     line = exec_start(resume_unit(argv))
     assert "%" not in line.replace("%%", "")
     assert "$" not in line.replace("$$", "")
 
 
 @pytest.mark.parametrize("word", ["a\nExecStart=/bin/false", "\t", "\0", "\udcff"])
-def test_a_word_that_would_break_the_unit_is_refused(word: str) -> None:
+def test_argument_that_would_break_the_unit_is_refused(word: str) -> None:
     with pytest.raises(UsageError):
         resume_unit(["gpunode", word])
 
 
-def test_it_goes_even_when_gpunode_fails() -> None:
+def test_resume_unit_deletes_itself_even_if_gpunode_fails() -> None:
     unit = resume_unit(["gpunode"]).decode()
     assert "ExecStopPost=/bin/rm -f /etc/systemd/system/gpunode-resume.service" in unit
     assert "--reboot" not in unit
     assert "Restart=" not in unit
 
 
-def test_systemd_takes_it(tmp_path: Path, allow_subprocess: None) -> None:
+def test_systemd_accepts_the_resume_unit(tmp_path: Path, allow_subprocess: None) -> None:
     if reason := lacking("systemd-analyze"):
         pytest.skip(reason)
     path = tmp_path / "gpunode-resume.service"

@@ -1,4 +1,4 @@
-"""What is told of a run that was cut short."""
+"""Messages about a run that was interrupted."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")
         ),
     ],
 )
-def test_how_far_it_came_is_said(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
+def test_interrupted_run_says_how_far_it_got(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
     assert describe_interrupted_run(InterruptedRun(BEGIN, made, begun), "this run finishes it") == (
         "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
         f"{how_far}; this run finishes it"
     )
 
 
-def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_file() -> None:
+def test_possible_temporary_files_of_an_interrupted_run_are_listed() -> None:
     paths = possible_temporary_files(InterruptedRun(BEGIN, (), (FILE, *PACKAGES)))
     assert paths == (
         "/etc/modprobe.d/x.conf",
@@ -60,7 +60,7 @@ def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_fil
     )
 
 
-def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
+def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
     def bring(name: str, *, auto: bool) -> PackageChange:
         return PackageChange(PackageId.of(name), None, PackageState("1", auto=auto))
 
@@ -74,15 +74,15 @@ def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
     assert missing_marks(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
 
 
-class TestRecordWhatWasMade:
-    """The next command looks what a run that was cut short made, and writes it down."""
+class TestRecordOfInterruptedChanges:
+    """The next command checks what an interrupted run has changed, and records it."""
 
     PATH, OURS = "/etc/apt/preferences.d/gpunode-nvidia", FileState(b"ours")
     STATUS = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        """A setup has brought a file and a package, and a remove of both was killed."""
+        """Return the store of a setup that brought a file and a package, and of a killed remove of both."""
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
         run = store.begin("setup", version="test")
@@ -102,7 +102,7 @@ class TestRecordWhatWasMade:
         node.files[self.PATH] = file
         return node
 
-    def test_what_is_gone_is_gpunodes_no_more(self, store: Store) -> None:
+    def test_packages_removed_by_a_killed_remove_are_not_owned_any_more(self, store: Store) -> None:
         """So a later remove does not take what somebody has installed or written since."""
         record_what_was_made(store, self.node())
         record_what_was_made(store, self.node("dkms", file=FileState(b"theirs")))
@@ -111,19 +111,19 @@ class TestRecordWhatWasMade:
         assert cut is not None
         assert cut.begun == ()
 
-    def test_what_is_there_is_still_gpunodes(self, store: Store) -> None:
+    def test_packages_left_by_a_killed_remove_are_still_owned(self, store: Store) -> None:
         record_what_was_made(store, self.node("dkms", file=self.OURS))
         assert set(store.footprint().packages) == {PackageId("dkms")}
         assert set(store.footprint().files) == {self.PATH}
 
-    def test_package_that_lost_a_part_of_its_files_is_not_gone(self, store: Store) -> None:
+    def test_half_removed_package_is_still_owned(self, store: Store) -> None:
         node = self.node()
         half = b"\nPackage: dkms\nStatus: deinstall reinstreq half-installed\nArchitecture: amd64\nVersion: 3\n"
         node.files["/var/lib/dpkg/status"] = FileState(self.STATUS.encode() + half)
         record_what_was_made(store, node)
         assert set(store.footprint().packages) == {PackageId("dkms")}
 
-    def test_file_whose_folder_is_left_is_not_gone(self, tmp_path: Path) -> None:
+    def test_removed_file_is_still_owned_until_its_folder_is_removed(self, tmp_path: Path) -> None:
         """Killed after the file was removed and before the folder was: the next undo removes that."""
         store, host, folder = Store(tmp_path), LocalHost(str(tmp_path)), tmp_path / "etc/nvidia"
         ours = FileChange("/etc/nvidia/ours.conf", None, self.OURS, folders=("/etc/nvidia",))
@@ -140,7 +140,7 @@ class TestRecordWhatWasMade:
         record_what_was_made(store, host)
         assert store.footprint().files == {}
 
-    def test_what_a_later_run_changed_again_tells_nothing_of_the_one_before(self, store: Store) -> None:
+    def test_later_run_on_a_package_hides_the_interrupted_one(self, store: Store) -> None:
         run = store.begin("setup", version="test")
         run.done(run.intend("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4"))))
         run.commit("done")
@@ -149,7 +149,7 @@ class TestRecordWhatWasMade:
 
 
 @pytest.mark.parametrize("verb", ["setup", "rollback", "remove"])
-def test_packages_that_a_cut_run_did_not_remove_are_automatic_again(verb: Verb) -> None:
+def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb) -> None:
     """apt writes down that they are no more so before dpkg starts."""
     begun = tuple(
         PackageChange(PackageId(name), PackageState("1", auto=name != "asked"), None)

@@ -1,4 +1,4 @@
-"""What a removal names at its end of what earlier runs changed: nothing of the user's own is to be taken away."""
+"""Changes of earlier runs that a removal names at its end: nothing of the user's own is to be removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_kept(store: Store, file: FileState | None = None) -> dict[str, str]:
     }
 
 
-def test_file_without_the_handler_that_was_taken_out_is_the_users(store: Store) -> None:
+def test_file_without_the_removed_handler_belongs_to_the_user(store: Store) -> None:
     host = Machine({DAEMON_JSON: b'{"debug": true}\n'})
     configured(host, store, DOCKER, "docker")
     edited = host.contents[DAEMON_JSON].replace(b"true", b"false", 1)
@@ -51,7 +51,7 @@ def test_file_without_the_handler_that_was_taken_out_is_the_users(store: Store) 
 
 
 @pytest.mark.parametrize("verb", ["rollback", "remove"])
-def test_content_that_a_run_brought_back_is_the_users(store: Store, verb: Verb) -> None:
+def test_content_restored_by_a_run_belongs_to_the_user(store: Store, verb: Verb) -> None:
     edited = FileState(b'{"debug": false}\n')
     record_run(store, "setup", FileChange(DAEMON_JSON, MINE, BOTH))
     record_run(store, verb, FileChange(DAEMON_JSON, FileState(b'{"debug": false, "runtimes": {}}\n'), edited))
@@ -60,7 +60,7 @@ def test_content_that_a_run_brought_back_is_the_users(store: Store, verb: Verb) 
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_file_that_was_made_from_the_users_is_named_with_its_backup(store: Store, *, is_first: bool) -> None:
+def test_file_made_from_the_users_is_named_with_its_backup(store: Store, *, is_first: bool) -> None:
     """Also where the user made the file after gpunode's own had gone again."""
     if not is_first:
         record_run(store, "setup", FileChange(DAEMON_JSON, None, OURS))
@@ -72,7 +72,7 @@ def test_file_that_was_made_from_the_users_is_named_with_its_backup(store: Store
     assert "rm " not in how
 
 
-def test_edit_that_owed_only_a_restart_is_the_users(store: Store) -> None:
+def test_edit_that_only_needed_a_restart_belongs_to_the_user(store: Store) -> None:
     edited = FileState(BOTH.content + b"\n")
     record_run(store, "setup", FileChange(DAEMON_JSON, None, BOTH))
     record_run(store, "setup", FileChange(DAEMON_JSON, edited, edited))
@@ -89,7 +89,7 @@ def test_edit_that_owed_only_a_restart_is_the_users(store: Store) -> None:
     ],
     ids=["only started", "enabled again by a rollback", "enabled again by a setup"],
 )
-def test_unit_that_was_enabled_before_gpunode_is_not_named(
+def test_unit_enabled_before_gpunode_is_not_named(
     store: Store, changes: list[tuple[Verb, ServiceState, ServiceState]]
 ) -> None:
     for verb, before, after in changes:

@@ -1,4 +1,4 @@
-"""What keeps anybody from telling which packages there are, and what finishes it."""
+"""Package databases that cannot be read, and the command that finishes the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATES = ("not-installed", "config-files", "installed", "half-installed", "unpac
 
 @pytest.mark.parametrize("flag", ["ok", "reinstreq"])
 @pytest.mark.parametrize("state", STATES)
-def test_setup_and_rollback_have_one_notion_of_what_dpkg_left_unfinished(state: str, flag: str) -> None:
+def test_setup_and_rollback_agree_on_unfinished_dpkg_states(state: str, flag: str) -> None:
     status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
     facts = replace(machine(), packages_interrupted=Known(dpkg.was_interrupted(dpkg.entries(status), ()), "test"))
     is_unfinished = state in {"half-installed", "unpacked", "half-configured"}

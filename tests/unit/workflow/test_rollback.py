@@ -46,7 +46,7 @@ def write(
     trigger: Trigger = RESTART,
     finish: bool = True,
 ) -> str:
-    """A run that writes one file."""
+    """Write one file in a run, and return the id."""
     run = store.begin("setup", version="test")
     change = FileChange(path, host.files.get(path), after, frozenset({trigger}))
     seq = run.intend(stage, "step", change)
@@ -65,7 +65,7 @@ def undo(host: Node, store: Store, run: str, *, force: bool = False) -> Rollback
     return rollback(back, host, store, version="test", argv=(), on_event=lambda _event: None)
 
 
-def test_bytes_mode_and_owner_come_back_and_the_daemon_reads_them(store: Store) -> None:
+def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: Store) -> None:
     former = FileState(b"\xff not text\r\n", 0o600, 0, 999)
     host = Node(machine(files={CONTAINERD: former}))
     run = write(host, store)
@@ -76,13 +76,13 @@ def test_bytes_mode_and_owner_come_back_and_the_daemon_reads_them(store: Store) 
     assert store.pending_triggers() == {}
 
 
-def test_a_file_that_setup_made_is_removed_again(store: Store, host: Node) -> None:
+def test_rollback_removes_a_file_that_setup_made(store: Store, host: Node) -> None:
     run = write(host, store, path=DAEMON_JSON)
     undo(host, store, run)
     assert host.files[DAEMON_JSON] is None
 
 
-def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Store, tmp_path: Path) -> None:
+def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, tmp_path: Path) -> None:
     host, drop_in = LocalHost(str(tmp_path)), tmp_path / "etc/containerd/conf.d/99-nvidia.toml"
     (tmp_path / "etc").mkdir()
     run = store.begin("setup", version="test")
@@ -98,7 +98,7 @@ def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Stor
     assert plan_rollback(store, host, run.id).steps == ()
 
 
-def test_a_folder_goes_with_the_last_of_two_files_in_it_whichever_that_is(store: Store, tmp_path: Path) -> None:
+def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path: Path) -> None:
     host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
     (tmp_path / "etc").mkdir()
     run = store.begin("setup", version="test")
@@ -115,7 +115,7 @@ def test_a_folder_goes_with_the_last_of_two_files_in_it_whichever_that_is(store:
 
 
 @pytest.mark.parametrize("theirs", ["certs.d", ".theirs"])
-def test_a_folder_that_others_use_by_now_leaves_nothing_to_undo(store: Store, tmp_path: Path, theirs: str) -> None:
+def test_folder_in_use_by_others_leaves_nothing_to_undo(store: Store, tmp_path: Path, theirs: str) -> None:
     host, folder = LocalHost(str(tmp_path)), tmp_path / "etc/docker"
     (tmp_path / "etc").mkdir()
     run = store.begin("setup", version="test")
@@ -134,7 +134,7 @@ def test_a_folder_that_others_use_by_now_leaves_nothing_to_undo(store: Store, tm
     assert step.change.folders == ("/etc/docker",)
 
 
-def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node) -> None:
+def test_rollback_shows_and_keeps_an_edit_unless_forced(store: Store, host: Node) -> None:
     run = write(host, store)
     host.files[CONTAINERD] = EDITED
     with pytest.raises(Conflict) as caught:
@@ -161,7 +161,7 @@ NVIDIA = b'"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}'
         (None, b"{%s}" % NVIDIA, b"{", False),
     ],
 )
-def test_an_edit_is_kept_by_taking_out_the_runtime_that_the_run_added(
+def test_rollback_conflict_offers_unconfigure_where_that_keeps_the_edit(
     former: bytes | None, ours: bytes, now: bytes, offered: bool, store: Store
 ) -> None:
     host = Node(machine(files={DAEMON_JSON: FileState(former)} if former else {}))
@@ -174,7 +174,7 @@ def test_an_edit_is_kept_by_taking_out_the_runtime_that_the_run_added(
     assert "--force" in caught.value.hint
 
 
-def test_a_file_that_somebody_removed_or_chmodded_counts_as_edited(store: Store, host: Node) -> None:
+def test_file_removed_or_chmodded_since_counts_as_edited(store: Store, host: Node) -> None:
     run = write(host, store)
     for now in (None, replace(OURS, mode=0o600), replace(OURS, uid=1000)):
         host.files[CONTAINERD] = now
@@ -182,25 +182,25 @@ def test_a_file_that_somebody_removed_or_chmodded_counts_as_edited(store: Store,
             plan_rollback(store, host, run)
 
 
-def test_a_file_that_is_as_before_already_needs_nothing(store: Store, host: Node) -> None:
+def test_already_restored_file_needs_no_rollback(store: Store, host: Node) -> None:
     run = write(host, store)
     host.files[CONTAINERD] = FORMER
     assert plan_rollback(store, host, run).changes == ()
 
 
-def test_a_run_that_was_cut_short_before_its_write_needs_nothing(store: Store, host: Node) -> None:
+def test_run_interrupted_before_its_write_needs_no_rollback(store: Store, host: Node) -> None:
     run = write(host, store, finish=False)
     host.files[CONTAINERD] = FORMER
     assert plan_rollback(store, host, run).changes == ()
 
 
-def test_a_run_that_was_cut_short_after_its_write_can_be_undone(store: Store, host: Node) -> None:
+def test_run_interrupted_after_its_write_can_be_rolled_back(store: Store, host: Node) -> None:
     run = write(host, store, finish=False)
     undo(host, store, run)
     assert host.files[CONTAINERD] == FORMER
 
 
-def test_a_later_run_on_the_same_file_comes_first(store: Store, host: Node) -> None:
+def test_later_run_on_the_same_file_must_be_rolled_back_first(store: Store, host: Node) -> None:
     first = write(host, store)
     second = write(host, store, FileState(b"theirs\n"))
     with pytest.raises(Conflict) as caught:
@@ -212,7 +212,7 @@ def test_a_later_run_on_the_same_file_comes_first(store: Store, host: Node) -> N
     assert host.files[CONTAINERD] == FORMER
 
 
-def test_a_later_run_on_another_file_is_no_obstacle(store: Store, host: Node) -> None:
+def test_later_run_on_another_file_does_not_block_a_rollback(store: Store, host: Node) -> None:
     first = write(host, store)
     write(host, store, path=DAEMON_JSON)
     undo(host, store, first)
@@ -220,7 +220,7 @@ def test_a_later_run_on_another_file_is_no_obstacle(store: Store, host: Node) ->
     assert host.files[DAEMON_JSON] == OURS
 
 
-def test_two_writes_of_one_file_in_one_run_go_back_to_the_first(store: Store, host: Node) -> None:
+def test_two_writes_of_one_file_are_rolled_back_to_the_state_before_both(store: Store, host: Node) -> None:
     run = store.begin("setup", version="test")
     for after in (OURS, EDITED):
         change = FileChange(CONTAINERD, host.files[CONTAINERD], after, frozenset({RESTART}))
@@ -231,8 +231,8 @@ def test_two_writes_of_one_file_in_one_run_go_back_to_the_first(store: Store, ho
     assert host.files[CONTAINERD] == FORMER
 
 
-def written_twice(host: Node, store: Store) -> str:
-    """A run that wrote one file twice: only its first write owes a reload of systemd."""
+def write_twice(host: Node, store: Store) -> str:
+    """Write one file twice in a run, and return the id: only the first write owes a reload of systemd."""
     run = store.begin("setup", version="test")
     reload = Trigger("daemon-reload")
     for before, after, owes in ((FORMER, OURS, {reload, RESTART}), (OURS, FileState(b"ours 2\n"), {RESTART})):
@@ -245,25 +245,25 @@ def written_twice(host: Node, store: Store) -> str:
     return run.id
 
 
-def test_file_is_not_edited_where_it_is_as_the_runs_first_write_left_it(store: Store, host: Node) -> None:
-    run = written_twice(host, store)
+def test_first_of_two_writes_is_not_taken_for_an_edit(store: Store, host: Node) -> None:
+    run = write_twice(host, store)
     host.files[CONTAINERD] = OURS
     undo(host, store, run)
     assert host.files[CONTAINERD] == FORMER
 
 
-def test_rollback_owes_what_each_write_of_the_file_owed(store: Store, host: Node) -> None:
-    undo(host, store, written_twice(host, store))
+def test_rollback_fires_the_triggers_of_every_write(store: Store, host: Node) -> None:
+    undo(host, store, write_twice(host, store))
     assert host.triggered == [Trigger("daemon-reload"), RESTART]
 
 
-def test_packages_and_sources_stay_only_the_runtimes_configuration_comes_back(store: Store, host: Node) -> None:
+def test_plain_rollback_leaves_packages_and_sources(store: Store, host: Node) -> None:
     path = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     run = write(host, store, path=path, stage="sources")
     assert plan_rollback(store, host, run).changes == ()
 
 
-def test_a_daemon_that_refuses_the_former_file_keeps_the_present_one(store: Store) -> None:
+def test_daemon_that_rejects_the_restored_file_keeps_the_present_one(store: Store) -> None:
     host = Node(machine(files={CONTAINERD: FORMER}))
     run = write(host, store)
     host.accepts = lambda _trigger, node: node.files[CONTAINERD] == OURS
@@ -273,7 +273,7 @@ def test_a_daemon_that_refuses_the_former_file_keeps_the_present_one(store: Stor
     assert f"put back: {CONTAINERD}" in caught.value.why
 
 
-def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, host: Node) -> None:
+def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: Node) -> None:
     run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
     host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
     with pytest.raises(DrainRequired, match="1 running docker") as caught:
@@ -284,7 +284,7 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
     assert host.files[DAEMON_JSON] is None
 
 
-def test_of_a_default_runtime_that_goes_docker_is_told_by_a_restart_alone(store: Store, host: Node) -> None:
+def test_removed_docker_default_runtime_needs_a_restart_not_a_reload(store: Store, host: Node) -> None:
     reload, restart = (Trigger(kind, "docker.service") for kind in ("reload", "restart"))
     document = b'{"runtimes": {"nvidia": {"path": "/n"}}, "default-runtime": "nvidia"}'
     run = write(host, store, FileState(document), path=DAEMON_JSON, trigger=reload)
@@ -296,7 +296,7 @@ def test_of_a_default_runtime_that_goes_docker_is_told_by_a_restart_alone(store:
     assert plan_rollback(store, host, run).files[0].triggers == {reload}
 
 
-def test_a_docker_that_is_down_is_what_a_rollback_is_for(store: Store, host: Node) -> None:
+def test_rollback_works_while_docker_is_down(store: Store, host: Node) -> None:
     run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
     host.docker_ps = Capture("docker ps", "failed", error="Is the docker daemon running?")
     undo(host, store, run)
@@ -313,7 +313,7 @@ class Unreadable(Node):
         raise AssertionError("nothing is restarted")
 
 
-def test_a_file_that_cannot_be_read_is_not_overwritten(store: Store) -> None:
+def test_unreadable_file_is_not_overwritten_by_rollback(store: Store) -> None:
     host = Unreadable(machine(files={CONTAINERD: FORMER}))
     run = write(host, store)
     with pytest.raises(Undetermined, match="cannot be read") as caught:
@@ -324,7 +324,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(store: Store) -> None:
 # -- which run ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_run_is_undone_once_and_the_next_one_named(store: Store, host: Node) -> None:
+def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, host: Node) -> None:
     """A script that rolls back twice undoes one run."""
     first = write(host, store)
     second = write(host, store, EDITED)
@@ -340,7 +340,7 @@ def test_the_newest_run_is_undone_once_and_the_next_one_named(store: Store, host
     assert explain_undone(store, find_newest_run(store), "", whole=False).standing is None
 
 
-def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(store: Store, host: Node) -> None:
+def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> None:
     first = write(host, store)
     second = write(host, store, EDITED)
     host.files[CONTAINERD] = OURS  # by hand
@@ -353,7 +353,7 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
     assert host.files[CONTAINERD] == FORMER
 
 
-def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> None:
+def test_rollback_of_a_rollback_by_id_works(store: Store, host: Node) -> None:
     run = write(host, store)
     back = undo(host, store, run)
     undo(host, store, find_run(store, back.run).run)
@@ -362,7 +362,7 @@ def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> 
     assert not find_newest_run(store).undone_by
 
 
-def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
+def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -> None:
     run = write(host, store)
     removal = store.begin("remove", version="test", with_packages=True)
     change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
@@ -375,7 +375,7 @@ def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
     assert not find_newest_run(store).undone_by
 
 
-def test_a_run_is_named_by_its_id_or_number(store: Store, host: Node) -> None:
+def test_run_is_found_by_id_or_number(store: Store, host: Node) -> None:
     run = write(host, store)
     assert find_run(store, run).run == find_run(store, "1").run == run
     for wrong in ("2", "0", run[:-1]):
@@ -384,7 +384,7 @@ def test_a_run_is_named_by_its_id_or_number(store: Store, host: Node) -> None:
         assert run in caught.value.why
 
 
-def test_a_run_without_configuration_is_undone_with_its_packages_alone(store: Store, host: Node) -> None:
+def test_run_without_configuration_points_to_the_packages_option(store: Store, host: Node) -> None:
     write(host, store, path="/etc/apt/sources.list.d/cuda-debian12-x86_64.list", stage="sources")
     refusals: tuple[Callable[[], object], ...] = (
         lambda: find_run(store, "1", whole=False),
@@ -397,7 +397,7 @@ def test_a_run_without_configuration_is_undone_with_its_packages_alone(store: St
     assert find_newest_run(store, whole=True).run == find_run(store, "1", whole=True).run
 
 
-def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: Node) -> None:
+def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node) -> None:
     cuda_list = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     runs = [
         write(host, store, path=cuda_list, stage="sources"),
@@ -427,7 +427,7 @@ def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: No
     assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "its files are already restored or gone"]
 
 
-def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store) -> None:
+def test_node_without_runs_has_nothing_to_roll_back(store: Store) -> None:
     with pytest.raises(UsageError, match="nothing to roll back") as caught:
         find_newest_run(store)
     assert "no run of gpunode" in caught.value.why
@@ -446,7 +446,7 @@ PLAIN = FileState(b'{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}
         (FileState(b"not json"), DEFAULT, "restart"),
     ],
 )
-def test_docker_is_restarted_where_a_reload_would_leave_it_a_default_that_is_gone(
+def test_rollback_restarts_docker_where_a_reload_keeps_a_stale_default(
     former: FileState | None, ours: FileState, kind: str, store: Store
 ) -> None:
     """dockerd keeps the default runtime that its file names no more, whose entry it has then dropped."""

@@ -56,7 +56,7 @@ BEFORE = b"# mine\nversion = 2\n"
 
 
 def owe(run: Run, trigger: Trigger, seq: int) -> None:
-    """What the change ``seq`` owes beyond its own triggers."""
+    """Record further triggers that the change ``seq`` owes beyond its own."""
     run._note("", TriggerPending(trigger, seq, run._clock()))
 
 
@@ -83,7 +83,7 @@ def journal(store: Store) -> list[str]:
     return [summary.commit.result if summary.commit else "cut short" for summary in store.runs()]
 
 
-def untouched(host: Node, store: Store) -> bool:
+def is_untouched(host: Node, store: Store) -> bool:
     return not host.made and not host.triggered and not store.folder.exists()
 
 
@@ -100,14 +100,14 @@ def untouched(host: Node, store: Store) -> bool:
     ],
     ids=["no GPU", "a file that is no TOML", "a hold", "a mixed host"],
 )
-def test_a_refusal_leaves_no_trace(node: Facts, wanted: Recipe, kind: type[GpunodeError], store: Store) -> None:
+def test_refused_setup_changes_nothing(node: Facts, wanted: Recipe, kind: type[GpunodeError], store: Store) -> None:
     host = Node(node)
     with pytest.raises(kind):
         run(node, host, store, wanted, ASKED)
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
-def test_a_removal_outside_the_plan_is_seen_before_anything_is_done(store: Store) -> None:
+def test_unplanned_removal_is_refused_before_any_change(store: Store) -> None:
     node = docker()
     gone = Simulation(
         (Action("install", PackageId("containerd"), "1.6"), Action("remove", PackageId("openmpi-bin"), former="4.1"))
@@ -116,20 +116,20 @@ def test_a_removal_outside_the_plan_is_seen_before_anything_is_done(store: Store
     asked = replace(ASKED, only=("runtime-install",))
     with pytest.raises(Refused, match="something else"):
         run(replace(node, units={}), host, store, recipe("containerd"), asked)
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
-def test_who_says_no_has_changed_nothing(store: Store) -> None:
+def test_declined_setup_changes_nothing(store: Store) -> None:
     def no(_plans: Sequence[StagePlan]) -> None:
         raise UsageError("declined")
 
     host = Node(containerd())
     with pytest.raises(UsageError, match="declined"):
         run(containerd(), host, store, recipe("containerd"), replace(ONLY_CONFIG, confirm=no))
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
-def test_nothing_to_do_leaves_no_run_and_asks_nobody(store: Store) -> None:
+def test_converged_setup_records_no_run_and_asks_nothing(store: Store) -> None:
     host = Node(containerd())
     first = run(containerd(), host, store, recipe("containerd"))
     assert first.changed
@@ -143,7 +143,7 @@ def test_nothing_to_do_leaves_no_run_and_asks_nobody(store: Store) -> None:
 
 
 @pytest.mark.parametrize("word", ["a\nb", "\udcff.toml"])
-def test_a_word_that_no_unit_can_hold_is_told_before_the_changes(word: str, store: Store) -> None:
+def test_unsafe_resume_argument_is_refused_before_any_change(word: str, store: Store) -> None:
     host = Node(containerd())
     with pytest.raises(UsageError, match="systemd"):
         run(
@@ -153,7 +153,7 @@ def test_a_word_that_no_unit_can_hold_is_told_before_the_changes(word: str, stor
             recipe("containerd"),
             replace(ONLY_CONFIG, resume=Resume(lambda _: ("gpunode", word), b"")),
         )
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------------------
@@ -161,21 +161,21 @@ def test_a_word_that_no_unit_can_hold_is_told_before_the_changes(word: str, stor
 RUNNING = Capture("docker ps", "ok", b"4f2 trainer\n9a1 web server\n")
 
 
-def test_running_containers_are_named_and_not_stopped_unasked(store: Store) -> None:
+def test_setup_needs_consent_to_stop_running_containers(store: Store) -> None:
     host = Node(docker(), docker_ps=RUNNING)
     with pytest.raises(DrainRequired) as caught:
         run(docker(), host, store, DOCKER_CDI)
     assert "trainer, web server" in caught.value.why
-    assert untouched(host, store)
+    assert is_untouched(host, store)
     assert run(docker(), host, store, DOCKER_CDI, replace(ONLY_CONFIG, allow_disruption=True)).changed
 
 
 @pytest.mark.parametrize("said", [Capture("docker ps", "timeout"), Capture("docker ps", "failed", error="permission")])
-def test_a_docker_that_does_not_say_what_it_runs_is_not_restarted(said: Capture, store: Store) -> None:
+def test_docker_that_cannot_list_its_containers_is_not_restarted(said: Capture, store: Store) -> None:
     host = Node(docker(), docker_ps=said)
     with pytest.raises(Undetermined, match="which docker containers"):
         run(docker(), host, store, DOCKER_CDI)
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_a_docker_that_does_not_say_what_it_runs_is_not_restarted(said: Capture,
         ),
     ],
 )
-def test_a_docker_that_runs_nothing_is_no_obstacle(said: Capture, store: Store) -> None:
+def test_docker_without_containers_is_restarted(said: Capture, store: Store) -> None:
     assert run(docker(), Node(docker(), docker_ps=said), store, DOCKER_CDI).changed
 
 
-def test_no_container_is_in_the_way_of_a_reload_or_of_containerd(store: Store) -> None:
+def test_containers_do_not_block_a_reload_or_a_containerd_restart(store: Store) -> None:
     assert run(docker(), Node(docker(), docker_ps=RUNNING), store, recipe("docker")).changed
     assert run(containerd(), Node(containerd(), docker_ps=RUNNING), store, recipe("containerd")).changed
 
@@ -201,7 +201,7 @@ def test_no_container_is_in_the_way_of_a_reload_or_of_containerd(store: Store) -
 # -- a daemon that refuses ---------------------------------------------------------------------------------------------
 
 
-def test_a_daemon_that_refuses_its_new_file_runs_with_the_former_one_again(store: Store) -> None:
+def test_daemon_that_rejects_its_new_file_gets_the_old_one_back(store: Store) -> None:
     host = Node(containerd(), accepts=lambda _trigger, node: node.bytes_of(CONTAINERD) == BEFORE)
     with pytest.raises(ChangeFailed) as caught:
         run(containerd(), host, store, recipe("containerd"))
@@ -215,14 +215,14 @@ def test_a_daemon_that_refuses_its_new_file_runs_with_the_former_one_again(store
     assert b"nvidia-container-runtime" in kept.read_bytes()
 
 
-def test_a_file_that_was_not_there_is_gone_again(store: Store) -> None:
+def test_rejected_new_file_is_removed(store: Store) -> None:
     host = Node(docker(), accepts=lambda _trigger, node: node.bytes_of(DAEMON_JSON) is None)
     with pytest.raises(ChangeFailed):
         run(docker(), host, store, recipe("docker"))
     assert host.files[DAEMON_JSON] is None
 
 
-def test_a_daemon_that_never_comes_up_is_told_with_both_failures(store: Store) -> None:
+def test_daemon_that_does_not_recover_is_reported_with_both_failures(store: Store) -> None:
     host = Node(containerd(), accepts=lambda _trigger, _node: False)
     with pytest.raises(ChangeFailed) as caught:
         run(containerd(), host, store, recipe("containerd"))
@@ -231,7 +231,7 @@ def test_a_daemon_that_never_comes_up_is_told_with_both_failures(store: Store) -
     assert RESTART in store.pending_triggers()
 
 
-def test_a_stopped_daemon_that_cannot_be_started_gets_its_file_back_too(store: Store) -> None:
+def test_stopped_daemon_that_fails_to_start_gets_its_old_file_back(store: Store) -> None:
     node = containerd(units={"containerd.service": unit(active=False)})
     host = Node(node, refuses=ServiceChange)
     with pytest.raises(ChangeFailed) as caught:
@@ -240,7 +240,7 @@ def test_a_stopped_daemon_that_cannot_be_started_gets_its_file_back_too(store: S
     assert "put back" in caught.value.why
 
 
-def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> None:
+def test_only_the_file_of_the_failed_daemon_is_put_back(store: Store) -> None:
     """docker's restart is owed by a run that was cut short; it is not containerd's file that docker refused."""
     cut = store.begin("setup", version="test")
     owe(cut, Trigger("restart", "docker.service"), 1)
@@ -255,8 +255,8 @@ def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> No
     assert "put back: nothing" in caught.value.why
 
 
-def test_a_file_that_a_run_that_was_cut_short_wrote_goes_back_when_its_daemon_refuses_it(store: Store) -> None:
-    written = converged(None).files[CONTAINERD]
+def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store: Store) -> None:
+    written = converged_node(None).files[CONTAINERD]
     assert isinstance(written, Known)
     assert written.value is not None
     cut = store.begin("setup", version="test")
@@ -274,7 +274,7 @@ def test_a_file_that_a_run_that_was_cut_short_wrote_goes_back_when_its_daemon_re
     assert store.pending_triggers() == {}
 
 
-def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back(store: Store) -> None:
+def test_written_config_that_containerd_misreads_is_put_back(store: Store) -> None:
     class Misread(Node):
         def read_back(self, expectation: RuntimeExpectation, /) -> None:
             assert self.bytes_of(expectation.path) != BEFORE
@@ -289,7 +289,7 @@ def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back
     assert (host.triggered, store.pending_triggers()) == ([], {})
 
 
-def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> None:
+def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
     class Full(Node):
         def apply(self, changes: Sequence[Change], /) -> None:
             if any(isinstance(change, FileChange) and change.path == CONTAINERD for change in changes):
@@ -309,9 +309,9 @@ def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> Non
     assert set(store.pending_triggers()) == {Trigger("restart", "docker.service")}, "an earlier run's debt stays"
 
 
-def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_back(store: Store) -> None:
+def test_rejected_docker_reload_stays_pending_and_keeps_a_foreign_edit(store: Store) -> None:
     """The file was edited since docker read it: gpunode only has it read again."""
-    node = converged(1.0, "docker")
+    node = converged_node(1.0, "docker")
     state = node.files[DAEMON_JSON]
     assert isinstance(state, Known)
     assert state.value is not None
@@ -330,7 +330,7 @@ def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_ba
 # -- an earlier run that was cut short ---------------------------------------------------------------------------------
 
 
-def told(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]:
+def setup_with_notices(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]:
     events: list[Event] = []
     done = setup(
         recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, on_event=events.append
@@ -338,11 +338,11 @@ def told(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]
     return done, [event.text for event in events if isinstance(event, Notice)]
 
 
-def test_a_run_that_was_cut_short_is_told_and_finished(store: Store) -> None:
+def test_interrupted_run_is_reported_and_finished(store: Store) -> None:
     cut = store.begin("setup", version="test", user="ada")
     cut.close()
 
-    done, (said,) = told(containerd(), Node(containerd()), store)
+    done, (said,) = setup_with_notices(containerd(), Node(containerd()), store)
 
     assert done.changed
     assert cut.id in said
@@ -350,15 +350,15 @@ def test_a_run_that_was_cut_short_is_told_and_finished(store: Store) -> None:
     assert said.endswith("cut short before its first change; this run finishes it")
 
 
-def test_a_run_that_had_nothing_left_to_do_is_told_once(store: Store) -> None:
+def test_interrupted_run_with_nothing_left_is_reported_once(store: Store) -> None:
     first = Node(containerd())
     run(containerd(), first, store, recipe("containerd"))
     cut = store.begin("setup", version="test")
     cut.close()
     node = containerd(files={CONTAINERD: first.bytes_of(CONTAINERD)})
 
-    done, (said,) = told(node, Node(node), store)
-    _, again = told(node, Node(node), store)
+    done, (said,) = setup_with_notices(node, Node(node), store)
+    _, again = setup_with_notices(node, Node(node), store)
 
     assert not done.changed
     assert said.endswith("nothing is left to do")
@@ -368,23 +368,23 @@ def test_a_run_that_had_nothing_left_to_do_is_told_once(store: Store) -> None:
 # -- what an earlier run owes ------------------------------------------------------------------------------------------
 
 
-def owing(store: Store, trigger: Trigger) -> float:
+def record_pending_trigger(store: Store, trigger: Trigger) -> float:
     cut = store.begin("setup", version="test")
     owe(cut, trigger, 1)
     cut.close()
     return store.pending_triggers()[trigger]
 
 
-def converged(started_at: float | None, name: str = "containerd") -> Facts:
+def converged_node(started_at: float | None, name: str = "containerd") -> Facts:
     path, text = (CONTAINERD, BEFORE) if name == "containerd" else (DAEMON_JSON, b"{}")
     packages = {"containerd": "1.6.20", "docker.io": "20.10.24"}
     node = machine(packages=packages, files={path: text}, units={f"{name}.service": unit(started_at=started_at)})
     stage = Node(node)
-    change = _written(node, stage, name)
+    change = _written_file(node, stage, name)
     return replace(node, files={**node.files, path: Known(change, "x")})
 
 
-def _written(node: Facts, host: Node, name: str) -> FileState:
+def _written_file(node: Facts, host: Node, name: str) -> FileState:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -394,9 +394,9 @@ def _written(node: Facts, host: Node, name: str) -> FileState:
     return state
 
 
-def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> None:
-    since = owing(store, RESTART)
-    node = converged(since - 1)
+def test_restart_lost_in_a_power_cut_is_made_up_for(store: Store) -> None:
+    since = record_pending_trigger(store, RESTART)
+    node = converged_node(since - 1)
     host = Node(node)
     told: list[Event] = []
     done = setup(
@@ -408,12 +408,12 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     assert any(isinstance(event, Notice) and "containerd.service" in event.text for event in told)
 
 
-def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> None:
+def test_pending_trigger_of_a_failed_run_is_reported_as_such(store: Store) -> None:
     node, cold = containerd(), Trigger("initramfs")
     failed = store.begin("setup", version="test")
     owe(failed, cold, 1)
     failed.commit("failed", "the initramfs could not be rebuilt")
-    whole = replace(node, files=converged(None).files)
+    whole = replace(node, files=converged_node(None).files)
 
     left = find_backlog(store, whole)
 
@@ -422,41 +422,41 @@ def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> 
     assert str(left) == "an earlier run failed and left this undone: initramfs"
     check = check_configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
     assert (check.status, check.detail) == ("failed", "still to do: initramfs")
-    _, (said,) = told(whole, Node(whole), store)
+    _, (said,) = setup_with_notices(whole, Node(whole), store)
     assert said.startswith(str(left))
     assert not find_backlog(store, whole)
 
 
 @pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
-def test_cut_short_is_said_of_what_was_cut_short_alone(store: Store, cut: bool, words: str) -> None:
+def test_only_interrupted_runs_are_called_interrupted(store: Store, cut: bool, words: str) -> None:
     begun = store.begin("setup", version="test")
     owe(begun, RESTART, 1)
     if cut:
         begun.close()
     else:
         begun.commit("interrupted", "SIGINT")
-    assert str(find_backlog(store, converged(None))) == f"an earlier run {words} and left this undone: {RESTART}"
+    assert str(find_backlog(store, converged_node(None))) == f"an earlier run {words} and left this undone: {RESTART}"
 
 
-def test_whoever_may_not_read_the_journal_is_told_so_and_no_check_passes(store: Store) -> None:
+def test_unreadable_journal_is_reported_and_passes_no_check(store: Store) -> None:
     left = Backlog(unread="only root may read the journal")
     assert not has_pending_work((), left)
-    node = converged(None)
+    node = converged_node(None)
     check = check_configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
     assert check.status == "skipped"
     assert left.unread in check.detail
 
 
-def test_a_daemon_that_was_started_since_has_read_its_file(store: Store) -> None:
-    since = owing(store, RESTART)
-    host = Node(converged(since + 1))
-    assert not run(converged(since + 1), host, store, recipe("containerd")).changed
+def test_daemon_started_after_the_write_needs_no_restart(store: Store) -> None:
+    since = record_pending_trigger(store, RESTART)
+    host = Node(converged_node(since + 1))
+    assert not run(converged_node(since + 1), host, store, recipe("containerd")).changed
     assert host.triggered == []
 
 
-def test_an_owed_restart_of_docker_stops_no_container_unasked(store: Store) -> None:
-    since = owing(store, Trigger("restart", "docker.service"))
-    node = converged(since - 1, "docker")
+def test_pending_docker_restart_needs_consent_to_stop_containers(store: Store) -> None:
+    since = record_pending_trigger(store, Trigger("restart", "docker.service"))
+    node = converged_node(since - 1, "docker")
     host = Node(node, docker_ps=RUNNING)
     with pytest.raises(DrainRequired):
         run(node, host, store, recipe("docker"))
@@ -466,7 +466,7 @@ def test_an_owed_restart_of_docker_stops_no_container_unasked(store: Store) -> N
 # -- in the middle -----------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_ends_the_run_between_two_changes(store: Store) -> None:
+def test_signal_stops_setup_between_two_changes(store: Store) -> None:
     host = Node(machine())
 
     def stop() -> None:
@@ -480,7 +480,7 @@ def test_a_signal_ends_the_run_between_two_changes(store: Store) -> None:
     assert {trigger.kind for trigger in store.pending_triggers()} == {"index-refresh"}
 
 
-def test_a_change_that_fails_leaves_the_ones_before_it_journaled(store: Store) -> None:
+def test_failed_change_leaves_earlier_changes_journaled(store: Store) -> None:
     host = Node(machine(), refuses=PackageChange)
     with pytest.raises(ChangeFailed):
         run(machine(), host, store, recipe(), ASKED)
@@ -489,7 +489,7 @@ def test_a_change_that_fails_leaves_the_ones_before_it_journaled(store: Store) -
     assert "/etc/apt/preferences.d/gpunode-nvidia" in summary.subjects
 
 
-def test_a_tool_that_says_yes_and_does_nothing_is_found_out(store: Store) -> None:
+def test_change_that_had_no_effect_fails_the_run(store: Store) -> None:
     def unmoved(facts: Facts, _stage: StagePlan) -> Facts:
         return facts
 
@@ -506,8 +506,8 @@ def test_a_tool_that_says_yes_and_does_nothing_is_found_out(store: Store) -> Non
     assert caught.value.exit_code == 6
 
 
-def solved(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]], Simulation]:
-    """apt does as it is asked, and ``more``; it does nothing without ``needs``."""
+def solver_with(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]], Simulation]:
+    """Return a solver that does as it is asked, and ``more``; it does nothing without ``needs``."""
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         if any(str(change.id) == needs and change.after is None for change in changes):
@@ -520,10 +520,10 @@ def solved(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]]
     return solver
 
 
-def test_a_removal_that_shows_only_once_the_index_is_read_stops_the_run(store: Store) -> None:
+def test_unplanned_removal_found_after_the_index_refresh_is_refused(store: Store) -> None:
     old = {"nvidia-driver": "470.256.02-1", "nvidia-settings": "595.71.05-1"}
     node = machine(packages=old)
-    host = Node(node, solver=solved(Action("remove", PackageId("nvidia-settings"), former="595.71.05-1")))
+    host = Node(node, solver=solver_with(Action("remove", PackageId("nvidia-settings"), former="595.71.05-1")))
     with pytest.raises(Refused) as caught:
         run(node, host, store, recipe(), replace(ASKED, only=DRIVER_ALONE))
     assert "nvidia-settings" in caught.value.what
@@ -531,9 +531,9 @@ def test_a_removal_that_shows_only_once_the_index_is_read_stops_the_run(store: S
     assert not any(isinstance(change, PackageChange) for change in host.made)
 
 
-def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Store) -> None:
+def test_package_upgraded_instead_of_purged_is_announced(store: Store) -> None:
     node = machine(packages={"nvidia-driver": "470.256.02-1", "libcuda1": "470.256.02-1"})
-    host = Node(node, solver=solved(needs="libcuda1"))
+    host = Node(node, solver=solver_with(needs="libcuda1"))
     heard: list[str] = []
 
     def tell(event: Event) -> None:
@@ -547,7 +547,7 @@ def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Sto
     assert gone == {"nvidia-driver"}
 
 
-def test_an_index_that_lacks_the_packages_is_read_again_once(store: Store) -> None:
+def test_index_without_the_packages_is_refreshed_once(store: Store) -> None:
     node = with_driver("580.95.05")
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
@@ -561,7 +561,7 @@ def test_an_index_that_lacks_the_packages_is_read_again_once(store: Store) -> No
     assert done.changed
 
 
-def test_a_driver_whose_version_the_archive_has_no_more_is_told_with_the_ways_out(store: Store) -> None:
+def test_driver_version_gone_from_the_archive_is_reported_with_fixes(store: Store) -> None:
     node = with_driver("580.95.05", packages={"libcuda1": "580.65.06-1"})
     problem = "E: Version '580.95.05-*' for 'libcuda1' was not found"
     host = Node(node, solver=lambda _changes: Simulation((), problem))
@@ -572,7 +572,7 @@ def test_a_driver_whose_version_the_archive_has_no_more_is_told_with_the_ways_ou
     assert "apt-get purge libcuda1" in caught.value.hint
 
 
-def test_headers_that_the_archive_has_no_more_are_told_with_the_way_out(store: Store) -> None:
+def test_headers_gone_from_the_archive_are_reported_with_a_fix(store: Store) -> None:
     node = machine()
     problem = "E: Unable to locate package linux-headers-6.1.0-37-amd64"
     host = Node(node, solver=lambda _changes: Simulation((), problem))
@@ -583,7 +583,7 @@ def test_headers_that_the_archive_has_no_more_are_told_with_the_way_out(store: S
     assert "reboot" in caught.value.hint
 
 
-def test_an_upgrade_reads_the_index_and_is_done_when_the_newest_is_there(store: Store) -> None:
+def test_upgrade_refreshes_the_index_and_stops_at_the_newest_version(store: Store) -> None:
     node = with_driver("595.91.07")
     upgrade = replace(recipe(), upgrade=True)
     only = replace(ASKED, only=("driver",))
@@ -608,7 +608,7 @@ def test_an_upgrade_reads_the_index_and_is_done_when_the_newest_is_there(store: 
 # -- reboot ------------------------------------------------------------------------------------------------------------
 
 
-def waiting() -> Facts:
+def node_needing_reboot() -> Facts:
     return with_driver("580.95.05", loaded_driver=LoadedDriver("470.256.02", open_module=False))
 
 
@@ -616,16 +616,16 @@ ONLY_LOAD = replace(ASKED, only=("module-load",))
 RESUME = Resume(lambda run: ("/usr/bin/gpunode", "setup", "--resume", run, "--yes"), b"schema = 1\n")
 
 
-def test_what_only_a_reboot_can_do_is_the_answer_and_no_change(store: Store) -> None:
-    host = Node(waiting())
-    done = run(waiting(), host, store, recipe(), ONLY_LOAD)
+def test_required_reboot_is_returned_without_a_change(store: Store) -> None:
+    host = Node(node_needing_reboot())
+    done = run(node_needing_reboot(), host, store, recipe(), ONLY_LOAD)
     assert [wait.for_ for wait in done.waits] == ["reboot"]
-    assert untouched(host, store)
+    assert is_untouched(host, store)
 
 
-def test_a_reboot_is_arranged_only_when_it_is_asked_for_and_needed(store: Store) -> None:
-    host = Node(waiting())
-    run(waiting(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
+def test_resume_after_reboot_is_set_up_only_if_requested_and_needed(store: Store) -> None:
+    host = Node(node_needing_reboot())
+    run(node_needing_reboot(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
     unit_file = host.files["/etc/systemd/system/gpunode-resume.service"]
     assert isinstance(unit_file, FileState)
     (kept,) = store.ids()
@@ -637,11 +637,11 @@ def test_a_reboot_is_arranged_only_when_it_is_asked_for_and_needed(store: Store)
     assert not run(with_driver("580.95.05"), calm, store, recipe(), replace(ONLY_LOAD, resume=RESUME)).changed
 
 
-def test_later_steps_still_run_while_one_waits(store: Store) -> None:
+def test_later_steps_run_while_one_waits_for_a_reboot(store: Store) -> None:
     node = replace(
-        waiting(),
-        files={**waiting().files, CONTAINERD: Known(FileState(BEFORE), "x")},
-        packages=Known({**_packages(waiting()), PackageId("containerd"): PackageState("1.6.20")}, "x"),
+        node_needing_reboot(),
+        files={**node_needing_reboot().files, CONTAINERD: Known(FileState(BEFORE), "x")},
+        packages=Known({**_packages(node_needing_reboot()), PackageId("containerd"): PackageState("1.6.20")}, "x"),
     )
     host = Node(node)
     asked = replace(ASKED, only=("module-load", "runtime-config"))
@@ -656,7 +656,7 @@ def _packages(facts: Facts) -> dict[PackageId, PackageState]:
     return dict(facts.packages.value)
 
 
-def test_the_order_is_files_packages_modules_and_restarts_at_the_very_end(store: Store) -> None:
+def test_changes_run_in_order_files_packages_modules_restarts(store: Store) -> None:
     host = Node(machine())
     run(machine(), host, store, recipe("containerd"), ASKED)
     kinds: list[type[Change]] = [type(change) for change in host.made]

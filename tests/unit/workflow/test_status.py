@@ -27,8 +27,8 @@ UNIT = "containerd.service"
         ("unit-wants", False, "no unit"),
     ],
 )
-def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exists: bool, said: str) -> None:
-    """Where no systemd runs, its folders show that there is a unit, and a daemon may run all the same."""
+def test_runtime_activity_is_shown_only_where_it_is_known(probe: str, exists: bool, said: str) -> None:
+    """Without systemd, its folders show that there is a unit, and a daemon may run all the same."""
     unit = Unit(ServiceState(enabled=True, active=False), exists=exists)
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Known(unit, probe)})
@@ -37,7 +37,7 @@ def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exist
     assert ("not running" in text) is (said == "not running")
 
 
-def test_an_x_library_of_nvidias_is_no_driver() -> None:
+def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:
     """OpenMPI and Slurm bring libxnvctrl0 along, by way of libhwloc-plugins."""
     bare = replace(nodes.facts(), packages=Known(by_id({"libxnvctrl0": PackageState("525.85.05-3~deb12u1")}), "dpkg"))
     found = status(bare, nodes.host(bare), Backlog())
@@ -45,7 +45,7 @@ def test_an_x_library_of_nvidias_is_no_driver() -> None:
     assert status(nodes.facts(), nodes.host(bare), Backlog()).driver == "470.256.02"
 
 
-def test_what_systemctl_does_not_answer_is_unknown() -> None:
+def test_unit_state_that_systemctl_does_not_report_is_unknown() -> None:
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Unknown("Running in chroot, ignoring command", "units")})
     text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
@@ -56,7 +56,7 @@ def test_what_systemctl_does_not_answer_is_unknown() -> None:
     ("package", "shown"),
     [("libxnvctrl0", ""), ("nvidia-detect", ""), ("libcuda1", "525.85.05"), ("nvidia-kernel-dkms", "525.85.05")],
 )
-def test_a_driver_is_what_has_a_module_or_libcuda(package: str, shown: str) -> None:
+def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str) -> None:
     """Libhwloc-plugins, and so OpenMPI and Slurm, bring an X library of NVIDIA's along."""
     facts = machine(packages={package: "525.85.05-3"})
     found = status(facts, nodes.host(facts), Backlog())

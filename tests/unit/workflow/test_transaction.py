@@ -1,4 +1,4 @@
-"""What apt would do, compared with what was planned; the solver's answers are written here."""
+"""Plans of apt, compared with gpunode's; the solver's answers are written here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def answers(*actions: Action) -> Callable[[Sequence[PackageChange]], Simulation]
     return lambda _changes: Simulation(actions)
 
 
-def test_versions_become_exact_and_dependencies_are_automatic() -> None:
+def test_resolved_versions_are_exact_and_dependencies_marked_auto() -> None:
     found = resolve(
         [BRING], {}, answers(install("nvidia-driver-cuda"), install("libcuda1"), install("dkms", "3.0.10-8"))
     )
@@ -54,7 +54,7 @@ def test_versions_become_exact_and_dependencies_are_automatic() -> None:
     }
 
 
-def test_a_virtual_dependency_becomes_the_package_that_provides_it() -> None:
+def test_virtual_dependency_resolves_to_its_provider() -> None:
     """apt-get, asked for default-logind, selects libpam-systemd, and its simulation names that alone."""
     virtual = PackageChange(PackageId("default-logind"), None, ANY_PROVIDER)
     found = resolve([virtual], {}, answers(install("libpam-systemd", "252.39-1~deb12u1")))
@@ -62,7 +62,7 @@ def test_a_virtual_dependency_becomes_the_package_that_provides_it() -> None:
     assert (found.asked, found.dependencies) == ((), (provider,))
 
 
-def test_a_dependency_that_somebody_installed_by_hand_stays_so() -> None:
+def test_manually_installed_dependency_stays_manual() -> None:
     installed = {"libcuda1": PackageState("580.82.07-1"), "dkms": PackageState("3.0.9", auto=True)}
     actions = (
         install("nvidia-driver-cuda"),
@@ -76,18 +76,18 @@ def test_a_dependency_that_somebody_installed_by_hand_stays_so() -> None:
     }
 
 
-def test_what_the_solver_finds_to_be_nothing_is_dropped() -> None:
+def test_change_without_an_action_in_the_simulation_is_dropped() -> None:
     there = PackageState("580.95.05-1")
     changes = [BRING, PackageChange(PackageId("nvidia-persistenced"), there, DRIVER)]
     found = resolve(changes, {"nvidia-persistenced": there}, answers(install("nvidia-driver-cuda")))
     assert [str(change.id) for change in found.asked] == ["nvidia-driver-cuda"]
 
 
-def test_without_a_package_manager_the_changes_are_as_they_were() -> None:
+def test_changes_are_unresolved_without_a_package_manager() -> None:
     assert resolve([BRING], {}, lambda _changes: None).asked == (BRING,)
 
 
-def test_the_solvers_own_refusal_is_handed_on_and_nothing_is_guessed() -> None:
+def test_solver_problem_is_passed_on() -> None:
     problem = "E: Unable to locate package nvidia-driver-cuda"
     found = resolve([BRING], {}, lambda _changes: Simulation((), problem))
     assert (found.problem, found.asked) == (problem, (BRING,))
@@ -105,33 +105,33 @@ def purges(names: Iterable[str]) -> list[PackageChange]:
     return [PackageChange(PackageId.of(name), OLD, None) for name in sorted(names)]
 
 
-def gone(found: Transaction) -> set[str]:
+def removed_names(found: Transaction) -> set[str]:
     return {str(change.id) for change in (*found.asked, *found.dependencies) if change.after is None}
 
 
-def test_of_the_old_driver_only_what_the_new_one_needs_is_upgraded_and_the_rest_is_purged() -> None:
+def test_old_driver_packages_needed_by_the_new_driver_are_upgraded() -> None:
     solver = Solver(DEBIANS, NEW)
     assert "nvidia-driver" in {str(action.id) for action in solver([BRING]).actions}, "apt would upgrade it unasked"
 
     found = resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
 
     assert found.upgraded == by_id({"libcuda1": (), "libnvidia-ml1": ()})
-    assert gone(found) == DEBIANS.keys() - names(found.upgraded)
+    assert removed_names(found) == DEBIANS.keys() - names(found.upgraded)
     assert {change.id for change in found.dependencies} == found.upgraded.keys()
 
 
-def test_an_old_package_that_a_package_needs_that_stays_is_upgraded_and_says_for_whom() -> None:
+def test_old_package_needed_by_others_is_upgraded_and_names_them() -> None:
     solver = Solver(DEBIANS | {"player": frozenset({"nvidia-driver-libs"})}, NEW, frozenset({"player"}))
 
     found = resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
 
     by_player = {package for package, needing in found.upgraded.items() if needing == (PackageId("player"),)}
     assert by_player >= ids("nvidia-driver-libs", "libglx-nvidia0")
-    assert gone(found) == {"nvidia-driver", "nvidia-alternative"}
+    assert removed_names(found) == {"nvidia-driver", "nvidia-alternative"}
     assert not any(str(change.id) == "player" for change in (*found.asked, *found.dependencies))
 
 
-def test_a_package_that_stays_and_needs_what_the_archive_lacks_stops_the_run() -> None:
+def test_package_that_loses_its_dependency_stops_the_run() -> None:
     solver = Solver(DEBIANS | {"player": frozenset({"nvidia-alternative"})}, NEW, frozenset({"player"}))
     with pytest.raises(Refused) as caught:
         resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
@@ -164,10 +164,10 @@ def _solvers(draw: st.DrawFn) -> Solver:
 
 
 @given(solver=_solvers())
-def test_what_is_announced_as_purged_is_what_apt_purges(solver: Solver) -> None:
-    """What the new driver or a package that stays needs is upgraded, and nothing else is; all else is purged."""
+def test_announced_purges_are_what_apt_purges(solver: Solver) -> None:
+    """Dependencies of the new driver or of a package that stays are upgraded, nothing else; all else is purged."""
     needs = {**solver.installed, **solver.archive}
-    needed = _reached([str(BRING.id), *solver.others], needs)
+    needed = _reachable([str(BRING.id), *solver.others], needs)
     # apt upgrades nothing for the sake of a package that any version is good enough for: such a node is refused.
     assume(needed <= {str(action.id) for action in solver([BRING]).actions})
 
@@ -175,12 +175,12 @@ def test_what_is_announced_as_purged_is_what_apt_purges(solver: Solver) -> None:
 
     done = solver([*found.asked, *found.dependencies])
 
-    assert gone(found) == {str(action.id) for action in done.actions if action.verb == "purge"}
-    assert gone(found) == set(_NAMES) - needed
+    assert removed_names(found) == {str(action.id) for action in done.actions if action.verb == "purge"}
+    assert removed_names(found) == set(_NAMES) - needed
     assert names(found.upgraded) == needed
 
 
-def _reached(roots: Iterable[str], needs: Mapping[str, Depends]) -> set[str]:
+def _reachable(roots: Iterable[str], needs: Mapping[str, Depends]) -> set[str]:
     found: set[str] = set()
     left = list(roots)
     while left:
@@ -192,7 +192,7 @@ def _reached(roots: Iterable[str], needs: Mapping[str, Depends]) -> set[str]:
 
 @pytest.mark.parametrize("verb", ["remove", "purge"])
 @pytest.mark.parametrize("name", ["openmpi-bin", "nvidia-container-toolkit", "nvidia-fabricmanager"])
-def test_a_removal_that_no_step_planned_stops_the_run(verb: str, name: str) -> None:
+def test_unplanned_removal_stops_the_run(verb: str, name: str) -> None:
     gone = Action(verb, name, former="1.0")  # type: ignore[arg-type]
     with pytest.raises(Refused) as caught:
         resolve([BRING], {name: PackageState("1.0")}, answers(install("nvidia-driver-cuda"), gone))
@@ -200,7 +200,7 @@ def test_a_removal_that_no_step_planned_stops_the_run(verb: str, name: str) -> N
     assert "no package was touched" in caught.value.what
 
 
-def test_helpers_of_an_old_driver_leave_with_it() -> None:
+def test_helper_packages_of_the_old_driver_are_removed_with_it() -> None:
     purge = PackageChange(PackageId("nvidia-driver-535"), OLD, None)
     helper = Action("remove", PackageId("nvidia-alternative"), former="2023")
     actions = (
@@ -212,7 +212,7 @@ def test_helpers_of_an_old_driver_leave_with_it() -> None:
     assert [(str(c.id), c.after) for c in found.dependencies] == [("nvidia-alternative", None)]
 
 
-def test_another_branch_is_never_taken_by_name_or_as_a_dependency() -> None:
+def test_package_of_another_driver_branch_is_refused() -> None:
     with pytest.raises(Refused, match="something else"):
         resolve([BRING], {}, answers(install("nvidia-driver-cuda", "615.71.09-1")))
     mixed = (install("nvidia-driver-cuda"), install("libcuda1", "615.71.09-1"))
@@ -221,18 +221,18 @@ def test_another_branch_is_never_taken_by_name_or_as_a_dependency() -> None:
     assert "libcuda1 615.71.09-1" in caught.value.why
 
 
-def test_packages_with_versions_of_their_own_are_of_no_branch() -> None:
+def test_packages_with_their_own_versioning_pass_the_branch_check() -> None:
     own = (install("nvidia-driver-cuda"), install("nvlsm", "2025.03.1-1"), install("nvidia-modprobe", "580.95.05-1"))
     assert len(resolve([BRING], {}, answers(*own)).dependencies) == 2
 
 
-def test_a_downgrade_that_no_step_planned_stops_the_run() -> None:
+def test_unplanned_downgrade_stops_the_run() -> None:
     lowered = replace(install("libc6", "2.35", "2.36"), downgrade=True)
     with pytest.raises(Refused, match="something else"):
         resolve([BRING], {"libc6": PackageState("2.36")}, answers(install("nvidia-driver-cuda"), lowered))
 
 
-def test_residue_is_purged_also_where_the_solver_says_nothing_of_it() -> None:
+def test_config_file_residue_is_purged_even_if_the_solver_omits_it() -> None:
     residue = PackageState("470.256.02-1", config_files_only=True)
     purge = PackageChange(PackageId("nvidia-kernel-support"), residue, None)
     gone = Action("purge", PackageId("nvidia-kernel-support"), former="470.256.02-1")
@@ -240,7 +240,7 @@ def test_residue_is_purged_also_where_the_solver_says_nothing_of_it() -> None:
     assert purge in found.asked
 
 
-def test_an_upgrade_of_what_is_newest_already_is_nothing() -> None:
+def test_upgrade_of_the_newest_version_is_nothing() -> None:
     there = PackageState("580.95.05-1")
     found = resolve(
         [PackageChange(PackageId("nvidia-driver-cuda"), there, DRIVER)], {"nvidia-driver-cuda": there}, answers()
@@ -248,7 +248,7 @@ def test_an_upgrade_of_what_is_newest_already_is_nothing() -> None:
     assert found.asked == found.dependencies == ()
 
 
-def test_a_dependency_comes_in_the_locked_version_and_stays_a_dependency() -> None:
+def test_locked_dependency_is_installed_in_its_version_and_marked_auto() -> None:
     locked = {"nvidia-driver-cuda": "580.95.05-1", "libnvidia-egl-gbm1": "1.1.2-1"}
     bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
     asked: list[dict[str, object]] = []
@@ -268,7 +268,7 @@ def test_a_dependency_comes_in_the_locked_version_and_stays_a_dependency() -> No
     )
 
 
-def test_a_dependency_that_will_not_come_in_the_locked_version_stops_the_run() -> None:
+def test_dependency_in_another_than_the_locked_version_stops_the_run() -> None:
     bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
     actions = (install("nvidia-driver-cuda"), install("libcuda1", "580.119.02-1"))
     with pytest.raises(Refused) as caught:
@@ -277,13 +277,13 @@ def test_a_dependency_that_will_not_come_in_the_locked_version_stops_the_run() -
     assert "580.119.02-1" in caught.value.why
 
 
-def test_with_a_lock_too_nothing_of_another_branch_comes_along() -> None:
+def test_lock_does_not_allow_packages_of_another_branch() -> None:
     bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
     with pytest.raises(Refused, match="no package was touched"):
         resolve([bring], {}, answers(install("nvidia-driver-cuda"), install("libcuda1", "595.1.1-1")))
 
 
-def test_what_a_package_owes_is_still_owed_in_its_exact_version() -> None:
+def test_triggers_survive_the_resolution_of_a_version() -> None:
     owing = replace(BRING, triggers=frozenset({Trigger("restart", "nvidia-fabricmanager.service")}))
     (asked,) = resolve([owing], {}, answers(install("nvidia-driver-cuda"))).asked
     assert asked.triggers == owing.triggers

@@ -81,7 +81,7 @@ def gpus(*changed: Mapping[str, Any]) -> dict[str, Any]:
     return {**ANSWER, "gpus": rows}
 
 
-def test_a_gpu_that_answers_passes() -> None:
+def test_answering_gpu_passes() -> None:
     found = report()
     assert check(found, "nvml").status == "passed"
     assert check(found, "gpu-0").detail == "Tesla T4, 15360 MiB, GPU-0, persistence on, ECC on"
@@ -89,7 +89,7 @@ def test_a_gpu_that_answers_passes() -> None:
     assert check(found, "device-nodes").status == "passed"
 
 
-def test_a_node_on_which_no_program_finds_libcuda_fails_although_nvml_answers() -> None:
+def test_missing_libcuda_fails_although_nvml_answers() -> None:
     error = "libcuda.so.1: cannot open shared object file: No such file or directory"
     found = report(answer={**ANSWER, "libcuda_error": error})
     assert check(found, "nvml").status == "passed"
@@ -124,7 +124,7 @@ missing     /usr/lib/x86_64-linux-gnu/libcuda.so.1
         (Capture("dpkg", "timeout"), "skipped"),
     ],
 )
-def test_programs_and_libraries_are_compared_with_their_packages(answer: Capture, status: str) -> None:
+def test_packaged_files_are_compared_with_their_checksums(answer: Capture, status: str) -> None:
     toolkit = dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1")
     node = machine(packages={**toolkit, "libcuda1": "580.2-1"})
     found = tuple(package_file_checks(recipe("containerd"), node, Answering(answer)))
@@ -154,7 +154,7 @@ def test_programs_and_libraries_are_compared_with_their_packages(answer: Capture
     ],
     ids=["hangs", "falls over", "speaks nonsense", "another library", "no driver", "no GPU"],
 )
-def test_a_driver_that_does_not_answer_has_failed_and_expectations_are_not_passed(answer: object) -> None:
+def test_unresponsive_driver_fails_and_no_expectation_passes(answer: object) -> None:
     found = report(expecting(gpus=1, model="T4", min_memory_mib=1, ecc=True), answer=answer)
     assert check(found, "nvml").status == "failed"
     assert found.failed
@@ -186,7 +186,7 @@ def test_one_lost_gpu_of_two_fails_and_is_named() -> None:
         ({"ecc": False}, False),
     ],
 )
-def test_expectations_hold_of_every_gpu(expected: dict[str, Any], passes: bool) -> None:
+def test_expectations_hold_for_every_gpu(expected: dict[str, Any], passes: bool) -> None:
     (name,) = expected
     found = report(
         expecting(**expected), answer=gpus({}, {"ecc": {"error": "NotSupported", "code": 3}, "memory_mib": 16384})
@@ -194,12 +194,12 @@ def test_expectations_hold_of_every_gpu(expected: dict[str, Any], passes: bool) 
     assert check(found, f"expect-{name}").status == ("passed" if passes else "failed")
 
 
-def test_a_module_of_another_version_than_the_package_is_found() -> None:
+def test_loaded_module_of_another_version_fails() -> None:
     node = with_driver("580.95.05", loaded_driver=LoadedDriver("580.82.07", open_module=True), device_nodes=NODES)
     assert check(report(node=node), "versions").status == "failed"
 
 
-def test_a_package_of_another_version_than_the_driver_is_found_though_nvml_answers() -> None:
+def test_package_of_another_version_fails_although_nvml_answers() -> None:
     node = with_driver("580.95.05", packages={"libcuda1": "580.65.06-1"}, device_nodes=NODES)
     found = check(report(node=node), "versions")
     assert found.status == "failed"
@@ -207,12 +207,12 @@ def test_a_package_of_another_version_than_the_driver_is_found_though_nvml_answe
     assert "driver" in check(report(node=node), "configuration").detail
 
 
-def test_an_upgrade_has_worked_when_all_of_the_driver_is_of_one_version() -> None:
+def test_upgrade_passes_when_all_driver_versions_agree() -> None:
     node = with_driver("580.95.05", packages={"libcuda1": "580.95.05-1"}, device_nodes=NODES)
     assert check(report(replace(recipe(), upgrade=True), node=node), "versions").status == "passed"
 
 
-def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
+def test_residue_of_a_removed_driver_is_no_installed_version() -> None:
     from gpunode.change import PackageState
 
     residue = {"nvidia-driver-cuda": PackageState("470.256.02-1", config_files_only=True)}
@@ -220,7 +220,7 @@ def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
     assert check(report(recipe(version="580"), node), "versions").status == "passed"
 
 
-def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> None:
+def test_unreadable_pci_bus_does_not_hide_the_driver_checks() -> None:
     blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
     found = report(node=blind)
     assert check(found, "configuration").status == "skipped"
@@ -229,14 +229,14 @@ def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> No
     assert check(found, "versions").status == "passed"
 
 
-def test_missing_device_nodes_are_named_and_unknown_ones_are_not_judged() -> None:
+def test_missing_device_nodes_are_named_and_unreadable_ones_skipped() -> None:
     node = with_driver("580.95.05", device_nodes=frozenset({"/dev/nvidiactl"}))
     assert "/dev/nvidia0" in check(report(node=node), "device-nodes").detail
     blind = with_driver("580.95.05", device_nodes=Unknown("denied", "dev-nvidia"))
     assert not [one for one in report(node=blind).checks if one.id == "device-nodes"]
 
 
-def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> None:
+def test_pending_changes_fail_and_a_pending_reboot_is_not_run() -> None:
     assert check(report(), "configuration").status == "failed"
     assert "still to do" in check(report(), "configuration").detail
     waits = with_driver("580.95.05", loaded_driver=LoadedDriver("470.256.02", open_module=False))
@@ -254,12 +254,14 @@ def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> No
         (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="nvidia"), True, "passed"),
     ],
 )
-def test_the_runtime_has_the_last_word(configured: ObservedConfig | None, default: bool, status: str) -> None:
+def test_runtime_check_follows_what_the_runtime_reports(
+    configured: ObservedConfig | None, default: bool, status: str
+) -> None:
     wanted = Recipe("test", runtime=RuntimeSettings("docker", set_as_default=default))
     assert check(report(wanted, configured=configured), "runtime").status == status
 
 
-def test_a_runtime_that_cannot_read_its_own_file_has_failed() -> None:
+def test_runtime_that_cannot_read_its_config_fails() -> None:
     def broken(_name: str) -> ObservedConfig | None:
         raise Refused("daemon.json is broken", why="line 3")
 
@@ -268,7 +270,7 @@ def test_a_runtime_that_cannot_read_its_own_file_has_failed() -> None:
     assert check(found, "runtime").status == "failed"
 
 
-def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
+def test_container_is_not_started_without_a_working_driver() -> None:
     def never(*_: object) -> Check:
         pytest.fail("started a container")
 
@@ -280,7 +282,7 @@ def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
         assert check(found, "container").status == "skipped"
 
 
-def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
+def test_runtime_that_only_answers_root_is_not_run() -> None:
     def closed(_name: str) -> ObservedConfig | None:
         raise Undetermined("cannot tell how containerd is configured", why="permission denied", hint="as root")
 
@@ -290,7 +292,7 @@ def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
     assert [error.what for error in found.undetermined] == ["cannot tell how containerd is configured"]
 
 
-def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> None:
+def test_failing_container_check_does_not_hide_the_others() -> None:
     node = with_driver("580.95.05", device_nodes=NODES)
     wanted = Recipe("test", runtime=RuntimeSettings(name="containerd"))
     for error, status, told in (
@@ -307,12 +309,12 @@ def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> No
         assert check(found, "nvml").status == "passed"
 
 
-def test_a_machine_of_unknown_kind_does_not_hide_what_the_driver_answers() -> None:
+def test_unknown_virtualization_does_not_hide_the_driver_checks() -> None:
     node = with_driver("580.95.05", platform=Unknown("did not answer in time", "virt"), device_nodes=NODES)
     assert check(report(node=node), "nvml").status == "passed"
 
 
-def test_only_what_the_steps_of_a_run_are_about_is_checked() -> None:
+def test_only_the_selected_steps_are_checked() -> None:
     """``setup --only runtime-config`` on a node without a driver: nobody asked for one, so its absence is no fault."""
     wanted = Recipe("test", runtime=RuntimeSettings(name="containerd"), expect=Expect(gpus=8))
     broken = Capture("nvml", "absent")
@@ -325,7 +327,7 @@ def test_only_what_the_steps_of_a_run_are_about_is_checked() -> None:
     assert driver.id == "configuration"
 
 
-def test_the_check_of_some_steps_names_them() -> None:
+def test_check_of_selected_steps_names_them() -> None:
     found = verify(recipe(), machine(), Answering(ANSWER), lambda _name: None, only=("repair",))
     (check,) = found.checks
     assert check.status == "passed"

@@ -8,7 +8,7 @@ from gpunode.facts.evidence import Capture
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"\0\0x", b'{"schema": 2}', b"[" * 100_000])
-def test_an_answer_of_nvml_that_was_damaged_is_none(data: bytes) -> None:
+def test_damaged_nvml_answer_is_ignored(data: bytes) -> None:
     node = take_snapshot({"nvml": Capture("nvml", "ok", data, content_kind="table")})
     assert node.items_of("nvml")
     assert node.view(nvml_inventory) is None

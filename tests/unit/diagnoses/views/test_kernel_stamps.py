@@ -43,7 +43,7 @@ def messages(text: str, source: str = "dmesg") -> tuple[kernel.Message, ...]:
         "192.168.11.119: kern: warning: [2026-04-22T21:27:51.291213998Z]: ",
     ],
 )
-def test_whatever_stands_before_a_message_is_taken_off(stamp: str) -> None:
+def test_prefix_of_a_kernel_message_is_removed(stamp: str) -> None:
     (message,) = messages(stamp + XID)
     assert message.is_nvrm
     assert message.text == XID.removeprefix("NVRM: ")
@@ -51,11 +51,11 @@ def test_whatever_stands_before_a_message_is_taken_off(stamp: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["grep -r Xid /var/log", "kubectl describe node gpu7", "/var/log/gpu.log", "sos"])
-def test_a_message_of_the_kernel_is_found_wherever_somebody_quotes_it(source: str) -> None:
+def test_quoted_kernel_message_is_found(source: str) -> None:
     assert any(XID.removeprefix("NVRM: ") in message.text for message in messages(f"a line\n{XID}\nanother", source))
 
 
-def test_a_sentence_that_nvrm_wraps_is_one_message_in_a_journal_too() -> None:
+def test_wrapped_nvrm_sentence_in_a_journal_is_one_message() -> None:
     stamp = "Feb 14 05:03:43 gpu-1 kernel: NVRM: "
     text = "\n".join(
         stamp + part
@@ -71,7 +71,7 @@ def test_a_sentence_that_nvrm_wraps_is_one_message_in_a_journal_too() -> None:
     assert second.text.startswith("The NVIDIA probe routine")
 
 
-def test_what_old_drivers_said_without_a_colon_is_theirs_too() -> None:
+def test_nvrm_message_without_a_colon_is_recognized() -> None:
     (message,) = messages("[    3.59] NVRM kgspInitRm_IMPL: missing NVDEC0 engine, cannot initialize GSP-RM", "syslog")
     assert message.is_nvrm
     assert message.text.startswith("kgspInitRm_IMPL: missing")

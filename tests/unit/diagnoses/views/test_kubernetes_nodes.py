@@ -11,13 +11,13 @@ from gpunode.diagnoses.views import kubernetes_nodes
 from gpunode.facts import pasted
 
 
-def seen(*pieces: tuple[str, str]) -> Snapshot:
+def snapshot_of(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
 
 def counts(node: kubernetes_nodes.KubeNode) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Capacity, allocatable and allocated, each as bare numbers."""
+    """Return capacity, allocatable and allocated, each as bare numbers."""
     capacity, allocatable, allocated = (
         {name: amount.value for name, amount in one.items()}
         for one in (node.capacity, node.allocatable, node.allocated)
@@ -83,24 +83,24 @@ status:
 """
 
 
-def test_a_described_node_is_read_whole() -> None:
-    (node,) = seen(("kubectl describe node gpu-1", DESCRIBED)).view(kubernetes_nodes.kube_nodes)
+def test_described_node_is_parsed() -> None:
+    (node,) = snapshot_of(("kubectl describe node gpu-1", DESCRIBED)).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {GPU: 2})
     assert not node.has_no_gpu
     assert node.capacity[GPU].citation.line == "  nvidia.com/gpu:     4"
 
 
-def test_yaml_says_the_same() -> None:
-    (node,) = seen(("kubectl get node gpu-1 -o yaml", YAML)).view(kubernetes_nodes.kube_nodes)
+def test_node_yaml_is_parsed() -> None:
+    (node,) = snapshot_of(("kubectl get node gpu-1 -o yaml", YAML)).view(kubernetes_nodes.kube_nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {})
 
 
 @pytest.mark.parametrize("indent", [2, 4, None])
-def test_json_says_the_same_on_many_lines_and_on_one(indent: int | None) -> None:
+def test_node_json_is_parsed_on_one_or_many_lines(indent: int | None) -> None:
     status = {"status": {"allocatable": {"cpu": "47", GPU: "3"}, "capacity": {"cpu": "48", GPU: "4"}}}
-    (node,) = seen(("kubectl get node gpu-1 -o json", json.dumps(status, indent=indent))).view(
+    (node,) = snapshot_of(("kubectl get node gpu-1 -o json", json.dumps(status, indent=indent))).view(
         kubernetes_nodes.kube_nodes
     )
     assert counts(node)[:2] == ({GPU: 4}, {GPU: 3})
@@ -115,13 +115,13 @@ def test_json_says_the_same_on_many_lines_and_on_one(indent: int | None) -> None
         ("describe node | grep gpu", "nvidia.com/gpu: 4\nnvidia.com/gpu: 3\nnvidia.com/gpu  2  2"),
     ],
 )
-def test_what_was_cut_out_keeps_its_meaning(source: str, text: str) -> None:
-    (node,) = seen((source, text)).view(kubernetes_nodes.kube_nodes)
+def test_partial_node_output_is_parsed(source: str, text: str) -> None:
+    (node,) = snapshot_of((source, text)).view(kubernetes_nodes.kube_nodes)
     assert counts(node)[:2] == ({GPU: 4}, {GPU: 3})
 
 
-def test_pieces_without_a_name_belong_to_the_only_node_with_one() -> None:
-    (node,) = seen(
+def test_nameless_pieces_belong_to_the_only_named_node() -> None:
+    (node,) = snapshot_of(
         ("kubectl get node gpu-1 -o jsonpath='{.status.allocatable.nvidia\\.com/gpu}'", "2"),
         ("kubectl describe node (Allocated resources)", "  nvidia.com/gpu     1           1"),
     ).view(kubernetes_nodes.kube_nodes)
@@ -129,9 +129,9 @@ def test_pieces_without_a_name_belong_to_the_only_node_with_one() -> None:
     assert counts(node) == ({}, {GPU: 2}, {GPU: 1})
 
 
-def test_a_number_at_the_end_of_a_label_is_no_resource() -> None:
+def test_number_at_the_end_of_a_label_is_no_resource() -> None:
     text = "nvidia.com/gpu.count=8\nnvidia.com/gpu.replicas=1\nCapacity:\n cpu: 4\n nvidia.com/mig-1g.5gb: 7"
-    (node,) = seen(("kubectl describe node", text)).view(kubernetes_nodes.kube_nodes)
+    (node,) = snapshot_of(("kubectl describe node", text)).view(kubernetes_nodes.kube_nodes)
     assert counts(node)[0] == {"nvidia.com/mig-1g.5gb": 7}
 
 
@@ -145,18 +145,18 @@ def test_a_number_at_the_end_of_a_label_is_no_resource() -> None:
         ("kubectl describe node | grep cpu", "  cpu: 4", False),
     ],
 )
-def test_that_there_is_no_gpu_is_known_only_where_one_would_be_seen(source: str, text: str, *, known: bool) -> None:
-    (node,) = seen((source, text)).view(kubernetes_nodes.kube_nodes)
+def test_missing_gpu_is_known_only_from_complete_output(source: str, text: str, *, known: bool) -> None:
+    (node,) = snapshot_of((source, text)).view(kubernetes_nodes.kube_nodes)
     assert node.has_no_gpu is known
 
 
-def test_a_pod_is_no_node() -> None:
+def test_pod_is_not_parsed_as_a_node() -> None:
     pod = "Name: train-0\nNamespace: ml\nNode: gpu-1\nContainers:\n  main:\n    Limits:\n      nvidia.com/gpu:  2\n"
-    assert seen(("kubectl describe pod train-0", pod)).view(kubernetes_nodes.kube_nodes) == ()
+    assert snapshot_of(("kubectl describe pod train-0", pod)).view(kubernetes_nodes.kube_nodes) == ()
 
 
 @pytest.mark.parametrize("cut", range(0, len(DESCRIBED), 37))
-def test_every_part_of_a_node_can_be_read(cut: int) -> None:
+def test_truncated_node_output_does_not_crash(cut: int) -> None:
     for text in (DESCRIBED[:cut], DESCRIBED[cut:], YAML[cut:]):
-        report = seen(("kubectl describe node", text))
+        report = snapshot_of(("kubectl describe node", text))
         report.view(kubernetes_nodes.kube_nodes)

@@ -24,7 +24,7 @@ DNF = """Command Line   : /usr/bin/dnf-automatic --timer
 """
 
 
-def seen(*pieces: tuple[str, str]) -> Snapshot:
+def snapshot_of(*pieces: tuple[str, str]) -> Snapshot:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
@@ -40,19 +40,19 @@ def seen(*pieces: tuple[str, str]) -> Snapshot:
         ("dpkg-query -W", "nvidia-utils-550\t550.90.07-0ubuntu1", "nvidia-utils-550", "550.90.07"),
     ],
 )  # fmt: skip
-def test_every_list_of_packages_is_read(source: str, line: str, name: str, version: str) -> None:
-    found = seen((source, line)).view(packages.listed_packages)
+def test_package_list_formats_are_parsed(source: str, line: str, name: str, version: str) -> None:
+    found = snapshot_of((source, line)).view(packages.listed_packages)
     assert found[name].upstream == version
     assert found[name].is_installed
 
 
-def test_what_a_container_lists_is_not_the_nodes() -> None:
-    inside = seen(("docker exec app dpkg -l", "ii  nvidia-utils-535  535.104.05-0ubuntu1  amd64  x"))
+def test_packages_of_a_container_are_not_the_nodes() -> None:
+    inside = snapshot_of(("docker exec app dpkg -l", "ii  nvidia-utils-535  535.104.05-0ubuntu1  amd64  x"))
     assert not inside.view(packages.listed_packages)
     assert [one.name for one in packages.container_packages(inside)] == ["nvidia-utils-535"]
 
 
-def test_dpkgs_own_list_tells_what_is_unfinished() -> None:
+def test_unfinished_package_is_read_from_dpkg_status() -> None:
     text = "Package: bash\nStatus: install ok installed\nVersion: 5\n\n"
     text += "Package: nvidia-dkms-550\nStatus: install ok half-configured\nVersion: 550.90.07-0ubuntu1\n"
     found = take_snapshot({"dpkg-status": Capture("/var/lib/dpkg/status", "ok", text.encode())}).view(
@@ -83,23 +83,23 @@ def test_dpkgs_own_list_tells_what_is_unfinished() -> None:
          "nvidia-compute-G06", "550.90.07", False),
     ],
 )  # fmt: skip
-def test_every_log_of_packages_is_read(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
-    found = {one.name: one for one in history.package_upgrades(seen((source, text)))}
+def test_package_log_formats_are_parsed(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
+    found = {one.name: one for one in history.package_upgrades(snapshot_of((source, text)))}
     assert found[name].driver == driver
     assert found[name].is_automatic is automatic
 
 
-def test_two_entries_of_one_archive_with_different_keys_conflict() -> None:
+def test_entries_of_one_archive_with_different_keys_conflict() -> None:
     url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
     (found,) = apt_sources.conflicting_entries(
-        seen(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
+        snapshot_of(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
     )
     assert [entry.source.file for entry in found] == [
         "/etc/apt/sources.list.d/new.list",
         "/etc/apt/sources.list.d/old.list",
     ]
-    assert not apt_sources.conflicting_entries(seen(("grep -r nvidia /etc/apt", grepped * 2)))
+    assert not apt_sources.conflicting_entries(snapshot_of(("grep -r nvidia /etc/apt", grepped * 2)))
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_two_entries_of_one_archive_with_different_keys_conflict() -> None:
         ("/opt/conda/lib/libcuda.so.1", "other"),
     ],
 )
-def test_where_a_library_stands_tells_what_it_is(path: str, sort: str) -> None:
+def test_library_path_tells_its_origin(path: str, sort: str) -> None:
     assert loader.sort_of(path) == sort
 
 
-def test_of_the_loaders_cache_the_first_entry_counts() -> None:
+def test_first_entry_of_the_loader_cache_wins() -> None:
     cache = "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
-    (found,) = seen(("ldconfig -p", cache)).view(loader.loaded_libraries)
+    (found,) = snapshot_of(("ldconfig -p", cache)).view(loader.loaded_libraries)
     assert found.sort == "driver"

@@ -54,7 +54,7 @@ def node(*pieces: tuple[str, str]) -> Snapshot:
     return take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))
 
 
-def test_a_whole_answer_is_a_tree_for_each_gpu() -> None:
+def test_complete_smi_query_is_a_tree_per_gpu() -> None:
     first, second = smi_query.smi_gpus(node(("nvidia-smi -q", WHOLE)))
     assert (first.bus, second.bus) == ("0000:07:00.0", "0000:0b:00.0")
     assert first.value("Remapped Rows", "Pending") == "Yes"
@@ -65,7 +65,7 @@ def test_a_whole_answer_is_a_tree_for_each_gpu() -> None:
     assert first.find("Remapped Rows", "Pending").citation.line_number == 17  # type: ignore[union-attr]
 
 
-def test_a_part_without_the_gpus_line_is_one_gpu_of_unknown_address() -> None:
+def test_section_without_a_gpu_line_is_one_gpu_of_unknown_address() -> None:
     part = "    Remapped Rows\n        Uncorrectable Error : 8\n        Remapping Failure Occurred : Yes\n"
     for source in ("nvidia-smi -q -d ROW_REMAPPER", "nvidia-smi -q", "what he sent"):
         (gpu,) = smi_query.smi_gpus(node((source, part)))
@@ -73,19 +73,19 @@ def test_a_part_without_the_gpus_line_is_one_gpu_of_unknown_address() -> None:
         assert gpu.number("Remapped Rows", "Uncorrectable Error") == 8
 
 
-def test_the_option_names_the_section_whose_heading_was_left_away() -> None:
+def test_omitted_section_heading_is_taken_from_the_option() -> None:
     (gpu,) = smi_query.smi_gpus(node(("nvidia-smi -q -d ROW_REMAPPER", "Pending : Yes\n")))
     assert smi_query.is_yes(gpu.value("Remapped Rows", "Pending"))
 
 
-def test_the_xml_gives_the_same_tree() -> None:
+def test_smi_xml_is_parsed_to_the_same_tree() -> None:
     (gpu,) = smi_query.smi_gpus(node(("nvidia-smi -q -x", XML)))
     assert gpu.bus == "0000:07:00.0"
     assert gpu.number("Remapped Rows", "Uncorrectable Error") == 4
     assert gpu.value("Remapped Rows", "Pending") == "Yes"
 
 
-def test_the_columns_of_a_csv_are_rows_of_the_tree() -> None:
+def test_smi_csv_columns_are_parsed_to_the_same_tree() -> None:
     source = "nvidia-smi --query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure --format=csv"
     text = (
         "gpu_bus_id, remapped_rows.pending, remapped_rows.failure\n00000000:07:00.0, Yes, No\n00000000:0B:00.0, No, No"
@@ -97,9 +97,9 @@ def test_the_columns_of_a_csv_are_rows_of_the_tree() -> None:
     assert smi_query.smi_gpus(node((source, "00000000:07:00.0, Yes, No")))[0].value("Remapped Rows", "Pending") == "Yes"
 
 
-def test_the_head_of_an_answer_is_no_gpu() -> None:
+def test_smi_query_header_is_no_gpu() -> None:
     assert smi_query.smi_gpus(node(("nvidia-smi -q", WHOLE.split("GPU 00000000:07")[0]))) == ()
 
 
-def test_a_container_s_answer_is_not_the_node_s() -> None:
+def test_answer_of_a_container_is_not_the_nodes() -> None:
     assert smi_query.smi_gpus(node(("docker exec train nvidia-smi -q", WHOLE))) == ()

@@ -1,4 +1,4 @@
-"""What a killed run left where gpunode lets apt work."""
+"""Leftovers of a killed run where gpunode lets apt work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from gpunode.host import apt
 
 
-def test_folders_of_a_killed_run_go_and_what_others_planted_stays(tmp_path: Path) -> None:
+def test_temporary_apt_folders_are_removed_and_foreign_entries_kept(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "var/lib/apt").mkdir(parents=True)
     precious = tmp_path / "precious"

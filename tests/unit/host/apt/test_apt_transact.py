@@ -1,4 +1,4 @@
-"""Which commands a transaction is made of, and what follows each failure; the commands themselves are scripted."""
+"""Commands of a transaction, and what follows each failure; the commands themselves are scripted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Bench:
         self.apt = Apt(self.runner, self.progress.append, 30, sleep=self.waited.append)
 
 
-def test_one_transaction_that_lowers_no_guard(tmp_path: Path) -> None:
+def test_transaction_is_one_install_with_safe_options(tmp_path: Path) -> None:
     bench = Bench(tmp_path, dpkg_query=[(0, "old old installed\n", "")])
     bench.apt.transact((DRIVER, PackageChange(PackageId("old"), PackageState("1"), None)))
     (argv,) = bench.runner.made("install")
@@ -86,7 +86,7 @@ def test_one_transaction_that_lowers_no_guard(tmp_path: Path) -> None:
     assert Progress("install", 50.0, "Unpacking driver (amd64)") in bench.progress
 
 
-def test_dpkgs_check_of_signatures_is_not_lowered_by_the_host(tmp_path: Path) -> None:
+def test_dpkg_signature_check_is_not_disabled_by_the_host(tmp_path: Path) -> None:
     """dpkg takes the last of its options, and apt gives it those of its own files first."""
     bench = Bench(tmp_path)
     bench.apt.transact((DRIVER,))
@@ -94,7 +94,7 @@ def test_dpkgs_check_of_signatures_is_not_lowered_by_the_host(tmp_path: Path) ->
     assert "Dpkg::Options::=--refuse-bad-verify" in argv
 
 
-def test_certificates_and_dates_of_our_own_sources_and_keys_are_checked_by_host_too(tmp_path: Path) -> None:
+def test_own_sources_are_fetched_with_tls_and_date_checks(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     own = tmp_path / "etc/apt/sources.list.d/nvidia.list"
     own.parent.mkdir(parents=True)
@@ -111,13 +111,13 @@ def test_certificates_and_dates_of_our_own_sources_and_keys_are_checked_by_host_
     assert not (dates | tls) & {*everything}, "of others' archives the host's configuration decides"
 
 
-def test_nothing_is_started_for_nothing(tmp_path: Path) -> None:
+def test_empty_transaction_runs_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.apt.transact(())
     assert bench.runner.commands == []
 
 
-def test_the_network_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+def test_network_failure_is_retried_and_then_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", NETWORK)] * 9)
     with pytest.raises(ChangeFailed, match="cannot be reached") as caught:
         bench.apt.transact((DRIVER,))
@@ -132,7 +132,7 @@ def test_the_network_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
     ]
 
 
-def test_a_refused_connection_is_not_tried_again(tmp_path: Path) -> None:
+def test_refused_connection_is_not_retried(tmp_path: Path) -> None:
     said = (
         "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1). - connect (111: "
         "Connection refused)\n"
@@ -144,7 +144,7 @@ def test_a_refused_connection_is_not_tried_again(tmp_path: Path) -> None:
     assert "[repositories]" in caught.value.hint
 
 
-def test_a_stale_index_is_refreshed_once(tmp_path: Path) -> None:
+def test_stale_index_is_refreshed_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", GONE)], simulate=[(0, INST, "")])
     bench.apt.transact((DRIVER,))
     assert [bench.runner._verb(argv) for argv in bench.runner.commands if argv[0] == "apt-get"] == [
@@ -155,14 +155,14 @@ def test_a_stale_index_is_refreshed_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_stale_index_that_stays_is_given_up(tmp_path: Path) -> None:
+def test_index_still_stale_after_a_refresh_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", GONE)] * 9, simulate=[(0, INST, "")])
     with pytest.raises(ChangeFailed, match="are gone"):
         bench.apt.transact((DRIVER,))
     assert len(bench.runner.made("update")) == 1
 
 
-def test_a_refreshed_index_may_not_change_the_plan(tmp_path: Path) -> None:
+def test_refreshed_index_must_not_change_the_plan(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", GONE)], simulate=[(0, INST + "Remv docker-ce [5:28]\n", "")])
     with pytest.raises(ChangeFailed, match="would not do what was planned") as caught:
         bench.apt.transact((DRIVER,))
@@ -170,7 +170,7 @@ def test_a_refreshed_index_may_not_change_the_plan(tmp_path: Path) -> None:
     assert len(bench.runner.made("install")) == 1
 
 
-def test_a_hold_outlives_a_failed_transaction(tmp_path: Path) -> None:
+def test_hold_is_restored_after_a_failed_transaction(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", "E: something\n")])
     with pytest.raises(ChangeFailed):
         bench.apt.transact(
@@ -179,7 +179,7 @@ def test_a_hold_outlives_a_failed_transaction(tmp_path: Path) -> None:
     assert bench.runner.made("mark")[-1][-2:] == ("hold", "driver")
 
 
-def test_packages_of_a_failed_removal_are_automatic_again(tmp_path: Path) -> None:
+def test_auto_mark_is_restored_after_a_failed_removal(tmp_path: Path) -> None:
     there = [(0, "driver driver installed\n", "")]
     bench = Bench(tmp_path, install=[(100, "", "E: something\n")], dpkg_query=there)
     with pytest.raises(ChangeFailed):
@@ -187,7 +187,7 @@ def test_packages_of_a_failed_removal_are_automatic_again(tmp_path: Path) -> Non
     assert bench.runner.made("mark")[-1][-2:] == ("auto", "driver")
 
 
-def test_an_apt_that_hangs_is_said_to_hang_and_not_tried_again(tmp_path: Path) -> None:
+def test_hanging_apt_is_reported_and_not_retried(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(124, "", NETWORK)])
     with pytest.raises(ChangeFailed, match="did not end within") as caught:
         bench.apt.transact((DRIVER,))
@@ -195,21 +195,21 @@ def test_an_apt_that_hangs_is_said_to_hang_and_not_tried_again(tmp_path: Path) -
     assert bench.waited == []
 
 
-def test_an_older_apts_warning_fails_the_refresh(tmp_path: Path) -> None:
+def test_warning_of_an_older_apt_fails_the_refresh(tmp_path: Path) -> None:
     warning = "W: Failed to fetch http://h.example/InRelease  503  Service Unavailable\n"
     bench = Bench(tmp_path, update=[(0, "", warning)] * 9)
     with pytest.raises(ChangeFailed, match="cannot be reached"):
         bench.apt.refresh(())
 
 
-def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
+def test_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
     bench = Bench(tmp_path, update=[(100, "", "E: Failed to fetch http://me:geheim@h.example/  404  Not Found\n")])
     with pytest.raises(ChangeFailed) as caught:
         bench.apt.refresh(())
     assert "geheim" not in f"{caught.value.what} {caught.value.why} {caught.value.hint}"
 
 
-def test_the_build_log_is_read_inside_the_root(tmp_path: Path) -> None:
+def test_dkms_build_log_is_read_inside_the_root(tmp_path: Path) -> None:
     log = tmp_path / "var/lib/dkms/nvidia/580/build/make.log"
     log.parent.mkdir(parents=True)
     log.write_text("make\nnv.c:1:1: error: no such thing\n")
@@ -225,7 +225,7 @@ def test_the_build_log_is_read_inside_the_root(tmp_path: Path) -> None:
     assert caught.value.why == "nv.c:1:1: error: no such thing"
 
 
-def test_what_a_script_says_of_its_network_is_not_tried_again(tmp_path: Path) -> None:
+def test_network_error_of_a_maintainer_script_is_not_retried(tmp_path: Path) -> None:
     said = (
         "curl: (7) Failed to connect: Connection refused\n"
         "dpkg: error processing package x (--configure):\n installed x package post-installation script … 7\n"
@@ -237,12 +237,12 @@ def test_what_a_script_says_of_its_network_is_not_tried_again(tmp_path: Path) ->
     assert bench.waited == []
 
 
-def test_no_apt_is_nothing_to_simulate(tmp_path: Path) -> None:
+def test_simulation_without_apt_is_none(tmp_path: Path) -> None:
     bench = Bench(tmp_path, simulate=[(127, "", "apt-get: command not found")])
     assert bench.apt.simulate((DRIVER,)) is None
 
 
-def test_marks_are_as_the_states_say() -> None:
+def test_marks_follow_the_package_states() -> None:
     plan = (
         PackageChange(PackageId("auto"), None, PackageState("1", auto=True)),
         PackageChange(PackageId("held"), PackageState("1"), PackageState("2", held=True)),
@@ -259,7 +259,7 @@ def test_marks_are_as_the_states_say() -> None:
     }
 
 
-def test_a_mark_takes_no_transaction(tmp_path: Path) -> None:
+def test_mark_change_needs_no_transaction(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.apt.transact((PackageChange(PackageId("libcuda1"), PackageState("1", auto=True), PackageState("1")),))
     commands = [argv for argv in bench.runner.commands if argv[0] != "apt-config"]

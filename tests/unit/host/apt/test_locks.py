@@ -17,7 +17,7 @@ from gpunode.host.locks import (
 from gpunode.host.port import Progress
 
 
-def test_a_line_of_the_table_is_told_from_a_waiting_one() -> None:
+def test_lock_table_row_of_a_waiter_is_ignored() -> None:
     table = (
         "1: POSIX  ADVISORY  WRITE 907 fd:00:131 0 EOF\n"
         "1: -> POSIX  ADVISORY  WRITE 911 fd:00:132 0 EOF\n"
@@ -28,11 +28,11 @@ def test_a_line_of_the_table_is_told_from_a_waiting_one() -> None:
     assert find_lock_pid(table, 0x08, 1, 131) is None
 
 
-def test_a_holder_whose_pid_the_kernel_does_not_say_is_said_so() -> None:
+def test_invisible_lock_holder_is_described() -> None:
     assert str(LockHolder("/var/lib/dpkg/lock", 0, "")) == "a process that is not visible from here"
 
 
-def test_an_apt_that_a_gpunode_started_is_told_from_any_other(tmp_path: Path) -> None:
+def test_apt_left_by_an_earlier_gpunode_is_recognized(tmp_path: Path) -> None:
     for pid, environment in ((5, b"HOME=/root\0GPUNODE_STARTED=1\0"), (6, b"HOME=/root\0X=GPUNODE_STARTED=1\0")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(b"apt-get\0install\0")
@@ -45,12 +45,12 @@ def test_an_apt_that_a_gpunode_started_is_told_from_any_other(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_lock_that_is_a_fifo_keeps_nobody_waiting_for_its_writer(tmp_path: Path) -> None:
+def test_fifo_as_a_lock_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     assert find_holder(tmp_path / "lock") is None
 
 
-def test_a_script_is_found_by_itself_and_behind_its_interpreter_and_waited_for(tmp_path: Path) -> None:
+def test_script_behind_an_interpreter_is_found_and_waited_for(tmp_path: Path) -> None:
     def process(pid: int, *words: str) -> Path:
         (tmp_path / str(pid)).mkdir()
         path = tmp_path / str(pid) / "cmdline"

@@ -1,4 +1,4 @@
-"""Why apt refuses, from its own words."""
+"""Reasons why apt refuses, from its own words."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import hint, versions_not_found
 
 
-def test_versions_that_no_archive_has_are_named() -> None:
+def test_versions_missing_from_the_archive_are_parsed() -> None:
     refusal = "E: Version '580.1-1' for 'nvidia-driver-cuda' was not found"
     assert versions_not_found(refusal) == ((PackageId("nvidia-driver-cuda"), "580.1-1"),)
 
 
 @pytest.mark.parametrize("refusal", ["", "E: Unable to locate package x"])
-def test_another_refusal_names_none(refusal: str) -> None:
+def test_other_refusals_name_no_missing_version(refusal: str) -> None:
     assert versions_not_found(refusal) == ()
 
 
@@ -27,5 +27,5 @@ def test_another_refusal_names_none(refusal: str) -> None:
         ("E: Unable to locate package nvidia-open", "a source is missing"),
     ],
 )
-def test_a_refusal_has_a_hint_that_fits(refusal: str, says: str) -> None:
+def test_refusal_has_a_fitting_hint(refusal: str, says: str) -> None:
     assert says in hint(refusal)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpunode.packages.deb.configuration import is_overridden, is_read, is_relaxed, parse
 
 
-def test_scopes_comments_and_lines_are_those_of_apt() -> None:
+def test_apt_conf_scopes_comments_and_lines_are_parsed() -> None:
     text = """// Acquire::AllowInsecureRepositories "true";
 # APT::Get::AllowUnauthenticated "true";
 /* APT::Get::AllowUnauthenticated
@@ -43,7 +43,7 @@ Dpkg::Options { "--force-confdef"; };
         ("Acquire::http { developer.download.nvidia.com { Verify-Peer off; }; };", False),
     ],
 )
-def test_an_option_that_relaxes_apt_is_found_for_one_host_and_in_a_list_too(text: str, overridden: bool) -> None:
+def test_relaxed_option_is_found_per_host_and_in_a_list(text: str, overridden: bool) -> None:
     (relaxed,) = [option for option in parse("x", text) if is_relaxed(option.name, option.value)]
     assert is_overridden(relaxed.name) is overridden
 
@@ -58,11 +58,11 @@ def test_an_option_that_relaxes_apt_is_found_for_one_host_and_in_a_list_too(text
         "}{;",
     ],
 )
-def test_what_apt_does_by_default_is_not_relaxed(text: str) -> None:
+def test_default_options_are_not_relaxed(text: str) -> None:
     assert not [option for option in parse("x", text) if is_relaxed(option.name, option.value)]
 
 
-def test_a_name_that_apt_passes_over_is_not_read() -> None:
+def test_file_names_ignored_by_apt_are_not_read() -> None:
     assert is_read("/etc/apt/apt.conf.d/99site")
     assert is_read("/etc/apt/apt.conf")
     assert not is_read("/etc/apt/apt.conf.d/99site.dpkg-old")
@@ -70,5 +70,5 @@ def test_a_name_that_apt_passes_over_is_not_read() -> None:
 
 
 @given(st.text(alphabet='Aa:{}";#/* \n\\'))
-def test_any_text_is_read(text: str) -> None:
+def test_any_text_is_parsed(text: str) -> None:
     assert all(option.line <= text.count("\n") + 1 for option in parse("x", text))

@@ -42,7 +42,7 @@ def missing(
     return InstalledRelations(found).missing({**packages(found), **by_id(planned or {})}, [PackageId("driver")])
 
 
-def test_what_a_dependency_needs_is_found_and_named_with_the_only_version_that_will_do() -> None:
+def test_missing_dependency_is_named_with_its_only_version() -> None:
     assert missing() == (
         MissingDependency(PackageId("ptxjit"), "580.2-1", PackageId("libcuda1"), "ptxjit (= 580.2-1)"),
     )
@@ -51,12 +51,12 @@ def test_what_a_dependency_needs_is_found_and_named_with_the_only_version_that_w
     )
 
 
-def test_what_dpkg_left_half_installed_is_the_work_of_the_repair() -> None:
+def test_half_installed_package_is_left_to_the_repair() -> None:
     assert missing(libcuda1="half-installed") == ()
     assert [one.package.name for one in missing(libcuda1="unpacked") or ()] == ["ptxjit"]
 
 
-def test_alternatives_are_named_as_they_stand_and_any_version_of_them_will_do() -> None:
+def test_unmet_alternatives_are_named_with_any_version() -> None:
     found = missing(libcuda1="half-installed", more="gone (>= 2) | awk:any, nothing | nowhere")
     assert found is not None
     assert [(str(one.package), one.version, one.relation) for one in found] == [
@@ -64,20 +64,20 @@ def test_alternatives_are_named_as_they_stand_and_any_version_of_them_will_do() 
     ]  # fmt: skip
 
 
-def test_what_a_plan_takes_away_is_left_to_the_transaction() -> None:
+def test_dependency_removed_by_the_plan_is_not_reported() -> None:
     found = entries(DRIVER.format(libcuda1="installed", more="awk"))
     left = {package: state for package, state in packages(found).items() if package.name != "libcuda1"}
     assert InstalledRelations(found).missing(left, [PackageId("driver")]) == ()
 
 
-def test_a_plan_meets_every_relation_and_its_own_are_known_for_a_version_of_the_same_branch_only() -> None:
+def test_planned_versions_satisfy_relations_within_their_branch() -> None:
     assert missing(planned={"ptxjit": PackageState("580.")}) == ()
     assert [one.version for one in missing(planned={"libcuda1": PackageState("580.")}) or ()] == [""]
     assert missing(planned={"libcuda1": PackageState("595.")}) == ()
     assert missing(planned={"driver": PackageState("595.")}) is None, "none of the roots is known"
 
 
-def test_what_a_plan_changes_is_not_asked_for_again_though_its_architecture_does_not_do() -> None:
+def test_dependency_changed_by_the_plan_is_not_requested_again() -> None:
     """``libcuda1:any`` stays unmet by a package that does not say that it is for every architecture."""
     more = "libcuda1:any"
     assert [str(one.package) for one in missing(more=more) or ()] == ["libcuda1", "ptxjit"]

@@ -1,4 +1,4 @@
-"""Which record of apt's preferences decides: read as apt reads them, so that one that overrules is named rightly."""
+"""Records of apt's preferences, read as apt reads them, so that the one that overrules is named rightly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Pin: origin ""
 """
 
 
-def test_records_are_read_with_their_lines_and_folded_names() -> None:
+def test_records_are_parsed_with_lines_and_folded_names() -> None:
     assert parse("/x", TEXT) == (
         Record("/x", 2, ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1"), "version 580.*"),
         Record("/x", 8, ("*",), "release o=Debian"),
@@ -37,7 +37,7 @@ def test_records_are_read_with_their_lines_and_folded_names() -> None:
     )
 
 
-def test_a_record_names_packages_whole_by_glob_and_by_expression_and_all_packages_is_no_name() -> None:
+def test_record_matches_names_globs_and_expressions() -> None:
     exact, general, expression = parse("/x", TEXT)
     assert exact.names("libcuda1")
     assert not exact.names("libcuda1-dev")
@@ -48,11 +48,11 @@ def test_a_record_names_packages_whole_by_glob_and_by_expression_and_all_package
 
 
 @given(st.text())
-def test_anything_can_be_read(text: str) -> None:
+def test_any_text_is_parsed(text: str) -> None:
     parse("/x", text)
 
 
-def test_apt_passes_over_names_that_it_does_not_know() -> None:
+def test_file_names_ignored_by_apt_are_not_read() -> None:
     folder = "/etc/apt/preferences.d"
     names = ("zz.pref", "00-site", "x.dpkg-old", "backup~", "a.b")
     paths = [*(f"{folder}/{name}" for name in names), "/etc/apt/preferences", "/etc/modprobe.d/a"]
@@ -71,7 +71,7 @@ def site(text: str, name: str = "00-site") -> Facts:
         machine(files={"/etc/apt/preferences": FileState(b"Package: /nvidia/\nPin: release *\nPin-Priority: 1\n")}),
     ],
 )
-def test_a_record_that_comes_first_and_wants_something_else_is_named(facts: Facts) -> None:
+def test_overriding_preference_record_is_noted(facts: Facts) -> None:
     (note,) = planned(DRIVER_PIN.plan(recipe(), facts)).notes
     assert "/etc/apt/preferences" in note.partition(":")[0]
     assert "nvidia-driver-cuda" in note or "nvidia-kernel" in note
@@ -87,5 +87,5 @@ def test_a_record_that_comes_first_and_wants_something_else_is_named(facts: Fact
     ],
     ids=["NVIDIA's own, for all packages", "read later", "another package", "not read by apt"],
 )
-def test_one_that_decides_nothing_about_the_driver_is_not(facts: Facts) -> None:
+def test_unrelated_preference_record_is_not_noted(facts: Facts) -> None:
     assert planned(DRIVER_PIN.plan(recipe(), facts)).notes == ()

@@ -26,12 +26,12 @@ changes = st.lists(
 )
 
 
-def installed(version: str, *, auto: bool = False, held: bool = False) -> PackageState:
+def installed_state(version: str, *, auto: bool = False, held: bool = False) -> PackageState:
     return PackageState(version, auto, held)
 
 
 @given(changes)
-def test_apt_is_never_asked_for_what_the_plan_does_not_name(plan: list[PackageChange]) -> None:
+def test_apt_is_asked_only_for_planned_packages(plan: list[PackageChange]) -> None:
     words = arguments(plan, frozenset(change.id for change in plan))
     packages = [word for word in words if not word.startswith("--")]
     assert {word.split("=")[0].removesuffix("-") for word in packages} <= {str(change.id) for change in plan}
@@ -39,7 +39,7 @@ def test_apt_is_never_asked_for_what_the_plan_does_not_name(plan: list[PackageCh
 
 
 @given(changes)
-def test_no_leave_without_a_reason_in_the_plan(plan: list[PackageChange]) -> None:
+def test_permissive_options_need_a_reason_in_the_plan(plan: list[PackageChange]) -> None:
     words = arguments(plan, frozenset(change.id for change in plan))
     if "--allow-change-held-packages" in words:
         assert any(change.before and change.before.held for change in plan)
@@ -47,52 +47,54 @@ def test_no_leave_without_a_reason_in_the_plan(plan: list[PackageChange]) -> Non
         assert any(change.before and change.after for change in plan)
 
 
-def test_exact_versions_removals_and_residues() -> None:
+def test_arguments_for_exact_versions_removals_and_residues() -> None:
     plan = [
-        PackageChange(PackageId("driver"), None, installed("2:590.1-1")),
+        PackageChange(PackageId("driver"), None, installed_state("2:590.1-1")),
         PackageChange(PackageId("lib"), None, KnownAfter("590.")),
-        PackageChange(PackageId("old"), installed("470.1-1"), None),
+        PackageChange(PackageId("old"), installed_state("470.1-1"), None),
         PackageChange(PackageId("residue"), RESIDUE, None),
-        PackageChange(PackageId("forgotten"), installed("1"), None),
+        PackageChange(PackageId("forgotten"), installed_state("1"), None),
     ]
     known = ids("old", "residue")
     assert arguments(plan, known) == ("--purge", "driver=2:590.1-1", "lib", "old-", "residue-")
 
 
-def test_of_one_version_apt_is_told_and_of_a_branch_the_preferences_tell_it() -> None:
+def test_exact_version_is_an_argument_and_a_branch_is_left_to_the_pin() -> None:
     plan = [
-        PackageChange(PackageId.of("libcuda1:i386"), installed("580.178.04-1"), KnownAfter("580.95.05-")),
-        PackageChange(PackageId("driver"), installed("580.95.05-1"), KnownAfter("580.")),
+        PackageChange(PackageId.of("libcuda1:i386"), installed_state("580.178.04-1"), KnownAfter("580.95.05-")),
+        PackageChange(PackageId("driver"), installed_state("580.95.05-1"), KnownAfter("580.")),
     ]
     assert arguments(plan, frozenset()) == ("--allow-downgrades", "libcuda1:i386=580.95.05-*", "driver")
 
 
-def test_a_package_that_keeps_its_files_forbids_purging_in_the_transaction() -> None:
+def test_package_that_keeps_its_conffiles_prevents_purge() -> None:
     plan = [
-        PackageChange(PackageId("old"), installed("1"), RESIDUE),
-        PackageChange(PackageId("other"), installed("1"), None),
+        PackageChange(PackageId("old"), installed_state("1"), RESIDUE),
+        PackageChange(PackageId("other"), installed_state("1"), None),
     ]
     assert arguments(plan, frozenset({PackageId("old"), PackageId("other")})) == ("old-", "other-")
 
 
-def test_nothing_to_do_is_no_words_at_all() -> None:
-    assert arguments([PackageChange(PackageId("gone"), installed("1", held=True), None)], frozenset()) == ()
+def test_empty_plan_has_no_arguments() -> None:
+    assert arguments([PackageChange(PackageId("gone"), installed_state("1", held=True), None)], frozenset()) == ()
     assert arguments([PackageChange(PackageId("residue"), None, RESIDUE)], frozenset({PackageId("residue")})) == ()
 
 
 @pytest.mark.parametrize(
     ("before", "after", "lowers"),
     [
-        ("2:590.1-1", installed("580.1-1"), True),
-        ("580.1-1", installed("2:590.1-1"), False),
+        ("2:590.1-1", installed_state("580.1-1"), True),
+        ("580.1-1", installed_state("2:590.1-1"), False),
         ("2:590.1-1", KnownAfter("580."), True),
         ("580.95.05-1", KnownAfter("580."), False),
         ("580.1-1", KnownAfter("590."), False),
         ("580.1-1", KnownAfter(""), False),
     ],
 )
-def test_leave_to_downgrade(before: str, after: PackageState | KnownAfter, lowers: bool) -> None:
-    words = arguments([PackageChange(PackageId("driver"), installed(before), after)], frozenset())
+def test_downgrade_is_allowed_only_where_the_version_falls(
+    before: str, after: PackageState | KnownAfter, lowers: bool
+) -> None:
+    words = arguments([PackageChange(PackageId("driver"), installed_state(before), after)], frozenset())
     assert ("--allow-downgrades" in words) == lowers
 
 
@@ -103,12 +105,12 @@ def simulation(*actions: Action) -> Simulation:
 
 PLAN = (
     PackageChange(PackageId("driver"), None, KnownAfter("580.")),
-    PackageChange(PackageId("old"), installed("470.1-1"), None),
+    PackageChange(PackageId("old"), installed_state("470.1-1"), None),
 )
 GOOD = (Action("install", PackageId("driver"), "2:580.1-1"), Action("purge", PackageId("old"), former="470.1-1"))
 
 
-def test_what_was_planned_is_fine_with_new_dependencies() -> None:
+def test_additional_dependencies_match_the_plan() -> None:
     assert differences_from_plan(PLAN, simulation(*GOOD, Action("install", PackageId("driver-lib"), "580.1-1"))) == ()
 
 
@@ -133,37 +135,37 @@ def test_what_was_planned_is_fine_with_new_dependencies() -> None:
         ((*GOOD, Action("remove", PackageId("driver"))), "apt would remove driver, which the plan installs"),
     ],
 )
-def test_what_was_not_planned_is_said(actions: tuple[Action, ...], says: str) -> None:
+def test_unplanned_action_is_reported(actions: tuple[Action, ...], says: str) -> None:
     assert any(sentence.startswith(says) for sentence in differences_from_plan(PLAN, simulation(*actions)))
 
 
-def test_installed_already_is_fine_in_the_right_version_only() -> None:
-    right = PackageChange(PackageId("driver"), installed("580.1-1"), KnownAfter("580."))
-    wrong = PackageChange(PackageId("driver"), installed("595.1-1"), KnownAfter("580."))
+def test_installed_package_matches_only_in_the_right_version() -> None:
+    right = PackageChange(PackageId("driver"), installed_state("580.1-1"), KnownAfter("580."))
+    wrong = PackageChange(PackageId("driver"), installed_state("595.1-1"), KnownAfter("580."))
     assert differences_from_plan([right], simulation()) == ()
     assert differences_from_plan([wrong], simulation()) == (
         "the plan installs driver 580.*, apt would leave it at 595.1-1",
     )
 
 
-def test_files_that_the_plan_keeps_are_not_purged() -> None:
-    plan = [PackageChange(PackageId("old"), installed("1"), RESIDUE)]
+def test_kept_conffiles_must_not_be_purged() -> None:
+    plan = [PackageChange(PackageId("old"), installed_state("1"), RESIDUE)]
     assert differences_from_plan(plan, simulation(Action("remove", PackageId("old"), former="1"))) == ()
     assert differences_from_plan(plan, simulation(Action("purge", PackageId("old"), former="1")))
 
 
-def test_a_refusal_is_never_fine() -> None:
+def test_refusal_never_matches_the_plan() -> None:
     assert differences_from_plan((), Simulation((), "E: Unable to locate package x", "apt")) == (
         "apt refuses: E: Unable to locate package x",
     )
 
 
-def test_an_epoch_is_no_part_of_a_prefix() -> None:
+def test_epoch_is_ignored_in_a_version_prefix() -> None:
     assert has_prefix("2:580.1-1", "580.")
     assert not has_prefix("580.1-1", "58.")
 
 
-def test_an_unplanned_downgrade_is_told_by_dpkgs_order() -> None:
+def test_unplanned_downgrade_follows_dpkg_version_order() -> None:
     line = "Inst libc6 [1:1.0] (2.0~rc1 Debian:12 [amd64])\n"
     assert differences_from_plan((), parse_simulation(line, "", ok=True)) == (
         "apt would downgrade libc6 from 1:1.0 to 2.0~rc1, which is not in the plan",

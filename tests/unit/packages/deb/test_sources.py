@@ -11,7 +11,7 @@ LIST = "/etc/apt/sources.list.d/x.list"
 DEB822 = "/etc/apt/sources.list.d/x.sources"
 
 
-def test_a_one_line_entry_with_options() -> None:
+def test_one_line_entry_with_options_is_parsed() -> None:
     line = "deb [ arch=amd64,arm64 signed-by=/usr/share/keyrings/k.gpg ] https://r/x/ /  # NVIDIA\n"
     entry = PackageSource(
         LIST, 1, "https://r/x/", "/", (), "/usr/share/keyrings/k.gpg", architectures=("amd64", "arm64")
@@ -19,17 +19,17 @@ def test_a_one_line_entry_with_options() -> None:
     assert parse(LIST, line) == (entry,)
 
 
-def test_a_switched_off_entry_is_seen_and_prose_is_not() -> None:
+def test_disabled_entry_is_parsed_and_prose_is_not() -> None:
     text = "# deb packages are described below\n#deb https://r/experimental/deb/$(ARCH) /\n# See deb https\n"
     assert [(one.line, one.suite, one.enabled) for one in parse(LIST, text)] == [(2, "/", False)]
 
 
-def test_a_cdrom_has_a_name_with_spaces() -> None:
+def test_cdrom_uri_with_spaces_is_parsed() -> None:
     (disc,) = parse(LIST, "deb cdrom:[Debian GNU/Linux 12 _Bookworm_ - #1]/ bookworm main\n")
     assert (disc.uri, disc.suite) == ("cdrom:[Debian GNU/Linux 12 _Bookworm_ - #1]/", "bookworm")
 
 
-def test_a_deb822_paragraph_stands_for_every_combination() -> None:
+def test_deb822_paragraph_expands_to_every_combination() -> None:
     text = (
         "# a comment\n\nTypes: deb deb-src\nURIs: https://a/d https://b/d\nSuites: s\n# between\n s-updates\n"
         "Components: main\n contrib\nsigned-by: /k.gpg\n"
@@ -40,7 +40,7 @@ def test_a_deb822_paragraph_stands_for_every_combination() -> None:
     assert {(one.uri, one.suite, one.source_package) for one in found} >= {("https://b/d", "s-updates", True)}
 
 
-def test_a_key_inside_the_entry_is_named_as_such() -> None:
+def test_embedded_key_is_marked() -> None:
     text = "Types: deb\nURIs: https://a\nSuites: ./\nEnabled: no\nSigned-By:\n -----BEGIN PGP PUBLIC KEY\n .\n x\n"
     (one,) = parse(DEB822, text)
     assert (one.signed_by, one.enabled) == (EMBEDDED, False)
@@ -59,12 +59,12 @@ def test_a_key_inside_the_entry_is_named_as_such() -> None:
         (DEB822, "Types: rpm\nURIs: https://r\nSuites: /\n", 1),
     ],
 )
-def test_a_malformed_entry_is_named_by_file_and_line(path: str, text: str, line: int) -> None:
+def test_malformed_entry_is_named_by_file_and_line(path: str, text: str, line: int) -> None:
     with pytest.raises(ValueError, match=f"{path}:{line}: "):
         parse(path, text)
 
 
-def test_apt_passes_over_other_names() -> None:
+def test_file_names_ignored_by_apt_are_no_source_lists() -> None:
     assert is_source_list("/etc/apt/sources.list")
     assert is_source_list("/etc/apt/sources.list.d/cuda-debian12-x86_64.list")
     for name in ("x.list.save", "x.list.distUpgrade", "a b.list", "sub/x.list"):
@@ -72,7 +72,7 @@ def test_apt_passes_over_other_names() -> None:
 
 
 @given(st.sampled_from([LIST, DEB822]), st.text(alphabet="deb-src https://[]=#\n\tTypes:URISuites\"'"))
-def test_hostile_text_is_a_value_error_at_most(path: str, text: str) -> None:
+def test_hostile_text_raises_only_value_error(path: str, text: str) -> None:
     try:
         parse(path, text)
     except ValueError:

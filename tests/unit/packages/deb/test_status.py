@@ -24,7 +24,7 @@ def packages(text: str, auto: str = "") -> dict[str, PackageState]:
     return by_name(dpkg.packages(dpkg.entries(DPKG + text), auto))
 
 
-def test_states_are_told_apart() -> None:
+def test_package_states_are_distinguished() -> None:
     found = packages(
         paragraph("kept", "hold ok installed")
         + paragraph("residue", "deinstall ok config-files")
@@ -37,12 +37,12 @@ def test_states_are_told_apart() -> None:
     assert found["half"] == PackageState("1.0-1")
 
 
-def test_foreign_architectures_carry_their_name() -> None:
+def test_foreign_architecture_is_part_of_the_name() -> None:
     found = packages(paragraph("libc6") + paragraph("libc6", arch="i386") + paragraph("tzdata", arch="all"))
     assert set(found) == {"dpkg", "libc6", "libc6:i386", "tzdata"}
 
 
-def test_auto_marks_are_those_of_the_same_architecture() -> None:
+def test_auto_marks_belong_to_their_architecture() -> None:
     auto = (
         "Package: libc6\nArchitecture: i386\nAuto-Installed: 1\n\n"
         "Package: tzdata\nArchitecture: amd64\nAuto-Installed: 1\n\n"
@@ -54,7 +54,7 @@ def test_auto_marks_are_those_of_the_same_architecture() -> None:
     assert {name for name, state in found.items() if state.auto} == {"libc6:i386", "tzdata"}
 
 
-def test_what_dpkg_was_killed_in_the_middle_of_unpacking_is_not_there() -> None:
+def test_half_installed_package_is_not_installed() -> None:
     found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-container-toolkit", "install reinstreq half-installed"))
     assert set(dpkg.packages(found)) == ids("dpkg")
 
@@ -62,33 +62,33 @@ def test_what_dpkg_was_killed_in_the_middle_of_unpacking_is_not_there() -> None:
 @pytest.mark.parametrize(
     "status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited", "half-installed"]
 )
-def test_an_unfinished_package_means_that_dpkg_was_interrupted(status: str) -> None:
+def test_unfinished_package_means_dpkg_was_interrupted(status: str) -> None:
     assert dpkg.was_interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
 
 
-def test_only_numbered_files_in_its_journal_mean_that_dpkg_was_interrupted() -> None:
+def test_only_numbered_update_files_mean_an_interruption() -> None:
     assert dpkg.was_interrupted((), ["/var/lib/dpkg/updates/0001"])
     assert not dpkg.was_interrupted((), ["/var/lib/dpkg/updates/tmp.i"])
 
 
 @pytest.mark.parametrize("text", ["Package: x\n", "Status: install ok installed\n", "Package: x\nStatus: installed\n"])
-def test_a_damaged_paragraph_is_not_passed_over(text: str) -> None:
+def test_damaged_paragraph_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="without name or status"):
         dpkg.entries(text)
 
 
-def test_without_dpkg_itself_nobody_knows_which_architecture_is_foreign() -> None:
+def test_native_architecture_is_unknown_without_dpkg() -> None:
     with pytest.raises(ValueError, match="native architecture"):
         dpkg.packages(dpkg.entries(paragraph("libc6") + paragraph("libc6", arch="i386")))
 
 
-def test_in_a_root_folder_without_dpkg_packages_of_one_architecture_are_native() -> None:
+def test_single_architecture_is_native_without_dpkg() -> None:
     found = dpkg.packages(dpkg.entries(paragraph("containerd") + paragraph("tzdata", arch="all")))
     assert set(found) == {PackageId("containerd"), PackageId("tzdata")}
 
 
 @given(st.text(alphabet="Package: Status\n okVersion"))
-def test_hostile_text_is_a_value_error_at_most(text: str) -> None:
+def test_hostile_text_raises_only_value_error(text: str) -> None:
     try:
         dpkg.entries(text)
     except ValueError:
@@ -109,32 +109,32 @@ RELATED = "\n".join(
 )
 
 
-def test_what_nobody_else_needs_may_leave() -> None:
+def test_unneeded_packages_may_be_removed() -> None:
     assert dpkg.find_needed(RELATED, ["driver"]) == {}
     assert dpkg.find_needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
 
 
-def test_what_others_need_is_named_with_one_that_needs_it() -> None:
+def test_needed_package_is_named_with_a_dependent() -> None:
     assert dpkg.find_needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
     assert dpkg.find_needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, "a provided name counts"
 
 
-def test_need_goes_on_through_what_stays_for_others() -> None:
+def test_need_is_transitive_through_remaining_packages() -> None:
     assert dpkg.find_needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
     everything = ["driver", "module", "dkms", "libcuda1", "zfs-dkms", "app"]
     assert dpkg.find_needed(RELATED, everything) == {}
 
 
-def test_what_changes_its_version_needs_what_its_other_version_does() -> None:
+def test_dependencies_of_a_changing_package_are_ignored() -> None:
     assert dpkg.find_needed(RELATED, ["module"], changing=["driver"]) == {}
 
 
-def test_an_alternative_that_stays_is_enough() -> None:
+def test_remaining_alternative_satisfies_a_dependency() -> None:
     other = f"{RELATED}\n\nPackage: builder\n{INSTALLED}"
     assert dpkg.find_needed(other, ["dkms", "zfs-dkms"]) == {}
 
 
-def test_a_purge_takes_what_a_package_ships_and_what_only_it_once_shipped() -> None:
+def test_purge_removes_shipped_and_unshared_obsolete_conffiles() -> None:
     assert dpkg.conffiles(RELATED, [PackageId("dkms"), PackageId("app")]) == {
         "dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")
     }
@@ -143,11 +143,11 @@ def test_a_purge_takes_what_a_package_ships_and_what_only_it_once_shipped() -> N
     assert dpkg.obsolete(other) == {}
 
 
-def test_a_package_of_another_architecture_has_its_own_configuration_files() -> None:
+def test_conffiles_belong_to_their_architecture() -> None:
     foreign = RELATED.replace("Architecture: amd64", "Architecture: i386")
     assert set(dpkg.conffiles(foreign, [PackageId.of("dkms:i386")])) == {"dkms"}
     assert dpkg.conffiles(foreign, [PackageId.of("dkms:arm64")]) == {}
 
 
-def test_what_a_version_left_behind_is_told_from_what_is_shipped() -> None:
+def test_obsolete_conffiles_are_listed() -> None:
     assert dpkg.obsolete(RELATED) == {"/etc/dkms/old.conf": "4567"}

@@ -35,7 +35,7 @@ KERNELS = ["5.15.0-119-generic", "6.1.0-9-amd64", "6.1.0-37-amd64", "6.12.9+bpo-
 
 
 @pytest.mark.parametrize("ordered", [ORDERED, KERNELS])
-def test_the_order(ordered: list[str]) -> None:
+def test_version_order(ordered: list[str]) -> None:
     shuffled = ordered.copy()
     random.Random(1).shuffle(shuffled)
 
@@ -45,19 +45,19 @@ def test_the_order(ordered: list[str]) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("1.0", "1.00"), ("0:1.0", "1.0"), ("1.0-0", "1.0"), ("1.", "1.0"), ("", "0")]
 )
-def test_equal_versions_are_equal_and_hash_alike(one: str, other: str) -> None:
+def test_equal_versions_hash_equally(one: str, other: str) -> None:
     assert DpkgVersion(one) == DpkgVersion(other)
     assert hash(DpkgVersion(one)) == hash(DpkgVersion(other))
 
 
-def test_a_version_equals_no_text() -> None:
+def test_version_does_not_equal_text() -> None:
     assert DpkgVersion("1.0") != "1.0"
 
 
 @pytest.mark.parametrize(
     ("text", "epoch", "rest"), [("1:2.3-4", 1, "2.3-4"), ("2.3", 0, "2.3"), ("a:b", 0, "a:b"), (":1", 0, ":1")]
 )
-def test_epochs(text: str, epoch: int, rest: str) -> None:
+def test_epoch_is_split_from_the_version(text: str, epoch: int, rest: str) -> None:
     assert (version.epoch(text), version.without_epoch(text)) == (epoch, rest)
 
 
@@ -65,7 +65,7 @@ texts = st.text("0123456789abz.+~-:", max_size=8)
 
 
 @given(texts, texts, texts)
-def test_the_order_is_total_whatever_the_text(a: str, b: str, c: str) -> None:
+def test_version_order_is_total(a: str, b: str, c: str) -> None:
     one, two, three = sorted(map(DpkgVersion, (a, b, c)))
 
     assert one <= two <= three
@@ -74,5 +74,5 @@ def test_the_order_is_total_whatever_the_text(a: str, b: str, c: str) -> None:
 
 
 @given(st.text(max_size=12))
-def test_no_text_is_refused(text: str) -> None:
+def test_any_text_is_a_version(text: str) -> None:
     assert DpkgVersion(text) == DpkgVersion(text)

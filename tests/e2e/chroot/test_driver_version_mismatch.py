@@ -23,7 +23,7 @@ OTHERS = "/root/others"
 
 @pytest.fixture(scope="module")
 def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
-    """A node that gpunode has set up, after which the repository got a newer driver of its branch."""
+    """Yield a node that gpunode has set up, after which the repository got a newer driver of its branch."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as made:
         as_machine(made)
         chroots.recipe(made, DIRECTORY, "bare-metal")
@@ -41,7 +41,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def heals(node: Chroot, before: dict[str, str]) -> None:
-    """plan names the driver, setup brings back ``before``, and a second one finds nothing."""
+    """Assert that plan names the driver, setup restores ``before``, and a second one finds nothing."""
     found = ask(node, "plan", RECIPE, "--check")
     assert found.exit_code == 4, found.envelope
     assert {step["id"] for step in found.result["steps"] if step["changes"]} == {"driver"}
@@ -55,9 +55,7 @@ def heals(node: Chroot, before: dict[str, str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["595.71.05-1", "615.71.09-1"])
-def test_a_library_of_another_version_comes_in_that_of_the_driver_and_in_no_newer_one(
-    node: Chroot, version: str
-) -> None:
+def test_library_of_another_version_is_aligned_with_the_driver(node: Chroot, version: str) -> None:
     before = node.installed()
     node.run("sh", "-c", f"dpkg -i --force-depends --force-downgrade {OTHERS}/libcuda1_{version}_*.deb")
     assert node.installed()["libcuda1"] == version
@@ -65,7 +63,7 @@ def test_a_library_of_another_version_comes_in_that_of_the_driver_and_in_no_newe
     heals(node, before)
 
 
-def test_libraries_that_were_upgraded_without_the_kernel_modules_go_back_to_their_version(node: Chroot) -> None:
+def test_upgraded_libraries_go_back_to_the_module_version(node: Chroot) -> None:
     before = node.installed()
     node.run("apt-mark", "hold", MODULES)
     node.run("apt-get", "-y", "install", "nvidia-driver-cuda", env=NONINTERACTIVE)
@@ -77,7 +75,7 @@ def test_libraries_that_were_upgraded_without_the_kernel_modules_go_back_to_thei
 
 
 @pytest.mark.long
-def test_what_the_driver_lacks_comes_in_its_version(node: Chroot) -> None:
+def test_missing_driver_packages_get_the_installed_version(node: Chroot) -> None:
     before = node.installed()
     node.run("dpkg", "--purge", "--force-depends", "nvidia-driver-cuda", "nvidia-persistenced", env=NONINTERACTIVE)
 
@@ -85,7 +83,7 @@ def test_what_the_driver_lacks_comes_in_its_version(node: Chroot) -> None:
 
 
 @pytest.mark.long
-def test_a_library_that_is_held_at_another_version_is_named_and_nothing_is_touched(node: Chroot) -> None:
+def test_library_held_at_another_version_is_refused(node: Chroot) -> None:
     node.run("sh", "-c", f"dpkg -i --force-depends --force-downgrade {OTHERS}/libcuda1_595.71.05-1_*.deb")
     node.run("apt-mark", "hold", "libcuda1")
     before = node.installed()
@@ -100,7 +98,7 @@ def test_a_library_that_is_held_at_another_version_is_named_and_nothing_is_touch
 
 
 @pytest.mark.long
-def test_an_upgrade_takes_all_of_them_to_the_newest_of_the_branch(node: Chroot) -> None:
+def test_upgrade_moves_all_packages_to_the_newest_of_the_branch(node: Chroot) -> None:
     node.run("sh", "-c", f"dpkg -i --force-depends --force-downgrade {OTHERS}/libcuda1_595.71.05-1_*.deb")
 
     upgraded = setup(node, "--upgrade")

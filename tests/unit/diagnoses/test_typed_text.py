@@ -1,4 +1,4 @@
-"""What was typed is not what programs say; a program's own line proves, wherever it was pasted."""
+"""Typed words are not output of programs; a program's own line proves, wherever it was pasted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMI = (
 XID = "[  100.000000] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus."
 
 
-def of(*pieces: tuple[str, str]) -> Diagnosis:
+def diagnose_pieces(*pieces: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
@@ -32,21 +32,21 @@ def of(*pieces: tuple[str, str]) -> Diagnosis:
         ("device plugin", "E1120 10:00:00.000000 1 health.go:1] GPU is lost: marking device as unhealthy"),
     ],
 )
-def test_a_programs_own_line_proves_it_wherever_it_was_pasted(source: str, text: str) -> None:
-    assert [one.cause for one in of((source, text)).roots] == ["gpu-fallen-off-bus"]
+def test_message_of_a_program_counts_wherever_it_was_pasted(source: str, text: str) -> None:
+    assert [one.cause for one in diagnose_pieces((source, text)).roots] == ["gpu-fallen-off-bus"]
 
 
 @pytest.mark.parametrize(
     "source", ["history", "history | tail", "cat ~/.bash_history", "fc -l", "/root/.zsh_history", "shell history"]
 )
-def test_what_was_typed_is_no_message(source: str) -> None:
+def test_shell_history_is_no_message(source: str) -> None:
     assert identify_source(source).kind == "shell-history"
     typed = "101  echo 'NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.'"
     for pieces in ([(source, typed)], [(source, typed), ("nvidia-smi", SMI)]):
-        found = of(*pieces)
+        found = diagnose_pieces(*pieces)
         assert (found.findings, found.open_questions) == ((), ())
 
 
-def test_the_history_of_packages_is_that_of_packages() -> None:
+def test_package_history_is_not_shell_history() -> None:
     assert identify_source("cat /var/log/zypp/history").kind == "package-history"
     assert identify_source("dnf history").kind == "package-history"

@@ -25,8 +25,8 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
 
 
 @pytest.mark.parametrize("recipe", ["containerd", pytest.param("docker", marks=pytest.mark.long)])
-def test_units_and_files_and_packages_are_as_before(node: Machine, recipe: str) -> None:
-    before, units = snapshot(node), _enabled(node)
+def test_units_files_and_packages_are_restored(node: Machine, recipe: str) -> None:
+    before, units = snapshot(node), _enabled_units(node)
     setup_ok(node, recipe)
     assert is_up(node, PERSISTENCED)
 
@@ -34,7 +34,7 @@ def test_units_and_files_and_packages_are_as_before(node: Machine, recipe: str) 
 
     assert back.exit_code == 10, back.error
     assert before.differences(snapshot(node)) == ""
-    assert _enabled(node) == units
+    assert _enabled_units(node) == units
     assert is_up(node, CONTAINERD)
 
     again = ask(node, "rollback", "--packages", "--yes", str(back.result["run"]))
@@ -47,9 +47,9 @@ def test_units_and_files_and_packages_are_as_before(node: Machine, recipe: str) 
 
     assert removed.exit_code == 10, removed.error
     assert before.differences(snapshot(node)) == ""
-    assert _enabled(node) == units
+    assert _enabled_units(node) == units
 
 
-def _enabled(node: Machine) -> set[str]:
+def _enabled_units(node: Machine) -> set[str]:
     listed = node.run("systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--no-pager").stdout
     return {line.split()[0] for line in listed.splitlines()}

@@ -32,8 +32,8 @@ Make = Callable[[Bases, Lab], AbstractContextManager[Chroot]]
 
 
 @contextmanager
-def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """Nothing of what setup needs is there: no headers, no runtime, no repository."""
+def bare_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
+    """Yield a node without anything that setup needs: no headers, no runtime, no repository."""
     with lab.node(bases.plain, [T4]) as node:
         as_machine(node)
         lab.recipe(node, DIRECTORIES[bases.plain.codename])
@@ -41,8 +41,8 @@ def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 @contextmanager
-def lived_in(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """Another driver, an older toolkit from NVIDIA's own list, and a configuration written by hand."""
+def used_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
+    """Yield another driver, an older toolkit from NVIDIA's own list, and a configuration written by hand."""
     with lab.node(bases.runtime, [GTX_1080]) as node:
         as_machine(node)
         node.write(CONFIG, COMMENTED, 0o640)
@@ -54,8 +54,8 @@ def lived_in(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 @contextmanager
-def dockered(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """docker is there, its daemon.json is not, and neither is its folder."""
+def node_with_docker(bases: Bases, lab: Lab) -> Iterator[Chroot]:
+    """Yield a node with docker, without its daemon.json and the folder of that."""
     with lab.node(bases.runtime, [T4]) as node:
         as_machine(node)
         lab.recipe(node, DIRECTORIES[bases.runtime.codename], "docker")
@@ -63,7 +63,7 @@ def dockered(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 def set_up(node: Chroot) -> None:
-    """What was applied is applied; that no dockerd runs in a chroot, verify says."""
+    """Assert that setup has applied its changes; verify reports that no dockerd runs in a chroot."""
     done = setup(node)
     assert done.exit_code in {0, 7}, done.error
 
@@ -71,17 +71,15 @@ def set_up(node: Chroot) -> None:
 @pytest.mark.parametrize(
     ("make", "codename"),
     [
-        pytest.param(bare, "bookworm", marks=pytest.mark.long),
-        (lived_in, "trixie"),
-        pytest.param(bare, "trixie", marks=pytest.mark.long),
-        pytest.param(lived_in, "bookworm", marks=pytest.mark.long),
-        pytest.param(dockered, "bookworm", marks=pytest.mark.long),
-        pytest.param(dockered, "trixie", marks=pytest.mark.long),
+        pytest.param(bare_node, "bookworm", marks=pytest.mark.long),
+        (used_node, "trixie"),
+        pytest.param(bare_node, "trixie", marks=pytest.mark.long),
+        pytest.param(used_node, "bookworm", marks=pytest.mark.long),
+        pytest.param(node_with_docker, "bookworm", marks=pytest.mark.long),
+        pytest.param(node_with_docker, "trixie", marks=pytest.mark.long),
     ],
 )
-def test_a_whole_rollback_brings_back_the_node_as_it_was(
-    make: Make, codename: str, bases: dict[str, Bases], chroots: Lab
-) -> None:
+def test_whole_rollback_restores_the_node(make: Make, codename: str, bases: dict[str, Bases], chroots: Lab) -> None:
     with make(bases[codename], chroots) as node:
         before = snapshot(node)
         set_up(node)
@@ -99,7 +97,7 @@ def test_a_whole_rollback_brings_back_the_node_as_it_was(
         assert after.differences(snapshot(node)) == ""
 
 
-def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_run_is_undone_only_after_runs_that_depend_on_it(bases: dict[str, Bases], chroots: Lab) -> None:
     """The toolkit does not go while a later run's docker names it; undone in part, a run hides no older one."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
@@ -128,7 +126,7 @@ def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroo
 
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd", "kind"])
-def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_whole_rollback_works_for_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         chroots.recipe(node, DIRECTORIES["bookworm"], recipe)
@@ -143,7 +141,7 @@ def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[
 
 @pytest.mark.long
 @pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
-def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
+def test_whole_rollback_works_for_ubuntu_package_names(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [GTX_1080]) as node:
         become(node, ubuntu)
         as_machine(node)
@@ -158,10 +156,10 @@ def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, B
 
 
 @pytest.mark.parametrize("codename", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
-def test_what_remove_leaves_is_the_node_without_gpunode(
+def test_remove_restores_the_node_without_gpunode(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:
-    with bare(bases[codename], chroots) as node:
+    with bare_node(bases[codename], chroots) as node:
         before = snapshot(node)
         set_up(node)
         # Years go by: somebody edits the file, and comes to need what was brought.
@@ -188,10 +186,10 @@ def test_what_remove_leaves_is_the_node_without_gpunode(
 
 
 @pytest.mark.long
-def test_apt_works_after_a_removal_that_keeps_gpunodes_list(bases: dict[str, Bases], chroots: Lab) -> None:
+def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, Bases], chroots: Lab) -> None:
     """The administrator's list of the same archive names another keyring; apt refuses both at once."""
     own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
-    with lived_in(bases["bookworm"], chroots) as node:
+    with used_node(bases["bookworm"], chroots) as node:
         keyring = "/etc/apt/keyrings/nvidia-cuda.gpg"
         node.run("mkdir", "-p", "/etc/apt/keyrings")
         chroots.repositories.keys.cuda.write_keyring(node.path(keyring))
@@ -212,7 +210,7 @@ def test_apt_works_after_a_removal_that_keeps_gpunodes_list(bases: dict[str, Bas
 
 
 def _install_what_needs(node: Chroot, name: str, *, folder: Path) -> None:
-    """A package of somebody's own depends on ``name``."""
+    """Install a package of a user's own that depends on ``name``."""
     wanted = Package(f"lab-needs-{name}", "1", depends=(name,), architecture="all")
     build_all([wanted], folder)
     node.path("/root/needs.deb").write_bytes((folder / wanted.file_name).read_bytes())

@@ -12,7 +12,7 @@ def diagnosis(*pieces: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(pieces)))
 
 
-def test_a_host_that_lends_its_gpus_to_guests_needs_no_driver() -> None:
+def test_passthrough_host_needs_no_driver() -> None:
     bus = (
         "01:00.0 3D controller [0302]: NVIDIA Corporation GA102GL [A40] [10de:2235]\n\tKernel driver in use: vfio-pci\n"
     )
@@ -25,7 +25,7 @@ def test_a_host_that_lends_its_gpus_to_guests_needs_no_driver() -> None:
     assert not [one.cause for one in found.roots if one.severity != "info"]
 
 
-def test_nouveau_on_a_gpu_that_nothing_else_drives_is_left_alone() -> None:
+def test_nouveau_on_an_unused_gpu_is_left_alone() -> None:
     bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK208B [GeForce GT 710] [10de:128b]\n"
     found = diagnosis(
         ("lspci -nnk", f"{bus}\tKernel driver in use: nouveau\n\tKernel modules: nouveau\n"),

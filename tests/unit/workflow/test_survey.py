@@ -1,4 +1,4 @@
-"""What a run looks at before it plans."""
+"""Survey of a node before planning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_DRIVERS = Capture("/sys/bus/pci/devices/*/driver", "ok", encode_found(iter(()
 LSPCI = "Slot:\t0000:01:00.0\nClass:\tVGA [0300]\nVendor:\tNVIDIA [10de]\nDevice:\tGTX 1080 [1b80]\n"
 
 
-def looked(seen: Mapping[str, Capture]) -> Evidence:
+def survey(seen: Mapping[str, Capture]) -> Evidence:
     class Host(CaptureHost):
         def look(self, probe: Probe, /) -> Capture:
             return {"pci-driver": NO_DRIVERS, **seen}.get(probe.key) or super().look(probe)
@@ -31,8 +31,8 @@ def modaliases(*found: Found) -> Capture:
     return Capture(PLACE, "ok", encode_found(iter(found)))
 
 
-def test_lspci_is_not_asked_where_sysfs_tells_of_the_devices() -> None:
-    evidence = looked({"pci-modalias": modaliases(Found(PLACE, data=ALIAS))})
+def test_lspci_is_not_run_where_sysfs_lists_the_devices() -> None:
+    evidence = survey({"pci-modalias": modaliases(Found(PLACE, data=ALIAS))})
     assert "lspci" not in evidence
     assert isinstance(derive(evidence).devices, Known)
 
@@ -41,8 +41,8 @@ def test_lspci_is_not_asked_where_sysfs_tells_of_the_devices() -> None:
     "sysfs",
     [Capture(PLACE, "absent"), modaliases(), modaliases(Found(PLACE)), modaliases(Found(PLACE, data=b"?"))],
 )
-def test_lspci_is_asked_where_sysfs_does_not(sysfs: Capture) -> None:
+def test_lspci_is_run_where_sysfs_lists_no_devices(sysfs: Capture) -> None:
     said = Capture("lspci -Dvmmnnk", "ok", LSPCI.encode())
-    devices = derive(looked({"pci-modalias": sysfs, "lspci": said})).devices
+    devices = derive(survey({"pci-modalias": sysfs, "lspci": said})).devices
     assert isinstance(devices, Known)
     assert [one.address for one in devices.value] == ["0000:01:00.0"]

@@ -1,4 +1,4 @@
-"""What a piece of evidence is, in the ways in which people write where it comes from."""
+"""Kind of a piece of evidence, in the ways in which people write where it comes from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAYS_ALL = {
 
 
 @pytest.mark.parametrize("written", _SAYS_ALL)
-def test_it_is_the_whole_of_what_was_asked_for(written: str) -> None:
+def test_command_is_identified_with_complete_output(written: str) -> None:
     seen = identify_source(written)
     assert (seen.kind, seen.subject) == _SAYS_ALL[written]
     assert (seen.only, seen.is_part, seen.where) == ("", False, "host")
@@ -41,12 +41,12 @@ def test_it_is_the_whole_of_what_was_asked_for(written: str) -> None:
         "lsmod | head",
     ],
 )
-def test_something_may_be_missing(written: str) -> None:
+def test_command_is_identified_with_partial_output(written: str) -> None:
     assert identify_source(written).is_part
 
 
 @pytest.mark.parametrize("written", ["lsmod | grep -c nvidia", "lsmod | wc -l"])
-def test_lines_may_be_counted(written: str) -> None:
+def test_command_is_identified_as_a_count(written: str) -> None:
     assert identify_source(written).is_count
 
 
@@ -59,15 +59,15 @@ def test_lines_may_be_counted(written: str) -> None:
         ("lsmod | grep nvidia | grep uvm", "(?=.*(?:nvidia))(?=.*(?:uvm))"),
     ],
 )
-def test_a_line_is_there_where_every_grep_lets_it_through(written: str, only: str) -> None:
+def test_piped_greps_are_combined(written: str, only: str) -> None:
     assert identify_source(written).only == only
 
 
-def test_what_goes_nowhere_is_not_the_text() -> None:
+def test_output_to_dev_null_is_ignored() -> None:
     assert [one.kind for one in identify_sources("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == ["lsmod"]
 
 
-def test_lines_found_in_files_are_those_files() -> None:
+def test_grepped_lines_are_attributed_to_their_files() -> None:
     told = "/etc/modprobe.d/a.conf:7:one\n/etc/modprobe.d/b.conf:2:two"
     listing, first, second = split_items(pasted.collect_pieces([("grep -rn . /etc/modprobe.d", told)]))
     assert listing.text == told
@@ -95,8 +95,6 @@ def test_lines_found_in_files_are_those_files() -> None:
         ),
     ],
 )
-def test_what_each_of_several_commands_prints_is_known_by_how_much_the_others_do(
-    written: str, said: str, own: list[str]
-) -> None:
+def test_output_of_several_commands_is_split_by_length(written: str, said: str, own: list[str]) -> None:
     found = [one for one in split_items(pasted.collect_pieces([(written, said)])) if one.kind != "text"]
     assert [one.text.strip("\n") for one in found] == own

@@ -17,7 +17,7 @@ BARE = (
 )
 
 
-def told(*rows: tuple[str, str]) -> Diagnosis:
+def diagnose_rows(*rows: tuple[str, str]) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(rows)))
 
 
@@ -39,23 +39,23 @@ PULL = (
 )
 
 
-def test_a_host_whose_driver_the_operator_brings_gets_none_of_its_own() -> None:
-    found = told(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
+def test_host_with_an_operator_driver_gets_no_own_driver() -> None:
+    found = diagnose_rows(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
     assert found.findings == ()
 
 
-def test_a_driver_pod_that_does_not_run_is_asked_about() -> None:
-    found = told(UBUNTU, A100, *BARE, pods("CrashLoopBackOff"))
+def test_failing_driver_pod_is_a_suspect() -> None:
+    found = diagnose_rows(UBUNTU, A100, *BARE, pods("CrashLoopBackOff"))
     assert found.findings == ()
     assert found.suspects
 
 
-def test_without_the_operator_the_host_gets_a_driver() -> None:
-    assert "sudo gpunode setup" in commands(told(UBUNTU, A100, *BARE))
+def test_host_without_the_operator_gets_a_driver() -> None:
+    assert "sudo gpunode setup" in commands(diagnose_rows(UBUNTU, A100, *BARE))
 
 
-def test_a_locked_module_is_let_go() -> None:
-    found = told(
+def test_version_lock_of_the_module_is_removed_first() -> None:
+    found = diagnose_rows(
         ROCKY,
         ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 560.35"),
         (
@@ -86,12 +86,12 @@ REJECTED = (
 )
 
 
-def test_signed_modules_are_of_the_installed_branch() -> None:
-    (found,) = told(UBUNTU, *REJECTED).findings
+def test_signed_modules_of_the_installed_branch_are_suggested() -> None:
+    (found,) = diagnose_rows(UBUNTU, *REJECTED).findings
     assert any("linux-modules-nvidia-BRANCH-generic" in fix.text for fix in found.remedy)
 
 
-def test_headers_that_are_there_are_not_installed() -> None:
+def test_installed_headers_are_not_installed_again() -> None:
     kernel = "5.15.0-126-generic"
     rows = (
         UBUNTU,
@@ -100,11 +100,11 @@ def test_headers_that_are_there_are_not_installed() -> None:
         ("modprobe nvidia", f"modprobe: FATAL: Module nvidia not found in directory /lib/modules/{kernel}"),
     )
     there = (f"ls -d /usr/src/linux-headers-{kernel}", f"/usr/src/linux-headers-{kernel}")
-    assert f"sudo apt-get install linux-headers-{kernel}" in commands(told(*rows))
-    assert commands(told(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"
+    assert f"sudo apt-get install linux-headers-{kernel}" in commands(diagnose_rows(*rows))
+    assert commands(diagnose_rows(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"
 
 
-def test_the_fabric_manager_follows_the_driver() -> None:
+def test_fabric_manager_follows_the_driver_version() -> None:
     rows = (
         ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04.2 LTS"\n'),
         ("lspci -nn", "1b:00.0 3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)"),
@@ -118,6 +118,6 @@ def test_the_fabric_manager_follows_the_driver() -> None:
         ),
     )
     manager = ("dpkg -l", "ii  nvidia-fabricmanager-570  570.133.20-1  amd64  Fabric Manager")
-    (with_manager,) = [one for one in commands(told(*rows, manager)) if "fabricmanager" in one]
+    (with_manager,) = [one for one in commands(diagnose_rows(*rows, manager)) if "fabricmanager" in one]
     assert with_manager.startswith("v=$(modinfo -F version nvidia); ")
-    assert not [one for one in commands(told(*rows)) if "fabricmanager" in one]
+    assert not [one for one in commands(diagnose_rows(*rows)) if "fabricmanager" in one]

@@ -1,4 +1,4 @@
-"""What a person is told who typed something that gpunode does not take."""
+"""Messages for input that gpunode does not accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from gpunode.steps.table import STEPS
         (RecipeOptions(driver="newest"), '--driver cannot be "newest"', "580.178.04"),
     ],
 )
-def test_an_option_is_named_as_it_was_typed_and_not_as_a_file(wanted: RecipeOptions, what: str, allowed: str) -> None:
+def test_mistyped_option_value_is_named_and_not_taken_for_a_file(
+    wanted: RecipeOptions, what: str, allowed: str
+) -> None:
     with pytest.raises(UsageError) as stopped:
         wanted.load()
     assert stopped.value.what == what
@@ -28,27 +30,27 @@ def test_an_option_is_named_as_it_was_typed_and_not_as_a_file(wanted: RecipeOpti
 
 
 @pytest.mark.parametrize(("typed", "begins"), [([], "Usage: gpunode [OPTIONS]"), (["recipe"], "Usage: gpunode recipe")])
-def test_no_command_at_all_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(typed) == 2
     assert capsys.readouterr().err.startswith(begins)
 
 
-def test_a_wrong_option_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_points_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["plan", "--nosuch"]) == 2
     assert "`gpunode plan --help`" in capsys.readouterr().err
 
 
-def test_nobody_waits_a_negative_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_lock_timeout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--lock-timeout", "-5"]) == 2
     assert "--lock-timeout" in capsys.readouterr().err
 
 
-def test_the_steps_of_only_are_in_its_help() -> None:
+def test_help_lists_the_steps_of_only() -> None:
     assert STEP_IDS.split(", ") == [step.id for step in STEPS]
 
 
 @pytest.mark.parametrize("width", ["80", "50"])
-def test_the_help_cuts_no_command_and_groups_them_all(
+def test_help_lists_every_command_in_a_group_without_cutting(
     width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
@@ -62,17 +64,17 @@ def test_the_help_cuts_no_command_and_groups_them_all(
         assert sum(line.startswith("  ") for line in shown.partition("Set up:")[2].splitlines()) == len(commands)
 
 
-def test_a_shipped_sample_is_named_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_sample_is_named_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["status", "--node", "debian12-gtx1080"]) == 0
     assert "GTX 1080" in capsys.readouterr().out
 
 
-def test_a_step_that_is_typed_wrong_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistyped_step_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["plan", "--only", "runtime-conf", "--node", "debian12-gtx1080"]) == 2
     assert "did you mean --only runtime-config?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot", "--apply-cluster"])
-def test_a_download_is_nothing_else(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_download_only_contradicts_other_options(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--download-only", other]) == 2
     assert f"--download-only cannot be used with {other.partition('=')[0]}" in capsys.readouterr().err

@@ -27,7 +27,7 @@ TOO_OLD: tuple[Row, ...] = (
 NO_SMI: Row = ("nvidia-smi", "bash: nvidia-smi: command not found")
 
 
-def seen(*rows: Row) -> Diagnosis:
+def diagnose_rows(*rows: Row) -> Diagnosis:
     return diagnose(take_snapshot(pasted.collect_pieces(rows)))
 
 
@@ -41,8 +41,8 @@ def seen(*rows: Row) -> Diagnosis:
     ],
     ids=["wsl", "jetson", "truenas", "unraid"],
 )
-def test_a_newer_driver_comes_from_where_the_driver_comes_from(system: tuple[Row, ...], way: str) -> None:
-    (root,) = seen(*system, *TOO_OLD).roots
+def test_newer_driver_comes_from_the_source_of_the_driver(system: tuple[Row, ...], way: str) -> None:
+    (root,) = diagnose_rows(*system, *TOO_OLD).roots
     assert root.cause == "driver-too-old-for-image"
     assert way in root.remedy[0].text
     assert not any("gpunode setup" in command for fix in root.remedy for command in fix.commands)
@@ -57,14 +57,18 @@ def test_a_newer_driver_comes_from_where_the_driver_comes_from(system: tuple[Row
         ("dpkg -l | grep nvidia", "ii  nvidia-l4t-core    36.4.3-20250107174145   arm64   NVIDIA Core Package"),
     ],
 )
-def test_a_jetson_without_nvidia_smi_lacks_no_driver(board: Row) -> None:
-    assert "driver-not-installed" in {one.cause for one in seen(UBUNTU, ("lsmod | grep nv", ""), NO_SMI).findings}
-    assert seen(UBUNTU, board, NO_SMI).findings == ()
+def test_jetson_without_nvidia_smi_has_a_driver(board: Row) -> None:
+    assert "driver-not-installed" in {
+        one.cause for one in diagnose_rows(UBUNTU, ("lsmod | grep nv", ""), NO_SMI).findings
+    }
+    assert diagnose_rows(UBUNTU, board, NO_SMI).findings == ()
 
 
-def test_the_toolkit_is_set_up_beside_a_driver_from_elsewhere() -> None:
+def test_toolkit_is_set_up_beside_a_preinstalled_driver() -> None:
     refused = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
     packages = "ii  nvidia-l4t-core    36.4.3-20250107174145   arm64   NVIDIA Core Package"
-    (root,) = seen(TEGRA, UBUNTU, ("dpkg -l | grep nvidia", packages), ("docker run --gpus all x", refused)).roots
+    (root,) = diagnose_rows(
+        TEGRA, UBUNTU, ("dpkg -l | grep nvidia", packages), ("docker run --gpus all x", refused)
+    ).roots
     assert root.cause == "toolkit-not-installed"
     assert root.remedy[0].commands[0].startswith("sudo gpunode setup --driver none ")

@@ -63,19 +63,19 @@ def _rows(top: Path) -> Iterator[tuple[str, tuple[object, ...]]]:
 
 
 @pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
-def test_nothing_is_written(node: Chroot, *, user: bool) -> None:
+def test_doctor_writes_nothing(node: Chroot, *, user: bool) -> None:
     before = disk(node)
     live.diagnose(node, user=user)
     assert disk(node) == before
 
 
-def test_root_sees_all_that_there_is(node: Chroot) -> None:
+def test_root_is_denied_nothing(node: Chroot) -> None:
     shown = live.diagnose(node).envelope["result"]["denied"]
     # The lab's proc and sys are the machine's own, of which it shows a part.
     assert not [source for source in shown if source.startswith(("/etc", "/var", "grep", "tail", "ls"))]
 
 
-def test_a_user_is_told_what_he_was_not_shown(node: Chroot) -> None:
+def test_user_gets_a_list_of_denied_sources(node: Chroot) -> None:
     shown = " ".join(live.diagnose(node, user=True).envelope["result"]["denied"])
     named = {path for path in CLOSED if path in shown}
     # The variables of units and services are looked for in all their files at once.

@@ -13,7 +13,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
 
-def found(*pieces: tuple[str, str]) -> Finding:
+def first_finding(*pieces: tuple[str, str]) -> Finding:
     rows = [{"source": source, "text": text} for source, text in pieces]
     return diagnose(take_snapshot(pasted.parse_json_report(json.dumps(rows), "a report"))).roots[0]
 
@@ -48,22 +48,22 @@ def action(bus: str, name: str) -> str:
         ("xid-154-recovery-action", action("07:00.0", "None") + action("0F:00.0", "Reset")),
     ],
 )
-def test_the_gpu_that_is_reset_is_the_one_of_the_finding(cause: str, text: str) -> None:
-    finding = found(("nvidia-smi -q", text))
+def test_reset_names_the_gpu_of_the_finding(cause: str, text: str) -> None:
+    finding = first_finding(("nvidia-smi -q", text))
     assert (finding.cause, finding.gpus) == (cause, ("0000:0f:00.0",))
     assert resets(finding) == ["--gpu-reset --id=0000:0f:00.0"]
 
 
-def test_two_gpus_with_one_fault_are_both_named_and_both_reset() -> None:
+def test_two_faulty_gpus_are_both_named_and_reset() -> None:
     text = rows("07:00.0") + rows("0F:00.0", pending="Yes") + rows("47:00.0", pending="Yes")
-    finding = found(("nvidia-smi -q -d ROW_REMAPPER", text))
+    finding = first_finding(("nvidia-smi -q -d ROW_REMAPPER", text))
     assert finding.gpus == ("0000:0f:00.0", "0000:47:00.0")
     assert finding.summary.startswith("GPU 0000:0f:00.0: ")
     assert finding.summary.endswith("; GPU 0000:47:00.0 as well")
     assert resets(finding) == ["--gpu-reset --id=0000:0f:00.0", "--gpu-reset --id=0000:47:00.0"]
 
 
-def test_limits_of_two_gpus_are_both_set_again() -> None:
+def test_power_limits_of_two_gpus_are_both_restored() -> None:
     limits = (
         "index, power.limit, power.default_limit\n0, 200.00 W, 400.00 W\n1, 250.00 W, 400.00 W\n2, 400.00 W, 400.00 W\n"
     )
@@ -77,15 +77,15 @@ MET = ("python train.py", "RuntimeError: CUDA error: uncorrectable ECC error enc
 WORKS = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)\n"
 
 
-def test_where_nothing_tells_which_gpu_it_is_the_reader_puts_it_in() -> None:
-    finding = found(MET, ("nvidia-smi -L", WORKS + WORKS.replace("GPU 0", "GPU 1").replace("GPU-1", "GPU-2")))
+def test_unknown_gpu_is_left_as_a_placeholder_in_the_reset() -> None:
+    finding = first_finding(MET, ("nvidia-smi -L", WORKS + WORKS.replace("GPU 0", "GPU 1").replace("GPU-1", "GPU-2")))
     assert finding.cause == "ecc-dbe-uncorrectable"
     assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
     assert any("which GPU it is, is not known here" in fix.text for fix in finding.remedy)
 
 
-def test_the_only_gpu_of_a_node_is_the_one() -> None:
-    finding = found(MET, ("nvidia-smi -L", WORKS))
+def test_only_gpu_of_a_node_is_reset_without_a_placeholder() -> None:
+    finding = first_finding(MET, ("nvidia-smi -L", WORKS))
     assert resets(finding) == ["--gpu-reset --id=0"]
     assert not any("ADDRESS" in fix.text for fix in finding.remedy)
 
@@ -102,16 +102,16 @@ QUERY = "nvidia-smi --query-gpu=index,name,mig.mode.current,mig.mode.pending --f
         (((QUERY, MODES.format(1)),), "1"),
     ],
 )
-def test_a_mode_waits_for_the_reset_of_one_gpu(pieces: tuple[tuple[str, str], ...], gpu: str) -> None:
-    finding = found(*pieces)
+def test_pending_mig_mode_resets_only_its_gpu(pieces: tuple[tuple[str, str], ...], gpu: str) -> None:
+    finding = first_finding(*pieces)
     assert finding.cause == "mig-mode-pending-reset"
     assert resets(finding) == [f"--gpu-reset --id={gpu}"]
 
 
-def test_which_of_several_gpus_is_to_be_divided_is_not_chosen() -> None:
+def test_gpu_to_enable_mig_on_is_left_as_a_placeholder() -> None:
     off = "0000000{0}:07:00.0, Disabled, Disabled\n"
     modes = "pci.bus_id, mig.mode.current, mig.mode.pending\n" + off.format(0) + off.format(1)
-    finding = found(
+    finding = first_finding(
         ("nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv", modes),
         ("nvidia-smi mig -lgi", "Insufficient Permissions\n"),
     )
@@ -123,7 +123,7 @@ ALTERS = re.compile(r"nvidia-smi\b.*(?:--gpu-reset|-mig|-cgi|-pl|-c DEFAULT|--lo
 
 
 @pytest.mark.parametrize("cause", sorted(rules_by_cause()))
-def test_what_alters_a_gpu_names_it_unless_all_are_meant(cause: str) -> None:
+def test_command_that_changes_a_gpu_names_it_unless_all_are_meant(cause: str) -> None:
     for fix in generic_remedy(cause, take_snapshot({})):
         for command in filter(ALTERS.search, fix.commands):
             is_named = "ADDRESS" in command and "put its PCI address for ADDRESS" in fix.text
@@ -139,7 +139,7 @@ CONTAINED = (
 BUSES = ("19:00.0", "3B:00.0", "4C:00.0", "5D:00.0")
 
 
-def listed(*buses: str) -> tuple[str, str]:
+def gpu_query(*buses: str) -> tuple[str, str]:
     rows = "".join(f"{index}, 00000000:{bus}\n" for index, bus in enumerate(buses))
     return "nvidia-smi --query-gpu=index,pci.bus_id --format=csv", f"index, pci.bus_id\n{rows}"
 
@@ -168,8 +168,8 @@ def wants(name: str) -> str:
         ("hbm-failing-rma", [bus_id(bus) + sram("Yes" if "4C" in bus else "No") for bus in BUSES]),
     ],
 )
-def test_a_row_is_of_the_gpu_whose_address_stands_in_its_part(cause: str, answer: list[str]) -> None:
-    finding = found((GREP, "\n".join(answer)))
+def test_filtered_row_belongs_to_the_gpu_of_its_section(cause: str, answer: list[str]) -> None:
+    finding = first_finding((GREP, "\n".join(answer)))
     assert (finding.cause, finding.gpus) == (cause, ("0000:4c:00.0",))
     assert resets(finding) == ["--gpu-reset --id=0000:4c:00.0"]
 
@@ -177,15 +177,15 @@ def test_a_row_is_of_the_gpu_whose_address_stands_in_its_part(cause: str, answer
 EIGHT = "".join(memory(failure="Yes" if number == 5 else "No") for number in range(8))
 
 
-@pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), listed("07:00.0", "0F:00.0")])
-def test_what_nobody_can_lay_to_a_gpu_is_told_of_none(beside: tuple[str, str]) -> None:
-    finding = found(beside, ("nvidia-smi -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'", EIGHT))
+@pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), gpu_query("07:00.0", "0F:00.0")])
+def test_unattributable_row_names_no_gpu(beside: tuple[str, str]) -> None:
+    finding = first_finding(beside, ("nvidia-smi -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'", EIGHT))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", ())
     assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
 
 
-def test_the_only_answer_about_the_only_gpu_is_about_it() -> None:
-    finding = found(("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -d ROW_REMAPPER", memory(failure="Yes")))
+def test_answer_about_the_only_gpu_is_attributed_to_it() -> None:
+    finding = first_finding(("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -d ROW_REMAPPER", memory(failure="Yes")))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", ("0000:07:00.0",))
 
 
@@ -193,32 +193,34 @@ FIRST, SECOND = (f"GPU-11111111-2222-3333-4444-55555555555{number}" for number i
 
 
 @pytest.mark.parametrize("option", ["-i 1", "--id=1"])
-def test_the_gpu_that_the_command_asks_for_is_the_one(option: str) -> None:
+def test_gpu_selected_by_the_command_is_attributed(option: str) -> None:
     asked = f"nvidia-smi -q -d ROW_REMAPPER {option} | grep -E 'Pending|Occurred'"
-    finding = found(("dmesg", CONTAINED.format("1b")), (asked, memory(failure="Yes")))
+    finding = first_finding(("dmesg", CONTAINED.format("1b")), (asked, memory(failure="Yes")))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", ("1",))
     assert resets(finding) == ["--gpu-reset --id=1"]
 
 
-def test_an_index_is_not_gone_by_once_a_gpu_was_lost() -> None:
+def test_index_is_not_used_after_a_gpu_was_lost() -> None:
     lost = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=python, GPU has fallen off the bus."
     asked = "nvidia-smi -i 1 -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'"
-    rows = [("dmesg", lost), listed("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
+    rows = [("dmesg", lost), gpu_query("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
     pieces = [{"source": source, "text": text} for source, text in rows]
     every = diagnose(take_snapshot(pasted.parse_json_report(json.dumps(pieces), "a report"))).findings
     (pending,) = (one for one in every if one.cause == "row-remap-pending")
     assert resets(pending) == ["--gpu-reset --id=ADDRESS"]
 
 
-def test_the_gpu_of_a_csv_is_the_one_of_its_uuid() -> None:
+def test_csv_row_is_attributed_by_uuid() -> None:
     option = "nvidia-smi --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure --format=csv"
     csv = f"gpu_uuid, remapped_rows.pending, remapped_rows.failure\n{FIRST}, No, No\n{SECOND}, No, Yes\n"
-    finding = found(("dmesg", CONTAINED.format("07")), (option, csv))
+    finding = first_finding(("dmesg", CONTAINED.format("07")), (option, csv))
     assert (finding.cause, finding.gpus) == ("row-remap-failure", (SECOND,))
     assert finding.summary.startswith(f"{SECOND}: ")
 
 
-def test_another_gpu_that_asks_for_a_reset_is_told_beside_the_one_of_the_log() -> None:
+def test_second_gpu_requesting_a_reset_is_named_too() -> None:
     asked = "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-    finding = found(("dmesg", asked), ("nvidia-smi -q", action("19:00.0", "Reset") + action("4C:00.0", "Reset")))
+    finding = first_finding(
+        ("dmesg", asked), ("nvidia-smi -q", action("19:00.0", "Reset") + action("4C:00.0", "Reset"))
+    )
     assert finding.gpus == ("0000:19:00.0", "0000:4c:00.0")
