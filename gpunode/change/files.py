@@ -93,7 +93,7 @@ class FileChange(ChangeKind):
     daemon has not read it. One that is promised with the trigger ``cdi`` is written by what the trigger starts.
 
     Attributes:
-        folders: those that are made for a new file, outermost first; whoever undoes the change removes them again.
+        folders: those that are made for a new file, outermost first; an undo removes them again.
             They are known when the change is about to be made, and changes are not compared by them.
     """
 

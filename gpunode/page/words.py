@@ -99,5 +99,5 @@ def condition_of(row: FleetRow) -> Condition:
 
 def describe_outlier(odd: Outlier) -> str:
     """Return ``VBIOS 96.00.89 among 511 nodes with 96.00.A5``."""
-    here, usual = odd.here or "not there", odd.usual or "none"
+    here, usual = odd.here or "missing", odd.usual or "none"
     return f"{odd.name} {here} among {count(odd.among, 'node')} with {usual}"

@@ -157,7 +157,7 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
     except jsonread.Repeated as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
-            why="gpunode cannot tell which one is meant; dockerd uses the last",
+            why="gpunode cannot tell which one is intended; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
     except jsonread.Malformed as error:
@@ -199,7 +199,7 @@ def _misshapen(text: str, path: str, keys: Path) -> Refused:
     return Refused(
         f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
         why=f"it is {found}"[:200],
-        hint=f"correct {path}; dockerd cannot use it either",
+        hint=f"correct {path}; dockerd cannot read it either",
     )
 
 

@@ -36,9 +36,9 @@ _ALONE: Final[dict[Provider, tuple[str, str]]] = {
 # Sources: docs.aws.amazon.com/eks, "Use EKS-optimized accelerated AMIs for GPU instances", and eksctl's "GPU Support":
 # Ubuntu's AMIs have no driver; learn.microsoft.com/azure/aks/use-nvidia-gpu, "Skip GPU driver installation".
 _BRINGS: Final[dict[Provider, str]] = {
-    "eks": "its AMI has driver and toolkit, so nothing is to be set up here; to bring your own driver, use an AMI "
+    "eks": "its AMI has driver and toolkit, so there is nothing to set up here; to bring your own driver, use an AMI "
     "without one, such as Ubuntu's for EKS",
-    "aks": "AKS installed driver and toolkit, so nothing is to be set up here; to bring your own driver, create the "
+    "aks": "AKS installed driver and toolkit, so there is nothing to set up here; to bring your own driver, create the "
     "node pool with `az aks nodepool add --gpu-driver none`",
 }
 

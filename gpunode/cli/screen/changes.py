@@ -49,7 +49,7 @@ def _new_file_line(change: FileChange) -> Line:
         case FileState(content=content):
             about = count(len(content.splitlines()), "line")
         case SigningKey(fingerprints=fingerprints):
-            about = f"key {', '.join(f'…{one[-16:]}' for one in sorted(fingerprints))}, checked after its download"
+            about = f"key {', '.join(f'…{one[-16:]}' for one in sorted(fingerprints))}, checked after the download"
         case Deferred(what=what, known_after=known_after):
             about = f"{what}; known after {known_after}"
         case None:

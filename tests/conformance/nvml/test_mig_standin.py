@@ -138,7 +138,7 @@ def test_a_driver_that_stops_midway_is_told_with_what_became_of_the_former_layou
         broken.apply([MigChange(UUID, SEVEN, BALANCED if "Create" in function else OFF)])
     assert doing in raised.value.why
     # Instances cannot be made again either; the mode was never switched, so there the former ones are back.
-    assert ("put back: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
+    assert ("restored: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
 
 
 def test_what_somebody_divided_meanwhile_is_left_as_it_is(state: Path) -> None:

@@ -78,7 +78,7 @@ def test_ordinary_gpus_bring_no_warnings() -> None:
 def test_an_unknown_gpu_is_warned_about_and_no_support_is_claimed() -> None:
     choice = chosen(UNKNOWN)
 
-    assert any("10de:3ffe" in warning and "none of NVIDIA's lists" in warning for warning in choice.warnings)
+    assert any("10de:3ffe" in warning and "not on any of NVIDIA's lists" in warning for warning in choice.warnings)
     assert "620 is the newest branch" in choice.reason
 
 
@@ -162,7 +162,7 @@ def test_branches_that_no_repository_has_are_refused(version: str) -> None:
 
 
 def test_a_branch_without_fixes_or_unknown_or_short_lived_is_warned_about() -> None:
-    assert "no more fixes" in chosen(T4, version="570").warnings[0]
+    assert "no longer gets fixes" in chosen(T4, version="570").warnings[0]
     assert "2026-02" in chosen(T4, version="570").warnings[0]
     assert "newer than what gpunode knows" in chosen(T4, version="640").warnings[0]
     assert "new-feature" in chosen(T4, version="615").warnings[0]
@@ -170,7 +170,7 @@ def test_a_branch_without_fixes_or_unknown_or_short_lived_is_warned_about() -> N
 
 def test_flavours_that_are_asked_for_are_kept_or_refused() -> None:
     assert chosen(T4, flavour="proprietary").flavour == "proprietary"
-    assert "as asked for" in chosen(T4, flavour="proprietary").reason
+    assert "as requested" in chosen(T4, flavour="proprietary").reason
     assert "do not drive GeForce GTX 1080" in refused(GTX_1080, flavour="open").what
     assert "do not drive Tesla V100" in refused(T4, V100, flavour="open").what
     assert "do not drive B200" in refused(T4, B200, flavour="proprietary").what
@@ -197,7 +197,7 @@ def test_a_last_branch_outweighs_a_claim_of_open_modules() -> None:
 
 
 def test_no_driver_wanted_is_not_a_question_for_the_catalog() -> None:
-    with pytest.raises(ValueError, match="no driver is wanted"):
+    with pytest.raises(ValueError, match="no driver is requested"):
         ask(T4, version="none")
 
 

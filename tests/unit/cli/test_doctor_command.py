@@ -125,7 +125,7 @@ def test_metrics_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.Ca
     [
         ((), "x.txt", "would never be read"),
         ((), "missing/x.prom", "cannot be written"),
-        (("report.json",), "x.prom", "this machine alone"),
+        (("report.json",), "x.prom", "this machine only"),
     ],
 )
 def test_metrics_that_nobody_would_read_are_refused(
@@ -147,8 +147,8 @@ def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_say
     assert asked("Xid 32", json_=False) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Xid 32" in told
-    assert "start the program again" in told
-    assert "no cause by itself" in told
+    assert "restart the program" in told
+    assert "not a cause by itself" in told
 
 
 def test_an_xid_that_nobody_knows_is_no_cause() -> None:
@@ -182,7 +182,7 @@ def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
         found = answer(capsys)
         (kept,) = failing.iterdir()
         assert found["result"]["bugs"] == str(kept)
-        assert any("nouveau-bound could not be judged" in doubt["what"] for doubt in found["unknown"])
+        assert any("nouveau-bound could not be checked" in doubt["what"] for doubt in found["unknown"])
     assert kept.stat().st_mode & 0o777 == 0o600
     text = kept.read_text()
     assert "\n\nnouveau-bound:\nTraceback" in text

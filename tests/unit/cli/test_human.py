@@ -184,7 +184,7 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
             options=SetupOptions("test"),
             on_event=lambda _: None,
         )
-    assert "put back: /etc/containerd/config.toml" in failed.value.why
+    assert "restored: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
     assert Trigger("restart", "containerd.service") not in store.pending_triggers()
 

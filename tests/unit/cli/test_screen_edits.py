@@ -21,5 +21,5 @@ def told(verb: CtkVerb) -> str:
 
 def test_the_file_that_was_written_is_named_and_not_the_one_that_the_product_makes() -> None:
     assert f"containerd written: {WRITTEN}" in told("configure")
-    assert "what configure added is gone" in told("unconfigure")
+    assert "removed what configure added" in told("unconfigure")
     assert MADE not in told("configure") + told("unconfigure")

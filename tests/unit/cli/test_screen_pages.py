@@ -42,8 +42,8 @@ def test_a_converged_setup_is_one_line() -> None:
 def test_a_rehearsal_says_so_at_both_ends_and_passes_nothing_that_needs_the_node() -> None:
     lines = pages.drawn(pages.rehearse, 200).splitlines()
     assert "REHEARSAL" in lines[0]
-    assert "nothing of this machine" in lines[1]
-    assert any("REHEARSAL ends: nothing of this machine was touched" in line for line in lines[-2:])
+    assert "this machine is not touched" in lines[1]
+    assert any("REHEARSAL ends: this machine was not touched" in line for line in lines[-2:])
     driver = next(line for line in lines if "the driver answers" in line)
     assert "not run" in driver
     assert any(

@@ -95,7 +95,7 @@ def test_no_branch_that_drives_the_gpu_is_new_enough() -> None:
     node = take_snapshot(pasted.collect_pieces([ROCKY, NAMED]))
     (fix,) = remedies.change_driver(node, "upgrade the driver", oldest_branch=590)
     assert fix.commands == ()
-    assert "no branch that NVIDIA maintains" in fix.text
+    assert "none of NVIDIA's maintained branches" in fix.text
 
 
 def test_a_branch_that_dropped_the_gpu_is_not_brought_again() -> None:

@@ -79,5 +79,5 @@ def test_the_only_gpu_that_nvidias_module_was_to_drive_is_given_back_with_proxmo
     assert faults(found) == ["vfio-bound"]
     commands = [command for fix in found.findings[0].remedy for command in fix.commands]
     assert "sudo proxmox-boot-tool refresh" in commands
-    assert found.findings[0].remedy[0].text.startswith("make sure that no virtual machine is to have the GPU")
+    assert found.findings[0].remedy[0].text.startswith("make sure that no virtual machine needs the GPU")
     assert found.findings[0].remedy[0].commands == ()

@@ -83,7 +83,11 @@ def test_what_was_taken_back_is_no_fault() -> None:
     found = seen(("dmesg -T", wish(1) + wish(0, 1, at=606)))
     assert found.is_healthy
     (told,) = found.findings
-    assert (told.disruption, typed(found), told.summary.endswith("does so no more")) == ("none", [], True)
+    assert (told.disruption, typed(found), told.summary.endswith("the driver no longer asks for it")) == (
+        "none",
+        [],
+        True,
+    )
     assert len(told.citations) == 2
 
 

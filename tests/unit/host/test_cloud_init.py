@@ -124,7 +124,7 @@ def test_between_two_stages_systemd_is_asked_what_is_to_come(tmp_path: Path, too
     node = Node(tmp_path)
     node.has("status.json")
     (told,) = node.wait(ends_with="result.json")
-    assert "cloud-final.service has yet to run" in told
+    assert "cloud-final.service has not run yet" in told
 
 
 def test_one_that_broke_down_is_not_waited_for(tmp_path: Path, tools: Tools) -> None:

@@ -337,7 +337,7 @@ def _removed(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(_written, "was replaced, but may be the old one"), (_removed, "was removed")]
+    ("change", "said"), [(_written, "was replaced, but a power cut may bring the old one"), (_removed, "was removed")]
 )
 def test_a_folder_that_cannot_be_synced_is_told_as_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], said: str
@@ -399,9 +399,9 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
     os.chown(tmp_path / "closed/his", 1000, 0)
     os.chown(tmp_path / "closed/by-other", 1000, 0, follow_symlinks=False)
     assert exposed("/closed/file") == exposed("/sticky/file") == ""
-    assert exposed("/open/file") == "others may write to /open (mode 0777)"
-    assert exposed("/theirs/file") == exposed("/closed/to-theirs") == "/theirs belongs to the user with the id 1000"
-    assert "link made by the user with the id 1000" in exposed("/closed/by-other")
+    assert exposed("/open/file") == "others can write to /open (mode 0777)"
+    assert exposed("/theirs/file") == exposed("/closed/to-theirs") == "/theirs belongs to uid 1000"
+    assert "link made by uid 1000" in exposed("/closed/by-other")
 
 
 @pytest.mark.parametrize("name", ["a file", "$(id)", "it's;reboot"])

@@ -322,7 +322,7 @@ def test_a_log_is_not_written_where_another_user_waits_for_it(tmp_path: Path) ->
     log = CommandLog("x", root=str(tmp_path))
     Runner(log=log).run(("true",), timeout_s=20)
     assert list(folder.iterdir()) == []
-    assert "it belongs to the user with the id 1234" in log.problem
+    assert "it belongs to uid 1234" in log.problem
 
 
 def test_the_log_of_an_image_stays_in_it(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp
 
 
 def test_without_cri_o_nothing_is_staged(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert "crio is not installed" in check("crio", change(tmp_path, CRIO))
     assert tools.calls == []
 

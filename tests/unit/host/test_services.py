@@ -66,7 +66,7 @@ def test_a_unit_that_comes_up_is_restarted_once_and_its_downtime_told(systemd: T
 
 def test_a_unit_that_refuses_fails_with_its_own_last_words(systemd: Tools) -> None:
     (systemd.folder / "on-restart").write_text("echo 'Job for containerd.service failed' >&2; exit 1")
-    with pytest.raises(ChangeFailed, match=r"containerd.service did not come up again") as caught:
+    with pytest.raises(ChangeFailed, match=r"containerd.service did not start again") as caught:
         settle(RESTART)
     assert "containerd: failed to load plugin\ncontainerd: exiting" in caught.value.why
     assert RESTART.target in caught.value.why
@@ -76,7 +76,7 @@ def test_a_unit_that_refuses_fails_with_its_own_last_words(systemd: Tools) -> No
 def test_a_unit_that_hangs_fails_and_does_not_hang_us(systemd: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_START_TIMEOUT_S", 0.3)
     (systemd.folder / "on-restart").write_text("sleep 300")
-    with pytest.raises(ChangeFailed, match="did not come up") as caught:
+    with pytest.raises(ChangeFailed, match="did not start") as caught:
         settle(RESTART)
     assert "no answer within" in caught.value.why
 
@@ -159,7 +159,7 @@ def test_a_unit_that_has_failed_is_started_for_no_process_of_it_could_reload(
 def test_a_failed_unit_that_does_not_start_says_why(systemd: Tools) -> None:
     (systemd.folder / "unit").write_text(unit("failed", 0))
     (systemd.folder / "on-restart").write_text("exit 1")
-    with pytest.raises(ChangeFailed, match=r"docker.service did not come up again") as caught:
+    with pytest.raises(ChangeFailed, match=r"docker.service did not start again") as caught:
         settle(RELOAD)
     assert "containerd: failed to load plugin" in caught.value.why
 
@@ -251,7 +251,7 @@ def test_without_systemd_nothing_is_called_and_it_is_said(
 
 def test_nothing_is_generated_for_an_image(systemd: Tools, tmp_path: Path) -> None:
     (settled,) = Services(Runner(str(tmp_path))).settle([Trigger("cdi")])
-    assert "when the image has booted" in settled.skipped
+    assert "after the image has booted" in settled.skipped
     assert systemd.calls == []
 
 

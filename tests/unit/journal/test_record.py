@@ -129,7 +129,7 @@ def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: byte
             b'{"is":"done","seq":1,"more":2,"also":3}',
             "no gpunode writes such a line: unknown: also, more",
         ),
-        (b'{"is":"done","seq":"first"}', "no gpunode writes such a line: 'first' is no int"),
+        (b'{"is":"done","seq":"first"}', "no gpunode writes such a line: 'first' is not a valid int"),
         (b'{"is":"trigger","kind":"cdi","target":""}', "not a journal entry"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_journal_of_a_newer_gpunode_is_named_as_such() -> None:
     newer = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % (FORMAT + 1))
     with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged in line 1") as raised:
         decode(newer, str.encode, file="x.jsonl")
-    assert raised.value.why == f"another gpunode wrote it, in format {FORMAT + 1}; this one reads {FORMAT}"
+    assert raised.value.why == f"it was written by another gpunode, in format {FORMAT + 1}; this one reads {FORMAT}"
 
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:

@@ -138,7 +138,7 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
 @pytest.mark.parametrize(
     ("text", "cluster", "what", "hint"),
     [
-        ("", "one", "asks nothing of Kubernetes", "[kubernetes]"),
+        ("", "one", "does not configure Kubernetes", "[kubernetes]"),
         ('[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nmode = "mps"', "one", "1 replica", "replicas"),
         ('[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nreplicas = 2', "one", "mode is none", "mode"),
         (
@@ -154,7 +154,7 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
         (
             'extends = "hami"\n[kubernetes.sharing]\nmode = "mps"',
             "one",
-            "HAMi has no use for [kubernetes.sharing]",
+            "HAMi does not use [kubernetes.sharing]",
             "replicas",
         ),
         ('extends = "dra"\n[kubernetes.sharing]\nmode = "mps"\nreplicas = 2', "one", "alpha", "device-plugin"),
@@ -193,7 +193,7 @@ def test_the_schema_of_the_plugin_s_file_takes_what_the_plugin_obeys(document: A
             "single or mixed",
         ),
         ('extends = "k8s-mps"', "microk8s", "cannot be used on microk8s", "gpu-operator"),
-        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "says no gpus", "gpus"),
+        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "has no key gpus", "gpus"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_the_way_out(text: str, cluster: str, what: str, hint: str) -> None:
@@ -549,7 +549,7 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
     assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
     if name != "hami":
         whys = [*(one.why for one in found.objects), *(one.why for one in found.releases)]
-        assert any("the static CPU manager of b needs that" in why for why in whys)
+        assert any("b uses the static CPU manager" in why for why in whys)
     if form == "manifests" and name != "hami":
         assert "privileged: true" in text
     assert key not in "".join(make_files(render_cluster(builtin.read(name), nodes[:1], form), form).values())

@@ -664,7 +664,7 @@ def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_make
     edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     assert b"default_runtime]" in (edited.edits[0].after or b"")
     assert any("does not become the default" in note for note in edited.notes)
-    assert any("enable_cdi is where" in note for note in edited.notes)
+    assert any("nvidia-ctk puts enable_cdi there" in note for note in edited.notes)
 
 
 def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:

@@ -62,7 +62,7 @@ def test_what_nobody_has_on_record_goes_by_its_name_and_that_is_told() -> None:
     after, _ = configured({CONFIG: RUNC}, desired)
     back, how = removed(after, desired, {})
     assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
-    assert any("default" in note and "no record of" in note for note in how.notes)
+    assert any("default" in note and "not on record" in note for note in how.notes)
 
 
 def test_a_drop_in_of_nvidia_ctk_that_says_nothing_of_its_own_goes_whole() -> None:

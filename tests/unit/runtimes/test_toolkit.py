@@ -159,11 +159,11 @@ def test_where_it_is_written(text: str, word: str, expected: str) -> None:
     [
         ("a = [\n", "disable-require", "config.toml"),
         ("x = 1\nnvidia-container-cli = 3\n", "nvidia-container-cli.root=/x", "config.toml:2: nvidia-container-cli"),
-        ("", "nvidia-container-cli.ldconfig=/sbin/ldconfig", "keep every GPU container from starting"),
+        ("", "nvidia-container-cli.ldconfig=/sbin/ldconfig", "prevent every GPU container from starting"),
         (
             "nvidia-container-cli.ldconfig = '/x'\nfeatures.allow-ldconfig-from-container = true\n",
             "features.allow-ldconfig-from-container=false",
-            "keep every GPU container from starting",
+            "prevent every GPU container from starting",
         ),
     ],
 )

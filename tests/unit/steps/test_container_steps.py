@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name_before_anything_is_done(
 
 def test_a_file_that_may_not_be_read_is_not_guessed_at() -> None:
     node = docker()
-    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("may not be read", f"file:{DAEMON_JSON}")})
+    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("is not readable", f"file:{DAEMON_JSON}")})
     with pytest.raises(Undetermined, match=r"daemon\.json") as caught:
         RUNTIME_CONFIG.plan(recipe("docker"), node)
     assert caught.value.exit_code == 13
@@ -300,7 +300,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     (change,) = files(outcome.changes).values()
     assert change.after == replace(mended, content=content)
     assert path in outcome.reason
-    assert "root acts on" in outcome.reason
+    assert "root relies on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
     wanted = Recipe("test", runtime=RuntimeSettings(name, default=False))
@@ -311,7 +311,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
 
 def test_a_file_in_a_place_that_others_may_write_to_is_said_and_left() -> None:
     path, content = _BY_HAND["docker"]
-    node = replace(docker(content), exposed={path: "/home/alice belongs to the user with the id 1000"})
+    node = replace(docker(content), exposed={path: "/home/alice belongs to uid 1000"})
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert outcome.changes == ()
     assert any(path in note and "/home/alice" in note for note in outcome.notes)

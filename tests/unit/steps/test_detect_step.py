@@ -143,7 +143,7 @@ def test_detection_cannot_be_left_out() -> None:
 def test_an_expectation_that_the_gpus_do_not_meet_is_told_by_the_plan() -> None:
     expecting = replace(recipe(), expect=Expect(gpus=8, model="H100"))
     notes = planned(DETECT.plan(expecting, machine(gpus=(gpu(T4),)))).notes
-    assert "gpus = 8, and this node has 1 GPU" in notes[0]
-    assert 'model = "H100", and this node has Tesla T4' in notes[1]
+    assert "gpus = 8, but this node has 1 GPU" in notes[0]
+    assert 'model = "H100", but this node has Tesla T4' in notes[1]
     met = replace(recipe(), expect=Expect(gpus=1, model="T4"))
     assert planned(DETECT.plan(met, machine(gpus=(gpu(T4),)))).notes == ()

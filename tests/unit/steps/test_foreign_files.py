@@ -78,7 +78,7 @@ def test_the_compatibility_libraries_of_cuda_explain_no_library_of_a_driver() ->
 
 def test_a_library_where_ld_so_looks_first_is_noted() -> None:
     (note,) = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset({LOCAL})))).notes
-    assert note.startswith(f"{LOCAL} is of no package")
+    assert note.startswith(f"{LOCAL} belongs to no package")
 
 
 def test_links_are_no_files_of_their_own() -> None:

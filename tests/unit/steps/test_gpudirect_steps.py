@@ -150,7 +150,7 @@ def test_with_a_lock_packages_come_in_its_versions_or_not_at_all() -> None:
 
     assert change == PackageChange(PackageId("nvidia-fs-dkms"), PackageState("2.27.3-1"), PackageState("2.28.4-1"))
     unlocked = refusal(GPUDIRECT.plan(replace(asking(GDRCOPY, version="none"), lock=lock), node))
-    assert "names no version of gdrdrv-dkms" in unlocked.what
+    assert "has no version of gdrdrv-dkms" in unlocked.what
 
 
 def test_before_the_reboot_into_the_driver_only_the_next_boot_is_prepared() -> None:

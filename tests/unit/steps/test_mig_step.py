@@ -143,7 +143,7 @@ def test_what_containers_list_gpus_from_is_written_anew() -> None:
         (asks(), node(models=("3fff",)), "cannot have the MIG layout all-1g.10gb"),
         (asks("all-1g.5gb"), node(), "has no MIG profile 1g.5gb"),
         (asks("mine"), node(), "knows no MIG layout mine"),
-        (asks("other", FILE), node(files={FILE: CONFIG}), f"{FILE} holds no layout other"),
+        (asks("other", FILE), node(files={FILE: CONFIG}), f"{FILE} has no layout other"),
         (asks("mine", FILE), node(), f"{FILE} does not exist"),
         (asks("", FILE), node(files={FILE: CONFIG}), "names a file and no layout"),
         (

@@ -42,7 +42,7 @@ def test_kubelet_s_credential_labels_its_own_node_and_skips_the_rest(server: Api
     assert applied.states == {"Node gpu-1": "change"}
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     server.user = "system:node:gpu-2"
-    assert "gpu-2 may change nothing of this" in user.apply(check=3).error["what"]
+    assert "gpu-2 may not change any of this" in user.apply(check=3).error["what"]
     user.kubectl.intercept = at("auth", lambda: ended(status=1, err=b"error: unknown command whoami\n"))
     assert user.apply(check=3).error["what"] == "your credentials may not do this"
 
@@ -89,7 +89,7 @@ def test_object_that_the_server_refuses_is_told_in_its_words(user: User) -> None
     refused = b'The ConfigMap "x" is invalid: data: Too long: may not be more than 1048576 bytes\n'
     user.kubectl.intercept = at("apply", lambda: ended(status=1, err=refused), dry_run=True)
     error = user.plan(check=3).error
-    assert error["what"] == "the API server does not take what the recipe asks for"
+    assert error["what"] == "the API server rejects what the recipe asks for"
     assert "data: Too long" in error["why"]
 
 
@@ -124,7 +124,7 @@ def test_what_namespace_default_refuses_is_no_obstacle_to_another(server: ApiSer
 
     user.kubectl.intercept = refuse_moved
     (note,) = user.apply().envelope["result"]["notes"]
-    assert note.startswith("not tried out, since namespace gpu-system is yet to be made, and default refuses it: ")
+    assert note.startswith("not tried out, since namespace gpu-system does not exist yet, and default refuses it: ")
     assert " ".join(said.split())[-20:] in note
     assert server.get(*PLUGIN)
 
@@ -206,7 +206,7 @@ def test_namespace_that_was_filled_after_the_plan_stays(server: ApiServer, user:
     theirs = config_map("theirs")
     user.kubectl.intercept = at("delete", lambda: server.add(theirs, "bob"))
     error = user("k8s", "remove", "--yes", check=5).error
-    assert error["what"] == "Namespace gpu-system could not be taken back; all else is done"
+    assert error["what"] == "Namespace gpu-system could not be removed; everything else is done"
     assert "namespace gpu-system stays: it also holds ConfigMap theirs" in error["why"]
     assert [one["metadata"]["name"] for one in server.peek("ConfigMap")] == ["theirs"]
     assert not server.peek("RuntimeClass")

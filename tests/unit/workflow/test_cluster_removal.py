@@ -107,7 +107,9 @@ def test_a_chart_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm(releases, frozenset({"dcgm-exporter"})))
     run = carried_out(plan_removal(cast(Cluster, cluster)), cluster, store)
     back = plan_rollback(cast(Cluster, cluster), store, run)
-    with pytest.raises(ChangeFailed, match="metrics/dcgm-exporter could not be taken back; all else is done") as failed:
+    with pytest.raises(
+        ChangeFailed, match="metrics/dcgm-exporter could not be removed; everything else is done"
+    ) as failed:
         carried_out(back, cluster, store, run)
     assert "does not answer" in failed.value.why
     assert {argv[2] for argv in cluster.helm.ran if argv[0] == "upgrade"} == {"gpu-operator", "dcgm-exporter"}

@@ -257,7 +257,7 @@ def test_mig_without_a_layout_names_no_resource_to_ask_for(applied: ApiServer, u
     recipe = replace(without, kubernetes=replace(without.kubernetes, mig=mig))
     asked = VerifyRequest(recipe, nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
-    assert "does not tell which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
+    assert "does not say which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
 
 def test_pod_on_one_node_says_what_all_nodes_make_the_operator_do(applied: ApiServer, user: User) -> None:

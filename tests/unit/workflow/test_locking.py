@@ -92,7 +92,7 @@ def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
 
 
 def test_versions_that_nobody_knows_yet_are_not_guessed() -> None:
-    with pytest.raises(Undetermined, match="not known yet") as caught:
+    with pytest.raises(Undetermined, match="not yet known") as caught:
         written(recipe("containerd"), machine())
     assert "gpunode setup" in caught.value.hint
     assert "nvidia-driver-cuda" in caught.value.why

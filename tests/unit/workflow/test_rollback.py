@@ -270,7 +270,7 @@ def test_a_daemon_that_refuses_the_former_file_keeps_the_present_one(store: Stor
     with pytest.raises(ChangeFailed) as caught:
         undo(host, store, run)
     assert host.files[CONTAINERD] == OURS
-    assert f"put back: {CONTAINERD}" in caught.value.why
+    assert f"restored: {CONTAINERD}" in caught.value.why
 
 
 def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, host: Node) -> None:

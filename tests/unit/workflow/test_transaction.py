@@ -197,7 +197,7 @@ def test_a_removal_that_no_step_planned_stops_the_run(verb: str, name: str) -> N
     with pytest.raises(Refused) as caught:
         resolve([BRING], {name: PackageState("1.0")}, answers(install("nvidia-driver-cuda"), gone))
     assert name in caught.value.why
-    assert "no package was touched" in caught.value.what
+    assert "no package was changed" in caught.value.what
 
 
 def test_helpers_of_an_old_driver_leave_with_it() -> None:
@@ -213,7 +213,7 @@ def test_helpers_of_an_old_driver_leave_with_it() -> None:
 
 
 def test_another_branch_is_never_taken_by_name_or_as_a_dependency() -> None:
-    with pytest.raises(Refused, match="something else"):
+    with pytest.raises(Refused, match="would not do what was planned"):
         resolve([BRING], {}, answers(install("nvidia-driver-cuda", "615.71.09-1")))
     mixed = (install("nvidia-driver-cuda"), install("libcuda1", "615.71.09-1"))
     with pytest.raises(Refused) as caught:
@@ -228,7 +228,7 @@ def test_packages_with_versions_of_their_own_are_of_no_branch() -> None:
 
 def test_a_downgrade_that_no_step_planned_stops_the_run() -> None:
     lowered = replace(install("libc6", "2.35", "2.36"), downgrade=True)
-    with pytest.raises(Refused, match="something else"):
+    with pytest.raises(Refused, match="would not do what was planned"):
         resolve([BRING], {"libc6": PackageState("2.36")}, answers(install("nvidia-driver-cuda"), lowered))
 
 
@@ -279,7 +279,7 @@ def test_a_dependency_that_will_not_come_in_the_locked_version_stops_the_run() -
 
 def test_with_a_lock_too_nothing_of_another_branch_comes_along() -> None:
     bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
-    with pytest.raises(Refused, match="no package was touched"):
+    with pytest.raises(Refused, match="no package was changed"):
         resolve([bring], {}, answers(install("nvidia-driver-cuda"), install("libcuda1", "595.1.1-1")))
 
 
