@@ -56,7 +56,7 @@ def _uncompared_lines(unseen: Sequence[Uncompared], names: Mapping[Side, str], *
 
 
 _REASONS: dict[Reason, str] = {
-    "not asked": "nobody asked",
+    "not asked": "not queried",
     "denied": "permission denied",
     "failed": "the query failed",
     "timeout": "no answer in time",

@@ -328,7 +328,7 @@ def _argocd_usage(rendered: Rendered) -> str:
     if place.repository:
         return (
             f"Argo CD: commit this folder to `{place.repository}` as `{place.path}`, then apply `argocd.yaml` once, in "
-            "the cluster in which Argo CD runs. It brings the other objects, in the order of their sync waves."
+            "the cluster in which Argo CD runs. It applies the other objects, in the order of their sync waves."
         )
     return (
         "Argo CD: commit this folder and make an Application of it. Its `kustomization.yaml` names what Argo CD takes. "
@@ -340,7 +340,7 @@ def _flux_usage(rendered: Rendered) -> str:
     place = rendered.flux
     return (
         f"Flux: commit this folder as `{place.path}` to the repository of the GitRepository `{place.source}` in the "
-        f"namespace `{place.namespace}`. Then apply `flux.yaml` once, or have Flux apply it: it brings the other "
+        f"namespace `{place.namespace}`. Then apply `flux.yaml` once, or have Flux apply it: it applies the other "
         "folders, one after the other."
     )
 

@@ -29,7 +29,7 @@ DISRUPTIONS: Final[Mapping[Disruption, str]] = {
 STATES: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warned": ("!", "at risk"),
-    "affected": ("!", "suffers"),
+    "affected": ("!", "affected"),
     "works": ("✓", ""),
     "seen": ("○", ""),
     "unseen": ("?", "not seen"),

@@ -218,7 +218,9 @@ def _check_names(desired: DesiredConfig, path: str) -> None:
     if desired.handler in {"", _RESERVED}:
         raise Refused(
             f"{path}: a runtime cannot be named {desired.handler!r}",
-            why="dockerd reserves that name and would not start with it" if desired.handler else "nobody could",
+            why="dockerd reserves that name and would not start with it"
+            if desired.handler
+            else "an empty name cannot be selected",
             hint="give another name, such as nvidia",
         )
     for word in (desired.handler, desired.binary):
@@ -263,7 +265,7 @@ def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> 
         f"{node.config}: {directive} cannot be set here: dockerd's command line already sets it",
         why=f"{unit} starts dockerd with {values} ({node.said_in(flag)}); with it in both places dockerd neither "
         "starts nor reloads",
-        hint=f"either give dockerd --{flag}{wanted} there, or take --{flag} out of there; when its containers may "
+        hint=f"either set dockerd --{flag}{wanted} there, or remove --{flag} there; once its containers may "
         f"stop: systemctl daemon-reload && systemctl restart {unit}; then run the command again",
     )
 

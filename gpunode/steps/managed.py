@@ -25,7 +25,7 @@ _ALONE: Final[dict[Provider, tuple[str, str]]] = {
         "the Machine Config Operator manages this system, and reports every other change as drift",
         (
             "install the Node Feature Discovery Operator and the NVIDIA GPU Operator from OperatorHub: "
-            "they bring driver, toolkit and device plugin"
+            "they install driver, toolkit and device plugin"
         ),
     ),
     "bottlerocket": (
@@ -54,7 +54,7 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
     if has_providers_driver(facts):
         return Refusal(
             f"this is {PROVIDERS[provider]} with a driver of its provider, and gpunode leaves both alone",
-            "a driver is loaded, and no installed package brought it",
+            "a driver is loaded that belongs to no installed package",
             f"{_BRINGS[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
         )

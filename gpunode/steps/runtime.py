@@ -49,7 +49,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     if row.product:
-        return Planned((), f"{row.product} brings its own {row.id}")
+        return Planned((), f"{row.product} includes its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
     for package in map(PackageId, row.packages):
         if matches(packages.get(package), ""):
@@ -71,7 +71,7 @@ def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[
             hint=f"install it from {row.from_elsewhere}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which bring theirs" if has_products(row) else ""
+        product = ", or k3s or RKE2, which include theirs" if has_products(row) else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',

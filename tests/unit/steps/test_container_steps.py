@@ -433,7 +433,7 @@ def test_docker_that_is_a_snap_gets_no_second_one_beside_it() -> None:
     snap = {"/etc/systemd/system/snap.docker.dockerd.service": command}
     node = looked_for("/var/snap/docker/current/config/daemon.json", machine(files=snap))
     installed = planned(RUNTIME_INSTALL.plan(recipe("docker"), node))
-    assert (installed.changes, installed.reason) == ((), "the docker snap brings its own docker")
+    assert (installed.changes, installed.reason) == ((), "the docker snap includes its own docker")
     refused = refusal(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert "docker is a snap here" in refused.what
     # Beside the engine it is another one.
