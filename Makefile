@@ -24,14 +24,14 @@ SHARE  ?= /usr/local/share
 COMPLETIONS := $(SHARE)/bash-completion/completions/gpunode $(SHARE)/zsh/site-functions/_gpunode \
                $(SHARE)/fish/vendor_completions.d/gpunode.fish
 
-help: ## this list
+help: ## list the targets
 	@echo 'gpunode: turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.'
 	@echo
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo
 	@echo 'On a GPU host, after make venv:  sudo $(BIN)/gpunode setup --runtime containerd'
 
-venv: $(READY) ## .venv with gpunode in it and what its development needs
+venv: $(READY) ## make .venv with gpunode and its development tools
 
 define CHECK_PYTHON
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
@@ -57,7 +57,7 @@ $(READY): $(RUNS)
 	@touch $@
 
 # root runs what stands there, so nobody else may write to it, whoever owns the checkout and whatever the umask is.
-install: ## gpunode for root and everybody: $(PREFIX), $(BINDIR)/gpunode, completions (needs root)
+install: ## install gpunode for all users: $(PREFIX), $(BINDIR)/gpunode, completions (needs root)
 	@[ "$$(id -u)" = 0 ] || { echo 'make install: needs root: sudo make install' >&2; exit 1; }
 	@[ ! -e '$(PREFIX)' ] || [ -e '$(PREFIX)/pyvenv.cfg' ] || \
 	  { echo 'make install: $(PREFIX) holds something else; name another folder: make install PREFIX=...' >&2; exit 1; }
@@ -74,24 +74,24 @@ install: ## gpunode for root and everybody: $(PREFIX), $(BINDIR)/gpunode, comple
 	  install -m 644 gpunode.fish '$(word 3,$(COMPLETIONS))'
 	@echo "installed: $$('$(BINDIR)/gpunode' --version | head -n 1) in $(PREFIX), as $(BINDIR)/gpunode"
 
-uninstall: ## take away what make install made; what gpunode set up stays (gpunode remove takes that away)
+uninstall: ## remove what make install made; what gpunode set up is kept (gpunode remove removes it)
 	@[ "$$(id -u)" = 0 ] || { echo 'make uninstall: needs root: sudo make uninstall' >&2; exit 1; }
 	@[ ! -e '$(PREFIX)' ] || [ -x '$(PREFIX)/bin/gpunode' ] || \
-	  { echo 'make uninstall: $(PREFIX) holds something else, so it stays' >&2; exit 1; }
+	  { echo 'make uninstall: $(PREFIX) holds something else, so it was kept' >&2; exit 1; }
 	@rm -rf '$(PREFIX)' && rm -f '$(BINDIR)/gpunode' $(COMPLETIONS)
-	@echo 'removed: $(PREFIX), $(BINDIR)/gpunode and the completions; kept: the node as gpunode set it up,'
+	@echo 'removed: $(PREFIX), $(BINDIR)/gpunode and the completions; kept: what gpunode set up on this node,'
 	@echo '  and its journals and backups in /var/lib/gpunode'
 
 demo: $(RUNS) ## rehearse the main job on a captured node: no root, no GPU, nothing is changed
 	@$(BIN)/gpunode rehearse containerd
 
-test: $(READY) ## the tests, without those in chroots and the long ones: at most 10 minutes on two cores
+test: $(READY) ## run the tests, without those in chroots and the long ones: at most 10 minutes on two cores
 	@$(PYTEST) -p no:cacheprovider $(PARALLEL) -m 'not long and not e2e' $(PYTEST_ARGS) $(TESTS)
 
-test-e2e: $(READY) ## the tests in chroots and containers; fails where the machine cannot run them (needs root)
+test-e2e: $(READY) ## run the tests in chroots and containers; fails if the machine cannot run them (needs root)
 	GPUNODE_E2E=require $(PYTEST) -m 'e2e and not long' $(PYTEST_ARGS) tests/e2e
 
-test-long: $(READY) ## everything, for as long as it takes; the results go into docs/verification.md
+test-long: $(READY) ## run all tests, for hours; the results go into docs/verification.md
 	HYPOTHESIS_PROFILE=long $(PYTEST) $(PYTEST_ARGS) $(TESTS)
 
 mutants: $(READY) ## change the pure core in thousands of small ways, and list the changes that no test notices
@@ -99,10 +99,10 @@ mutants: $(READY) ## change the pure core in thousands of small ways, and list t
 	HYPOTHESIS_PROFILE=mutants $(BIN)/mutmut run $(MUTANTS)
 	$(BIN)/mutmut results
 
-measure-doctor: $(READY) ## how often doctor is right, on whole reports and with a piece taken away; CAUSES=... lists the misses
+measure-doctor: $(READY) ## measure how often doctor is right, on whole reports and with a piece removed; CAUSES=... lists the misses
 	$(BIN)/python -m tests.scenarios.measure $(CAUSES)
 
-check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages
+check: $(READY) ## run ruff, mypy --strict, the import contracts, the generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -110,21 +110,21 @@ check: $(READY) ## ruff, mypy --strict, the import contracts, the generated page
 	$(BIN)/python docs/generate.py --check
 	$(PYTEST) -q -p no:cacheprovider tests/test_language.py
 
-format: $(READY) ## let ruff put the sources in order
+format: $(READY) ## format the sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## write the reference pages that are made from the code, and the words of the reports
+docs: $(READY) ## write the generated reference pages and the words of the reports
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m tests.scenarios.words
 
 bench: $(READY) ## print the ratios that design and README promise (an environment of its own under build/)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
-wheel: $(READY) ## a wheel in dist/
+wheel: $(READY) ## build a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-collection: ## the Ansible collection gpunode.node as a tarball in dist/ (an ansible-core of its own under build/)
+collection: ## build the Ansible collection gpunode.node as a tarball in dist/ (an ansible-core of its own under build/)
 	@[ -x build/ansible/bin/ansible-galaxy ] || { $(PYTHON) -m venv build/ansible && \
 	  build/ansible/bin/python -m pip install --quiet --disable-pip-version-check ansible-core; }
 	@build/ansible/bin/ansible-galaxy collection build --force --output-path dist recipes/ansible
@@ -132,7 +132,7 @@ collection: ## the Ansible collection gpunode.node as a tarball in dist/ (an ans
 # Asked before the environment is made, which takes a minute.
 DIST_TOOLS := $(if $(shell command -v dpkg-deb),,dpkg) $(if $(shell command -v rpmbuild),,rpm)
 
-dist: ## a release in dist/: wheel, gpunode.pyz, .deb, .rpm, SBOM and SHA256SUMS (needs dpkg and rpm)
+dist: ## build a release in dist/: wheel, gpunode.pyz, .deb, .rpm, SBOM and SHA256SUMS (needs dpkg and rpm)
 	@[ -z '$(strip $(DIST_TOOLS))' ] || \
 	  { echo 'make dist needs more programs; on Debian: sudo apt-get install $(strip $(DIST_TOOLS))' >&2; exit 1; }
 	@$(MAKE) --no-print-directory venv

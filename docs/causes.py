@@ -83,15 +83,15 @@ def _rule(rule: Rule) -> Iterator[str]:
     from gpunode.page.words import DISRUPTIONS
 
     yield from (f"## `{rule.cause}`", "", f"**{_plain(rule.title)}**", "")
-    yield from ("| in the stack | severity | the repair |", "| --- | --- | --- |")
+    yield from ("| layer | severity | the fix |", "| --- | --- | --- |")
     yield f"| {TITLES[rule.stack_layer]} | {_SEVERITIES[rule.severity]} | {DISRUPTIONS[rule.disruption]} |"
     for paragraph in rule.story.split("\n\n"):
         yield from ("", _plain(" ".join(paragraph.split())))
     yield from _remedy(rule)
     if rule.explains:
-        yield from ("", f"What it brings about, when both are found: {_links(rule.explains)}.")
+        yield from ("", f"Known consequences: {_links(rule.explains)}.")
     if above := _explainers().get(rule.cause):
-        yield from ("", f"It may itself come from: {_links(above)}.")
+        yield from ("", f"Possible causes: {_links(above)}.")
     if rule.sources:
         yield from ("", f"Sources: {', '.join(f'<{source}>' for source in rule.sources)}")
 
@@ -150,7 +150,7 @@ def _links(causes: Iterable[str]) -> str:
     found = sorted(causes)
     shown = found if len(found) <= _MOST_LINKS + 1 else found[:_MOST_LINKS]
     links = [f"[`{cause}`]({places[cause]}.md#{cause})" if cause in places else f"`{cause}`" for cause in shown]
-    more = f" and {len(found) - len(shown)} more (`gpunode doctor -v` with the cause has all)" if shown != found else ""
+    more = f" and {len(found) - len(shown)} more (`gpunode doctor -v CAUSE` lists all)" if shown != found else ""
     return ", ".join(links) + more
 
 

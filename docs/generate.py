@@ -176,8 +176,9 @@ def _key(key: RecipeKey) -> str:
 
 
 _RECIPES_INTRO = """\
-A recipe says how a node shall be, in TOML. `gpunode setup NAME` takes a shipped one, `gpunode setup ./file.toml` one of
-your own. A recipe that `extends` another says only what differs: key by key, also inside a table; a list is replaced.
+A recipe describes the desired state of a node, in TOML. `gpunode setup NAME` takes a shipped one,
+`gpunode setup ./file.toml` your own. A recipe that `extends` another sets only what differs: key by key, also inside a
+table; a list is replaced.
 `gpunode recipe check FILE` names file, line, key and the allowed values of whatever is wrong in it; an unknown key is
 an error, never ignored. `recipes/gpunode.schema.json` gives editors completion (`#:schema` in a recipe's first line).
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _INTRO = """\
 # What doctor looks at
 
-`gpunode doctor` and `gpunode capture` take the same looks. All run side by side, each within its own limit: a tool
-that hangs costs its limit and nothing else. Nothing is written and nothing is started: what could load a driver,
-start a daemon or make a database is asked only where that has happened already. What is not there counts as not
-there, what may not be seen is named (`not seen for lack of rights`), and from both nothing is concluded that was
-not shown. Links are not followed out of the node's root.
+`gpunode doctor` and `gpunode capture` run the same probes, in parallel, each with its own time limit: a tool that
+hangs delays nothing else. They write nothing and start nothing: a probe that could load a driver, start a daemon or
+create a database only runs where that has already happened. A missing file counts as missing,
+a file without read permission is named (`not visible without root`), and doctor concludes nothing from it. Links
+are not followed out of the node's root.
 
-The kind of its content says what of it a capture may contain ([capture format](capture-format.md)): a `table` whole, of
-`config` what is known to be harmless, a `log` without what looks like a secret.
+The kind of its content says how much of it a capture may contain ([capture format](capture-format.md)): a `table`
+completely, of a `config` what is known to be harmless, a `log` without anything that looks like a secret.
 """
 
 
@@ -43,19 +43,19 @@ class Subject:
 _SUBJECTS = (
     Subject(
         "The PCI bus",
-        "which GPUs and NVSwitches are there, their generation and what it needs, who owns them, links, "
+        "the GPUs and NVSwitches, their generation and what it needs, who owns them, links, "
         "BARs, errors, power states, NUMA nodes",
         "lspci* pci-* aer-counters power-states numa-nodes link-* iommu dev-dxg",
     ),
     Subject(
         "Who may own a GPU",
-        "nouveau, vfio-pci, driverctl and what keeps a module away",
+        "nouveau, vfio-pci, driverctl and what blocks a module",
         "driver-overrides driverctl modprobe-d* modules-load-d modules-to-load file:/etc/modules "
         "file:/etc/default/grub grub-d file:/proc/cmdline",
     ),
     Subject(
         "Modules: loaded, on disk, in the initramfs",
-        "which of the versions differ, and so which of the mismatches it is",
+        "which versions differ, and so the kind of mismatch",
         "modules modules-* nvidia-version modinfo:* file:/sys/module/nvidia/version initramfs* "
         "file:/etc/mkinitcpio.conf file:/etc/initramfs-tools/modules firmware nvidia-parameters "
         "file:/proc/driver/nvidia/params module-trees module-indexes",
@@ -68,7 +68,7 @@ _SUBJECTS = (
     ),
     Subject(
         "Secure Boot",
-        "whether the module's signature will be, or was, refused",
+        "whether the module's signature is or will be rejected",
         "secure-boot* shim-validation-variable enrolled-keys file:/sys/kernel/security/lockdown "
         "file:/sys/module/module/parameters/sig_enforce",
     ),
@@ -84,18 +84,18 @@ _SUBJECTS = (
     ),
     Subject(
         "The kernel's log",
-        "Xids and their order, for each GPU; what the driver said when it was loaded",
+        "Xids and their order, for each GPU; the driver's messages when it was loaded",
         "kernel-journal dmesg journal",
     ),
     Subject(
-        "What the driver says of its GPUs",
+        "The driver's data on its GPUs",
         "memory, power, temperature, MIG, NVLink, topology, persistence",
         "smi smi-query smi-nvlink smi-topology smi-mig nvidia-gpus nvidia-gpu-instances nvidia-compute-instances nvml "
         "file:*gpunode-m[ip][gs].*",
     ),
     Subject(
         "The fabric",
-        "NVSwitches, the fabric manager and IMEX: there, running, of the driver's version, and their own words",
+        "NVSwitches, the fabric manager and IMEX: installed, running, of the driver's version, and their logs",
         "nvswitches fabric-* imex-* file:/var/log/fabricmanager.log file:/var/log/nvidia-imex.log "
         "file:/etc/nvidia-imex/* log:nvidia-fabricmanager log:nvidia-imex",
     ),
@@ -113,7 +113,7 @@ _SUBJECTS = (
     ),
     Subject(
         "Container runtimes",
-        "which daemon answers, what it reads, what it runs with, what a container's runtime said",
+        "which daemon answers, the files that it reads, its settings, messages of a container's runtime",
         "docker-* snap-docker file:*daemon.json file:/root/.docker/config.json containerd-* "
         "file:/etc/containerd/* rancher-containerd crio-* file:/etc/crio/* containers-conf* file:/etc/containers/* "
         "podman-version cri-* "
@@ -121,12 +121,12 @@ _SUBJECTS = (
     ),
     Subject(
         "The toolkit and CDI",
-        "its configuration, its version, specifications and what they name",
+        "the toolkit's configuration and version, CDI specifications and the files that they name",
         "toolkit-* file:/etc/nvidia-container-* cdi-* log:nvidia-cdi-refresh driver-containers",
     ),
     Subject(
         "Kubernetes",
-        "the kubelet, the device plugin, what the node offers and who has it",
+        "the kubelet, the device plugin, the GPUs that the node offers and the pods that have them",
         "kubelet-* kubernetes-* file:/var/lib/kubelet/* device-plugin-sockets pod-logs log:kubelet "
         "provider-* file:/home/kubernetes/* "
         "log:k3s* log:rke2* node-name file:/etc/*kube* file:/etc/rancher/* file:/var/lib/rancher/* "
@@ -146,39 +146,39 @@ _SUBJECTS = (
     ),
     Subject(
         "Services",
-        "there, running, failed, masked, older than their configuration",
+        "which are installed, running, failed, masked or older than their configuration",
         "units unit-wants unit-files-* log:nvidia-persistenced "
         "file:/etc/systemd/system/nvidia-persistenced.service file:/etc/nvidia/*",
     ),
 )
 _NOT = """\
-## What it does not ask, and why
+## What doctor does not run, and why
 
-| not asked | because |
+| not run | because |
 | --- | --- |
-| `nvidia-smi`, NVML without driver or device files | nvidia-modprobe, setuid root, would load it and make the files |
-| `docker` where its daemon does not run | systemd would start it for the first who asks its socket |
+| `nvidia-smi`, NVML without driver or device files | nvidia-modprobe, setuid root, would load it and create files |
+| `docker` where its daemon does not run | systemd would start it at the first connection to its socket |
 | `crictl` without an endpoint | it would try cri-dockerd's socket, and systemd would start that |
-| `rpm` without a database, or without the files that its readers share | it would make them |
-| `dnf history` | it writes its database, cache and logs for a question; its log of packages tells the same |
-| `gdscheck`, `dcgmi diag`, CUDA programs | they load `nvidia-uvm`, or disturb what runs |
-| the variables of containers, but for six that decide which GPUs and libraries they see | they hold secrets |
-| the cluster beyond this node | its own kubelet's key may not |
-| `docker` where root's client asks another machine's | what that one says is not of this node |
+| `rpm` without a database, or without the files that its readers share | it would create them |
+| `dnf history` | it writes to its database, cache and logs; its log of packages has the same data |
+| `gdscheck`, `dcgmi diag`, CUDA programs | they load `nvidia-uvm`, or disturb running programs |
+| the variables of containers, except six that decide which GPUs and libraries they see | they hold secrets |
+| the cluster beyond this node | the kubelet's key has no access to it |
+| `docker` if root's client connects to another machine | its answer is not about this node |
 
 Programs get a fixed environment with root's home and the proxies, so no `KUBECONFIG`, `DOCKER_HOST` or `LD_PRELOAD`
 of the user reaches them.
 
 ## The cluster
 
-Only `kubectl` reaches beyond the node. Where `/etc/kubernetes/kubelet.conf` is there (kubeadm and its like), it
-asks the API server for two things, with the kubelet's own key: this node, and the list of pods on it. As raw
-objects, so it writes nothing into `~/.kube/cache`. No other kubeconfig is used: not root's, not `admin.conf`, not
+Only `kubectl` reaches beyond the node. If `/etc/kubernetes/kubelet.conf` exists (kubeadm and similar), it
+requests two things from the API server, with the kubelet's own key: this node, and the list of its pods. It requests
+raw objects, so it writes nothing to `~/.kube/cache`. No other kubeconfig is used: not root's, not `admin.conf`, not
 one of k3s or RKE2.
 
-A kubeconfig can name a program that gives the key (`exec`, as with `aws eks get-token`; `auth-provider` before).
+A kubeconfig can name a program that provides the key (`exec`, as with `aws eks get-token`; `auth-provider` before).
 doctor starts no program that it does not know: where either word is a key in that file, or the file cannot be read,
-the cluster is not asked. What it would have said can be given to it: `kubectl describe node NODE` in a
+the cluster is not queried. Add `kubectl describe node NODE` to a
 [report](../how-to/find-out-why.md#diagnose-a-report).
 """
 
@@ -198,7 +198,7 @@ def page(made: str) -> str:
         ]
         if not own:
             raise LookupError(f"nothing is looked at for {subject.title!r}")
-        lines += [f"## {subject.title}", "", f"Told from it: {subject.use}.", ""]
+        lines += [f"## {subject.title}", "", f"It shows {subject.use}.", ""]
         lines += ["| looked at | how | content | where |", "| --- | --- | --- | --- |"]
         lines += [left.pop(key) for key in own]
         lines.append("")
@@ -218,7 +218,7 @@ def _rows() -> Iterator[tuple[str, str]]:
     for one in (*FOLLOW_UPS, *FINAL_FOLLOW_UPS):
         for probe in one.probes(_everything()):
             yield probe.key, _row(probe, one.where)
-    yield "nvml", f"| NVML, from a process of its own | asked, 10 s | table | {FOLLOW_UPS[0].where} |"
+    yield "nvml", f"| NVML, in its own process | run, 10 s | table | {FOLLOW_UPS[0].where} |"
 
 
 def _row(probe: Probe, where: str) -> str:

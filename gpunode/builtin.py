@@ -90,7 +90,13 @@ def _refuse_unless_readable(descriptor: int) -> None:
     kind = os.fstat(descriptor).st_mode
     is_shells_pipe = stat.S_ISFIFO(kind) and str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
     if not stat.S_ISREG(kind) and not is_shells_pipe:
-        what = "a folder" if stat.S_ISDIR(kind) else "a named pipe" if stat.S_ISFIFO(kind) else "a device or the like"
+        what = (
+            "a folder"
+            if stat.S_ISDIR(kind)
+            else "a named pipe"
+            if stat.S_ISFIFO(kind)
+            else "a device or other special file"
+        )
         raise OSError(errno.EINVAL, f"it is {what}, not a file")
 
 

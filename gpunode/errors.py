@@ -31,7 +31,7 @@ class GpunodeError(Exception):
         self.what, self.why, self.hint = what, why, hint
 
     def quote(self, words: Iterable[str]) -> None:
-        """Parts of the typed ``words`` that hold line ends or control characters stand in the message quoted.
+        """Quote those typed ``words`` in the message that hold line ends or control characters.
 
         A file may have any name, and a message that names it must not get lines from it that gpunode did not write.
         """
@@ -52,7 +52,7 @@ class UsageError(GpunodeError):
     """The command cannot be run as it was typed."""
 
     exit_code, status = 2, "usage"
-    meaning = "usage: bad arguments, a bad recipe (file, line, key), needs root, no terminal and no --yes"
+    meaning = "usage: bad arguments, an invalid recipe, root needed, or no terminal to ask on and no --yes"
 
 
 class RecipeError(UsageError):
@@ -106,11 +106,11 @@ class Refused(GpunodeError):
     """gpunode will not do this here; nothing was changed."""
 
     exit_code, status = 3, "refused"
-    meaning = "refused: no GPU, unsupported host, no possible choice, a file it must change cannot be parsed"
+    meaning = "refused: no GPU, an unsupported host, no driver that fits, or a file to change cannot be parsed"
 
 
 class ChangesPending(GpunodeError):
-    """A check found something that is not as it was asked for."""
+    """A check found something that is not as it was requested."""
 
     exit_code, status = 4, "changes-pending"
     meaning = "`plan --check`, `ctk runtime check`: changes pending; `compare`: a difference that may explain a fault"
@@ -120,14 +120,14 @@ class Conflict(GpunodeError):
     """A file is neither as gpunode found it nor as gpunode left it, or stands where gpunode has to write."""
 
     exit_code, status = 5, "conflict"
-    meaning = "conflict: a file was edited since, or stands in the way"
+    meaning = "conflict: a file was edited since, or is in the way"
 
 
 class ChangeFailed(GpunodeError):
     """A change could not be made; ``why`` says what was put back."""
 
     exit_code, status = 6, "change-failed"
-    meaning = "a change failed; what was put back is said; how to continue or roll back"
+    meaning = "a change failed; the message says what was restored, and how to continue or roll back"
 
 
 class VerifyFailed(GpunodeError):
@@ -162,14 +162,14 @@ class DrainRequired(GpunodeError):
     """Going on would stop containers; they are named."""
 
     exit_code, status = 11, "drain-required"
-    meaning = "drain required: running containers would be stopped; named"
+    meaning = "drain required: running containers would be stopped; the message names them"
 
 
 class Busy(GpunodeError):
     """A lock is held by somebody else; the holder is named."""
 
     exit_code, status = 12, "busy"
-    meaning = "busy: a lock is held; holder named (pid, command)"
+    meaning = "busy: a lock is held; the message names its holder (pid, command)"
 
 
 class Undetermined(GpunodeError):
@@ -177,7 +177,7 @@ class Undetermined(GpunodeError):
 
     exit_code, status = 13, "undetermined"
     meaning = (
-        "cannot tell: needed evidence is missing (what, and how to get it); `compare`: too little of both was seen"
+        "cannot tell: evidence is missing; the message says which, and how to get it; `compare`: too little in common"
     )
 
 
@@ -196,7 +196,7 @@ class Terminated(Interrupted):
 
 
 SUCCESS = (0, "done, or nothing to do")
-BUG = (1, "a bug in gpunode (traceback in the log file, its path to the user)")
+BUG = (1, "a bug in gpunode; the message names the file with the traceback")
 
 
 def exit_words() -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""TOML, read with distrust: what would take the reader's time or memory for ever is no TOML. Pure."""
+"""TOML, read with distrust: what would take unlimited time or memory to read is rejected. Pure."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ FAULTS: Final = (
     Fault("daemon-json", "docker's file ends with a comma",
           "mkdir -p /etc/docker; echo '{\"live-restore\": true,}' > /etc/docker/daemon.json", "daemon-json-invalid",
           mended="hand", hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", core=True),
-    Fault("cri-disabled", "containerd's CRI plugin is switched off under a kubelet",
+    Fault("cri-disabled", "containerd's CRI plugin is disabled under a kubelet",
           f"sed -i '1a disabled_plugins = [\"io.containerd.grpc.v1.cri\"]' {_CONFIG}; systemctl restart containerd",
           "containerd-cri-disabled", node="kubernetes", booted=True),
     Fault("handler-gone", "containerd lost NVIDIA's runtime under a kubelet",
@@ -174,11 +174,11 @@ FAULTS: Final = (
           "toolkit-wrong-driver-root"),
     Fault("toolkit-ldconfig", "the toolkit's configuration came from Ubuntu",
           f"sed -i 's,@/sbin/ldconfig,@/sbin/ldconfig.real,' {_TOOLKIT}", "ldconfig-path-wrong"),
-    Fault("crio-dead", "an old toolkit's drop-in stands where CRI-O never looks",
+    Fault("crio-dead", "an old toolkit's drop-in is in a folder that CRI-O never reads",
           "mkdir -p /etc/crio/conf.d /etc/crio/crio.conf.d; printf '[crio.runtime.runtimes.nvidia]\\nruntime_path = "
           "\"/usr/bin/nvidia-container-runtime\"\\n' > /etc/crio/conf.d/99-nvidia.toml; printf '[crio]\\n' > "
           "/etc/crio/crio.conf", "crio-dropin-dead"),
-    Fault("shadowed-libcuda", "a stub of libcuda stands before the driver's in the loader's path",
+    Fault("shadowed-libcuda", "a stub of libcuda comes before the driver's in the loader's path",
           "mkdir -p /usr/local/cuda-12.4/lib64/stubs; cp /root/faults/libcuda.so.1 /usr/local/cuda-12.4/lib64/stubs; "
           "echo /usr/local/cuda-12.4/lib64/stubs > /etc/ld.so.conf.d/000-cuda.conf; ldconfig",
           "library-path-shadows-libcuda"),

@@ -22,7 +22,8 @@ def note_old_tables(facts: Facts) -> tuple[str, ...]:
         return ()
     note = (
         f"gpunode's tables of driver branches and GPUs are from {collected}, and this node's date is "
-        f"{facts.observed_on.value}, {days} days later: they may lack newer branches and GPUs, or call an ended branch "
-        "maintained. Install a newer release of gpunode, or choose the branch yourself with --driver"
+        f"{facts.observed_on.value}, {days} days later: newer branches and GPUs may be missing, and an "
+        "ended branch may be listed as maintained. Install a newer release of gpunode, or choose the branch "
+        "yourself with --driver"
     )
     return (note,)

@@ -25,7 +25,7 @@ class Branch:
         eol: the month in which that ended or ends, ``2028-06``; empty when no date is known.
         newest_seen: the newest version known to exist; empty when none is.
         suffixed_names: whether Ubuntu's package names carry the branch (``nvidia-dkms-580``); NVIDIA dropped it at 590.
-        oldest_architecture: the oldest GPUs it drives; likewise ``newest_architecture``.
+        oldest_architecture: the oldest GPUs it drives; ``newest_architecture`` the newest.
     """
 
     number: int

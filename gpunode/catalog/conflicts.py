@@ -31,7 +31,7 @@ def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
 
 @lru_cache(maxsize=1 << 14)
 def is_drivers(name: str) -> bool:
-    """Return whether a package belongs to a driver, whoever packaged it.
+    """Return whether a package belongs to a driver of any packager.
 
     Never so: the CUDA and container toolkits, CUDA's compatibility libraries, DCGM, GPUDirect, nouveau's firmware and X
     driver, repository keys and pinning packages.

@@ -1,6 +1,6 @@
 """Which driver a set of GPUs gets: branch and kernel module flavour, from the PCI ids alone.
 
-Source: NVIDIA's supported-gpus.json and driver installation guide (releases 590 to 620), by way of gpus.csv and
+Source: NVIDIA's supported-gpus.json and driver installation guide (releases 590 to 620), in gpus.csv and
 branches.csv. The order of questions matters: a GPU's last branch comes before its open modules (see GpuModel).
 """
 
@@ -69,7 +69,7 @@ def choose(models: Sequence[GpuModel], wish: Driver) -> Choice | Impossible:
         ValueError: the wish is for no driver.
     """
     if wish.version == "none":
-        raise ValueError("no driver is wanted, so there is none to choose")
+        raise ValueError("no driver is requested, so there is none to choose")
     gpus = tuple({model.device_id: model for model in models}.values())
     pick = _no_common_branch(gpus) or _pick(gpus, wish)
     if isinstance(pick, Impossible):
@@ -101,16 +101,16 @@ def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
     return None
 
 
-_HINT_GPU = f"run `{LIST_GPUS}` to see what the system finds; an image is told with `--gpu 10de:1b80`"
+_HINT_GPU = f"run `{LIST_GPUS}` to see what the system finds; for an image, name the GPUs with `--gpu 10de:1b80`"
 _HINT_OLD = (
     "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
-    "or take the GPU out"
+    "or remove the GPU"
 )
-_HINT_MIXED = "take one kind of GPU out, or bind one to vfio-pci for a virtual machine"
+_HINT_MIXED = "remove one kind of GPU, or bind one to vfio-pci for a virtual machine"
 
 
 def _pick(gpus: Sequence[GpuModel], wish: Driver) -> _Pick | Impossible:
-    """The branch that was asked for, or the best one."""
+    """The branch that was requested, or the best one."""
     if wish.version == "auto":
         return _best(gpus)
     if wish.version == "production":
@@ -169,9 +169,13 @@ def _parse_request(version: str) -> _Pick | Impossible:
     number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
     if branch is None or number <= LAST_NOT_OFFERED:
-        why = "it is older than they go" if number <= LAST_NOT_OFFERED else "NVIDIA never released such a branch"
+        why = (
+            "it is older than what they contain"
+            if number <= LAST_NOT_OFFERED
+            else "NVIDIA never released such a branch"
+        )
         return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _HINT_BRANCHES)
-    return _Pick(branch, exact, f"{version} was asked for")
+    return _Pick(branch, exact, f"{version} was requested")
 
 
 _HINT_BRANCHES = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
@@ -191,7 +195,7 @@ def _unusable(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible | None:
 
 
 def _flavour(gpus: Sequence[GpuModel], branch: Branch, wish: Driver) -> ModuleFlavour | Impossible:
-    """The kernel modules that were asked for, or those that drive every GPU; open where there is a choice."""
+    """Return the requested kernel modules, or those that drive every GPU; open ones where both do."""
     flavour = _default_flavour(gpus, branch) if wish.kernel_module_type == "auto" else wish.kernel_module_type
     for gpu in gpus:
         if flavour == "open" and not gpu.takes_open_modules:
@@ -201,7 +205,7 @@ def _flavour(gpus: Sequence[GpuModel], branch: Branch, wish: Driver) -> ModuleFl
             why = f"NVIDIA supports {gpu.architecture} with the open modules only"
             return Impossible(f"the proprietary kernel modules do not drive {gpu.label}", why, _HINT_FLAVOUR)
     if flavour not in branch.flavours:
-        why = f"NVIDIA's packages of this branch bring the {' and '.join(sorted(branch.flavours))} modules only"
+        why = f"NVIDIA's packages of this branch contain the {' and '.join(sorted(branch.flavours))} modules only"
         return Impossible(f"branch {branch.number} has no {flavour} kernel modules", why, _HINT_FLAVOUR)
     return flavour
 
@@ -231,19 +235,20 @@ def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlav
     return f"open modules, NVIDIA's default from {_OPEN_BY_DEFAULT_FROM} on"
 
 
-_AS_ASKED = "proprietary modules, as asked for"
+_AS_ASKED = "proprietary modules, as requested"
 
 
 def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
     """Return what the user should know before agreeing."""
     found = [
-        f"{gpu.label} is on none of NVIDIA's lists known to gpunode: branch {branch.number} is a guess from its id"
+        f"{gpu.label} is not on any of NVIDIA's lists known to gpunode: branch {branch.number} is a guess from its "
+        "PCI id"
         for gpu in gpus
         if not gpu.listed
     ]
     if not branch.active:
         since = f" (since {branch.eol})" if branch.eol else ""
-        found.append(f"branch {branch.number} gets no more fixes from NVIDIA{since}")
+        found.append(f"branch {branch.number} no longer gets fixes from NVIDIA{since}")
     elif not branch.newest_seen:
         found.append(f"branch {branch.number} is newer than what gpunode knows")
     elif branch.kind == "new-feature":

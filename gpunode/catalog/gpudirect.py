@@ -23,11 +23,11 @@ class Feature:
         kernel: the oldest kernel.
         open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
         ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED.
-        packages: what apt is asked for; DKMS builds the module, for the driver's source that is there.
+        packages: what apt installs; DKMS builds the module from the installed driver's source.
         module: what must be loaded.
         unit: the service that makes the module's device node.
         source: where the packages come from, when no repository has them.
-        instead: what to do on a node that cannot have it.
+        instead: what to do on a node that does not support it.
     """
 
     name: str

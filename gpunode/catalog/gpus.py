@@ -185,7 +185,7 @@ def other_device(device_id: str) -> tuple[str, str] | None:
 def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | None:
     """The vGPU profile that a guest sees (``GRID T4-16Q``); None for a GPU that is a whole one.
 
-    A guest shows the physical GPU's device id, with a subsystem of NVIDIA's own that names the profile.
+    A guest shows the physical GPU's device id, with an NVIDIA subsystem that names the profile.
     """
     if subsystem is None or subsystem[0].lower() != "10de":
         return None

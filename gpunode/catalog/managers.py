@@ -23,7 +23,7 @@ class Manager:
     Attributes:
         name: empty where the file names none: a program may make it, or people may ask each other to leave it alone.
         line: where it says so, from 1.
-        words: the line itself, as it stands there.
+        words: the line itself.
     """
 
     name: str

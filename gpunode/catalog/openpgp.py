@@ -55,7 +55,9 @@ def fingerprints(data: bytes) -> tuple[str, ...]:
         elif packet.tag in _SECRET:
             raise ValueError("the file holds a secret key")
         elif packet.tag not in _PARTS_OF_A_KEY | _IGNORED:
-            raise ValueError(f"the file holds an OpenPGP packet of type {packet.tag}, which is no part of a public key")
+            raise ValueError(
+                f"the file holds an OpenPGP packet of type {packet.tag}, which does not belong in a public key"
+            )
         elif packet.tag in _PARTS_OF_A_KEY and not found:
             raise ValueError("the file does not begin with a public key")
     if not found:
@@ -230,7 +232,7 @@ def _new_length(data: bytes, position: int) -> tuple[int, int]:
         return position + 3, ((first - 192) << 8) + _number(data, position + 2, 1) + 192
     if first == 255:
         return position + 6, _number(data, position + 2, 4)
-    raise ValueError(f"the packet at byte {position} has a partial length, which no part of a key may have")
+    raise ValueError(f"the packet at byte {position} has a partial length, which is not allowed in a key")
 
 
 def _old_length(data: bytes, position: int) -> tuple[int, int]:
@@ -268,7 +270,7 @@ def keyring(data: bytes, key: SigningKey) -> bytes:
         raise Refused(
             f"{key.url} is not an OpenPGP key",
             why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
-            hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
+            hint="a proxy or a captive portal may answer instead; look at it with:\n  "
             + shlex.join(("curl", "-fsSL", key.url)),
         ) from error
     if frozenset(found) != key.fingerprints:
@@ -278,6 +280,6 @@ def keyring(data: bytes, key: SigningKey) -> bytes:
             "nothing was trusted",
             hint="if NVIDIA has a new key, its installation guide shows the fingerprint and a newer gpunode pins it;\n"
             "if your mirror signs with its own key, name that key in the recipe ([repositories] *_key), and take the "
-            "fingerprint from whoever runs the mirror, not from this message",
+            "fingerprint from the operator of the mirror, not from this message",
         )
     return belonging(data)

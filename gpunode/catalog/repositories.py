@@ -2,7 +2,7 @@
 
 Sources: cuda_repositories.csv for the CUDA repositories; for the container toolkit the gh-pages branch of
 NVIDIA/libnvidia-container and NVIDIA's cloud-native documentation (nvidia-container-toolkit 1.20.0). File names are
-those of NVIDIA's own cuda-keyring package and instructions: a host set up by hand is recognised, and not given a second
+those of the cuda-keyring package and NVIDIA's instructions: a host set up by hand is recognised, and not given a second
 entry with another Signed-By, which apt refuses.
 """
 
@@ -50,7 +50,7 @@ class ToolkitRepository:
     """The container toolkit's repository; one for every distribution that uses apt.
 
     Attributes:
-        url: as it stands in the list file; apt replaces ``$(ARCH)``.
+        url: as written in the list file; apt replaces ``$(ARCH)``.
         fingerprint: the only primary key that may sign it; 40 upper-case hex digits.
     """
 
@@ -115,7 +115,7 @@ def former_toolkit_repository(address: str) -> str:
     inside = address.removeprefix(f"{_without_scheme(TOOLKIT_BASE)}/")
     former_folder = inside != address and not f"{inside}/".startswith(("stable/deb/", "experimental/deb/"))
     is_former = former_folder or f"{address.rstrip('/')}/".startswith(_OLD_TOOLKIT_BASES)
-    return "by a former address" if is_former else ""
+    return "by an old address" if is_former else ""
 
 
 def other_cuda_folder(repository: CudaRepository, address: str) -> str:

@@ -36,7 +36,7 @@ class Xid:
     """A code.
 
     Attributes:
-        name: as the driver's headers have it, in lower case.
+        name: from the driver's headers, in lower case.
         meaning: what happened, in a few words.
         action: what NVIDIA's catalog says to do at once (``reset-gpu``); empty where it says nothing.
         follow_up: what it says to do then (``contact-support``).
@@ -59,7 +59,7 @@ class Xid:
 
 
 _IN_WORDS: Final = {
-    "restart-app": "start the program again",
+    "restart-app": "restart the program",
     "restart-vm": "restart the virtual machine",
     "restart-bm": "power the node off and on",
     "reset-gpu": "reset the GPU",
@@ -70,8 +70,8 @@ _IN_WORDS: Final = {
     "investigate-sw": "look for a fault in driver or program",
     "investigate-sw-user": "look for a fault in driver or program",
     "investigate-link-si": "check the link's connectors and signal",
-    "workflow-xid-31": "look whether other programs fault too",
-    "workflow-xid-45": "follow the Xid before it",
+    "workflow-xid-31": "check whether other programs fail too",
+    "workflow-xid-45": "look at the Xid before it",
     "workflow-xid-48": "look at the remapped rows, then reset",
     "workflow-nvlink-err": "check the link and its peer",
     "workflow-nvlink5-err": "decode unit and status, check the link and its peer",
@@ -98,7 +98,7 @@ class LinkFault:
 
 @cache
 def lookup(code: int) -> Xid | None:
-    """The code's entry; None where neither the catalog nor the driver's headers have it."""
+    """Return the code's entry; None if it is in neither the catalog nor the driver's headers."""
     row = tables.find("xids.csv", str(code))
     return _xid(row) if row else None
 

@@ -37,7 +37,7 @@ class Trigger:
 
     Attributes:
         target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
-            that nobody asked for, so that a run does not fail for want of it; else empty.
+            that was not requested, so that a run does not fail without it; else empty.
     """
 
     kind: TriggerKind

@@ -16,8 +16,8 @@ class ObjectChange(ChangeKind):
     """A change of the fields that gpunode's field manager owns of an object in a cluster.
 
     Attributes:
-        cluster: the uid of its namespace kube-system, by which clusters are told apart.
-        api_version: as the object says it (``apps/v1``), likewise ``kind``.
+        cluster: the uid of its namespace kube-system, which identifies the cluster.
+        api_version: as in the object (``apps/v1``), like ``kind``.
         namespace: empty for an object of the whole cluster.
         before: the fields that gpunode owned, as JSON; None when it owned none.
         after: the fields that it owns from now on; None when it gives them up.

@@ -93,7 +93,7 @@ class FileChange(ChangeKind):
     daemon has not read it. One that is promised with the trigger ``cdi`` is written by what the trigger starts.
 
     Attributes:
-        folders: those that are made for a new file, outermost first; whoever undoes the change removes them again.
+        folders: those that are made for a new file, outermost first; an undo removes them again.
             They are known when the change is about to be made, and changes are not compared by them.
     """
 
@@ -125,7 +125,7 @@ class FileChange(ChangeKind):
 
     @property
     def recorded_details(self) -> tuple[str, ...]:
-        folders = (f"made for it: {', '.join(self.folders)}",) if self.folders else ()
+        folders = (f"created for it: {', '.join(self.folders)}",) if self.folders else ()
         return f"before {_describe(self.before)}", f"after  {_describe(self.after)}", *folders
 
     @property

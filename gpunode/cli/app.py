@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 recipe_app = typer.Typer(
     cls=WrappedGroup,
-    help="List, show, check or write recipes: what a node should be.",
+    help="List, show, check or write recipes: how a node is set up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -154,22 +154,28 @@ OnlyOption = Annotated[
     typer.Option(
         "--only",
         metavar="STEP",
-        help=f"only this step; give the option again for more. Steps: {STEP_IDS}",
+        help=f"run only this step; may be repeated. Steps: {STEP_IDS}",
         autocompletion=completion.step_ids,
     ),
 ]
 RootOption = Annotated[
+    str, typer.Option("--root", metavar="DIR", help="work on the system mounted at DIR, such as an image")
+]
+# For commands that run programs of the image, such as its package manager.
+ImageRootOption = Annotated[
     str,
     typer.Option(
         "--root",
         metavar="DIR",
-        help="work on the system mounted at DIR; setup, rollback and remove run its programs, in namespaces",
+        help="work on the system mounted at DIR, such as an image; its programs run as root, in namespaces",
     ),
 ]
 GpuOption = Annotated[
     str,
     typer.Option(
-        "--gpu", metavar="PCI_IDS", help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; setup needs --root with it"
+        "--gpu",
+        metavar="PCI_IDS",
+        help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; with setup only together with --root",
     ),
 ]
 NodeOption = Annotated[
@@ -177,12 +183,13 @@ NodeOption = Annotated[
     typer.Option(
         "--node",
         metavar="CAPTURE",
-        help="a capture of another node, or debian12-gtx1080, the sample",
+        help="a capture of another node, or the shipped sample debian12-gtx1080",
         autocompletion=completion.sample_nodes,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show every step, package and new file")]
+DetailOption = Annotated[bool, typer.Option("-v", "--verbose", help="show more detail")]
 LockTimeoutOption = Annotated[
     int,
     typer.Option(
@@ -195,14 +202,14 @@ DisruptionOption = Annotated[
     typer.Option("--allow-disruption", help="continue even if running containers are stopped"),
 ]
 LossOption = Annotated[
-    bool, typer.Option("--allow-loss", help="purge old driver packages even if no archive has them for a rollback")
+    bool, typer.Option("--allow-loss", help="purge old driver packages even if a rollback could not reinstall them")
 ]
 
-ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="the cluster: a context of kubectl's")]
+ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="kubectl context of the cluster")]
 KubeconfigOption = Annotated[
-    str, typer.Option("--kubeconfig", metavar="FILE", help="kubectl's configuration, in place of your own")
+    str, typer.Option("--kubeconfig", metavar="FILE", help="kubeconfig to use in place of your own")
 ]
-DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="as --verbose")]
+DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="same as --verbose")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
 
@@ -238,10 +245,13 @@ def setup(
     download_only: Annotated[
         bool, typer.Option("--download-only", help="download the packages for a later setup; change nothing else")
     ] = False,
-    root: RootOption = "/",
+    root: ImageRootOption = "/",
     gpu: GpuOption = "",
     apply_cluster: Annotated[
-        bool, typer.Option("--apply-cluster", help="then apply the recipe's Kubernetes part: gpunode k8s apply")
+        bool,
+        typer.Option(
+            "--apply-cluster", help="afterwards apply the recipe's Kubernetes part, as gpunode k8s apply does"
+        ),
     ] = False,
     resume: Annotated[str, typer.Option("--resume", metavar="RUN", hidden=True)] = "",
     json: JsonOption = False,
@@ -282,7 +292,7 @@ def plan(
         typer.Option(
             "--lock",
             metavar="FILE",
-            help="plan with these package versions; a missing FILE is written, with --upgrade an existing one too",
+            help="plan with the package versions in FILE; a missing FILE is written, with --upgrade any FILE",
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006
@@ -343,7 +353,7 @@ def verify(
         bool, typer.Option("--container", help="run a container and check that it sees the same GPUs")
     ] = False,
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
     """Check that this node works: driver, device files, runtime."""
     from gpunode.cli import verify as cli
@@ -358,7 +368,7 @@ def verify(
 
 
 @app.command()
-def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOption = False) -> None:
+def status(node: NodeOption = "", json: JsonOption = False, verbose: DetailOption = False) -> None:
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
     from gpunode.cli import verify as cli
 
@@ -388,40 +398,44 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
-            help="a cause or an Xid (xid-79) to explain, or reports: files, folders",
+            help="a cause or an Xid (xid-79) to explain, or reports to diagnose: files or folders",
             autocompletion=completion.cause_names,
         ),
     ] = None,
     html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
+        str | None,
+        typer.Option("--html", metavar="FILE", help="also write a page to send to others; - writes to standard output"),
     ] = None,
     prometheus: Annotated[
         str | None,
-        typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom"),
+        typer.Option("--prometheus", metavar="FILE", help="also write metrics for node_exporter; FILE ends in .prom"),
     ] = None,
     recipe: Annotated[
         str,
         typer.Option(
             "--recipe",
             metavar="RECIPE",
-            help="of a fleet: which nodes drifted from it",
+            help="for a fleet: also show which nodes drifted from this recipe",
             autocompletion=completion.recipe_names,
         ),
     ] = "",
     lock: Annotated[
-        str, typer.Option("--lock", metavar="FILE", help="of a fleet: which nodes have other package versions")
+        str,
+        typer.Option("--lock", metavar="FILE", help="for a fleet: also show which nodes have other package versions"),
     ] = "",
     node: Annotated[
         list[str] | None,
         typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completion.sample_nodes),
     ] = None,
     npd: Annotated[
-        bool, typer.Option("--npd", help="one line, exit 0, 1 or 2: a plugin of node-problem-detector")
+        bool, typer.Option("--npd", help="print one line and exit with 0, 1 or 2, as a node-problem-detector plugin")
     ] = False,
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="show every line that proves a cause, and what was ruled out")
+    ] = False,
 ) -> None:
-    """Diagnose this node, a capture or a pasted report; or a fleet."""
+    """Diagnose this node, a capture, a pasted report or a fleet."""
     if npd:
         from gpunode.cli.monitoring import run_plugin
 
@@ -447,11 +461,11 @@ def compare(
         str | None, typer.Argument(metavar="BAD", help="a report of a broken node (default: this machine)")
     ] = None,
     json: JsonOption = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="show differences that explain little, too")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="also show differences that explain little")] = False,
 ) -> None:
     """Compare a broken node with a working one.
 
-    The most likely explanation comes first; exit 4 when a difference may be the cause.
+    The most likely explanation comes first. Exits with 4 if a difference may be the cause.
     """
     from gpunode.cli import compare as cli
 
@@ -462,27 +476,29 @@ def compare(
 def rollback(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="the run to undo (default: the newest, and no other); with --list: a file"),
+        typer.Argument(metavar="RUN", help="the run to undo (default: the newest run); with --list: a file"),
     ] = "",
     packages: Annotated[
         bool, typer.Option("--packages", help="also undo packages, repositories, keys, pins and units")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="list the recorded runs, or those that changed a file")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="list the recorded runs, or only those that changed the file")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")
+        bool, typer.Option("--force", help="also restore files that were edited since; the edits are backed up")
     ] = False,
     allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
     lock_timeout: LockTimeoutOption = 600,
-    root: RootOption = "/",
+    root: ImageRootOption = "/",
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = "",
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
     """Restore the runtime's configuration from before a run.
 
-    Files come back byte for byte; with --packages, everything else that the run changed, too.
+    Files are restored byte for byte. --packages also undoes everything else that the run changed.
     """
     output = output_options(json, verbose)
     if context or kubeconfig or (run.startswith("k") and not list_):
@@ -503,18 +519,18 @@ def rollback(
 @app.command()
 def remove(
     force: Annotated[
-        bool, typer.Option("--force", help="also put back files whose edits cannot be told from gpunode's lines")
+        bool, typer.Option("--force", help="also restore files whose edits cannot be separated from gpunode's lines")
     ] = False,
     allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
     lock_timeout: LockTimeoutOption = 600,
-    root: RootOption = "/",
+    root: ImageRootOption = "/",
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
     """Remove everything that gpunode ever added to this node.
 
-    What other software needs stays, and is named.
+    Packages that other software needs are kept and listed.
     """
     from gpunode.cli import undo
 
@@ -524,7 +540,10 @@ def remove(
 
 @app.command()
 def log(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="all that is recorded of this run (default: a table)")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="show everything recorded about this run (default: a table of all runs)"),
+    ] = "",
     root: RootOption = "/",
     json: JsonOption = False,
 ) -> None:
@@ -539,7 +558,7 @@ def log(
 
 @app.command()
 def capture(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the .tar.gz file or the folder to write")],
     anonymize: Annotated[
         bool, typer.Option("--anonymize", help="also replace serial numbers, UUIDs, addresses, host and user names")
     ] = False,
@@ -571,7 +590,7 @@ def recipe_list(json: JsonOption = False) -> None:
 
 @recipe_app.command("show")
 def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: JsonOption = False) -> None:
-    """Print a recipe, and all that it comes to with what it extends."""
+    """Print a recipe, then the same with everything it extends and all defaults."""
     from gpunode.cli import recipes
 
     recipes.show_recipe(name, output_options(json))
@@ -579,7 +598,7 @@ def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: Js
 
 @recipe_app.command("check")
 def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: JsonOption = False) -> None:
-    """Check a recipe: every mistake with its line, key and allowed values."""
+    """Check a recipe; show each mistake with its line, key and allowed values."""
     from gpunode.cli import recipes
 
     recipes.check_recipe(file, output_options(json))
@@ -589,13 +608,13 @@ def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: Jso
 def recipe_from_node(
     node: NodeOption = "",
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE", help="write it there, not to the screen")
+        str, typer.Option("-o", "--output", metavar="FILE", help="write to FILE, not to standard output")
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Write a recipe of this node as it is.
+    """Write a recipe that describes this node as it is.
 
-    The first plan with it is empty.
+    A plan with this recipe changes nothing.
     """
     from gpunode.cli import recipes
 

@@ -45,7 +45,9 @@ def run_cli(arguments: list[str]) -> int:
     except GpunodeError as error:
         return _report_error(arguments, error)
     except KeyboardInterrupt:
-        return _report_error(arguments, Interrupted("interrupted", why="SIGINT came", hint="run the command again"))
+        return _report_error(
+            arguments, Interrupted("interrupted", why="it received SIGINT (Ctrl-C)", hint="run the command again")
+        )
     except BrokenPipeError:
         return _end_without_reader()
     except OSError as error:
@@ -116,7 +118,7 @@ def _report_typer_error(arguments: list[str], error: Exception) -> int:
         return UsageError.exit_code
     if format_message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "gpunode")
-        hint = _suggest_command(error) or f"`{command} --help` says what it takes"
+        hint = _suggest_command(error) or f"`{command} --help` lists its options"
         return _report_error(arguments, UsageError(str(format_message()), hint=hint))
     if type(error).__name__ in {"Exit", "Abort"}:
         return int(getattr(error, "exit_code", 1))

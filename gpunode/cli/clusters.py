@@ -187,8 +187,12 @@ def verify(
     from gpunode.workflow.cluster_verify import verify as run_verify
 
     if image and not _IMAGE_NAME.fullmatch(image):
-        hint = "name it as a pod would, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
-        raise UsageError(f"--image {image!r} is not the name of an image", why="it has other characters", hint=hint)
+        hint = "write it as in a pod, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
+        raise UsageError(
+            f"--image {image!r} is not the name of an image",
+            why="it contains characters that are not allowed there",
+            hint=hint,
+        )
     screen = output.open_screen()
     with target.hints_for_this_cluster(), screen, SignalGuard(screen.announce_stopping) as stop:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
@@ -240,7 +244,7 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
     if not run.startswith("k"):
         raise UsageError(
             "--context and --kubeconfig are for runs that changed a cluster",
-            why=f"such a run is called k1, k2 …, and not {run or 'the newest'}",
+            why=f"such runs are called k1, k2 …, not {run or 'the newest'}",
             hint=gpunode("rollback", "--list"),
         )
     store = open_cluster_journal()

@@ -58,7 +58,7 @@ def _uncompared_lines(
 
 
 _REASONS: dict[Reason, str] = {
-    "not-collected": "nobody asked",
+    "not-collected": "not queried",
     "denied": "permission denied",
     "failed": "the query failed",
     "timeout": "no answer in time",
@@ -117,7 +117,7 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     from gpunode.diagnoses.snapshot import take_snapshot
 
     if "" in (good, bad):
-        raise UsageError("an empty name is no report", hint="gpunode compare GOOD [BAD]")
+        raise UsageError("an empty name is not a report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
         raise UsageError("only one of the two reports can come from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.

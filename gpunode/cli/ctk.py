@@ -23,7 +23,7 @@ app = typer.Typer(rich_markup_mode=None)
 runtime_app = typer.Typer(help="Add, remove or check the NVIDIA runtime.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(runtime_app, name="runtime")
 config_app = typer.Typer(
-    help="The container toolkit's own configuration: print it, or change it and keep its comments.",
+    help="Print or change the container toolkit's own configuration; comments are kept.",
     cls=GoGroup,
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -32,7 +32,9 @@ app.add_typer(config_app, name="config")
 
 RuntimeOption = Annotated[
     str,
-    typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd, crio or podman"),
+    typer.Option(
+        "--runtime", metavar="NAME", help="docker (the default, as in nvidia-ctk), containerd, crio or podman"
+    ),
 ]
 ConfigOption = Annotated[
     str, typer.Option("--config", metavar="FILE", help="the runtime's configuration file (default: the usual one)")
@@ -40,7 +42,7 @@ ConfigOption = Annotated[
 DropInOption = Annotated[
     str | None,
     typer.Option(
-        "--drop-in-config", metavar="FILE", help="write into this drop-in; empty edits the configuration itself"
+        "--drop-in-config", metavar="FILE", help="write to this drop-in; an empty value edits the configuration itself"
     ),
 ]
 ModeOption = Annotated[
@@ -60,7 +62,7 @@ NameOption = Annotated[
 ]
 PathOption = Annotated[
     str,
-    typer.Option("--nvidia-runtime-path", "--runtime-path", metavar="FILE", help="what the runtime runs"),
+    typer.Option("--nvidia-runtime-path", "--runtime-path", metavar="FILE", help="the binary that the runtime runs"),
 ]
 DefaultOption = Annotated[
     bool, typer.Option("--nvidia-set-as-default", "--set-as-default", help="make it the default runtime")
@@ -146,7 +148,7 @@ def unconfigure(
 ) -> None:
     """Remove what configure added.
 
-    The former default comes back; edits made since stay.
+    Restores the previous default runtime. Edits made since are kept.
     """
     from gpunode.cli import runtime_config
     from gpunode.cli.runtime_options import RuntimeOptions
@@ -181,7 +183,8 @@ def check(
 ) -> None:
     """Check the configuration; change nothing.
 
-    Exit 0: as configure would leave it. 4: a file differs. 7: the daemon has something else, or a program is missing.
+    Exits with 0 if everything is configured, 4 if a file differs, 7 if the daemon uses another configuration or a
+    program is missing, 13 if that cannot be determined.
     """
     from gpunode.cli import runtime_config
     from gpunode.cli.runtime_options import RuntimeOptions
@@ -198,12 +201,14 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY[=VALUE]",
-        help="set a key, such as nvidia-container-cli.no-cgroups=true; items of a list stand between colons; "
-        "features.NAME=nil takes a feature out; may be repeated, the last one counts",
+        help="set a key, such as nvidia-container-cli.no-cgroups=true; separate list items with colons; "
+        "features.NAME=nil removes a feature; may be repeated, the last value counts",
     ),
 ]
-InPlaceOption = Annotated[bool, typer.Option("-i", "--in-place", help="write the file that was read")]
-OutputOption = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="write it there, not to the screen")]
+InPlaceOption = Annotated[bool, typer.Option("-i", "--in-place", help="write the result to the file that was read")]
+OutputOption = Annotated[
+    str, typer.Option("-o", "--output", metavar="FILE", help="write to FILE, not to standard output")
+]
 
 
 @config_app.callback()
@@ -220,7 +225,7 @@ def config(
     debug: DebugOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Print the toolkit's configuration, changed as --set asks; with -i or -o write it, journaled."""
+    """Print the toolkit's configuration with the changes of --set; -i or -o writes it, with a journal."""
     if ctx.invoked_subcommand is not None:
         return
     from gpunode.cli import toolkit_config
@@ -239,7 +244,7 @@ def _default(
     debug: DebugOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Print the configuration that a new installation has; with -o write it, journaled."""
+    """Print the toolkit's default configuration; -o writes it to a file, with a journal."""
     from gpunode.cli import toolkit_config
 
     options = toolkit_config.ToolkitConfigOptions("", output, root, lock_timeout_s=lock_timeout)

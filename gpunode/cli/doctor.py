@@ -35,9 +35,9 @@ def doctor(
     from gpunode.host.reports import is_fleet
 
     if "" in names:
-        raise UsageError("an empty name is no report", hint="without any, gpunode doctor examines this machine")
+        raise UsageError("an empty name is not a report", hint="without any, gpunode doctor examines this machine")
     if "" in (html, prometheus):
-        raise UsageError("an empty name names no file", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
+        raise UsageError("the file name is empty", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
     if prometheus:
         _check_textfile(prometheus, names)
     if len(names) == 1 and (names[0] in rules_by_cause() or _find_xid(names[0])):
@@ -92,7 +92,7 @@ def _examine(report: str, options: OutputOptions, html: str, prometheus: str) ->
 def _too_large(report: str) -> Refused:
     return Refused(
         f"{report or 'this machine'} was not examined",
-        why="there is not enough memory for it here",
+        why="this machine does not have enough memory for it",
         hint="examine it on a machine with more memory, or send the part of the log around the fault",
     )
 
@@ -121,12 +121,13 @@ def _check_textfile(file: str, names: Sequence[str]) -> None:
     """Refuse a file that node_exporter would not read, or one about another node."""
     if names:
         raise UsageError(
-            "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
+            "--prometheus reports on this machine only", why="the file does not say which node it is about",
             hint=str(gpunode("doctor", "--prometheus", file)),
         )  # fmt: skip
     if file == "-":
         raise UsageError(
-            "--prometheus writes a file alone", why="node_exporter's textfile collector reads files, not a pipe",
+            "--prometheus cannot write to standard output",
+            why="node_exporter's textfile collector reads files, not a pipe",
             hint="gpunode doctor --prometheus /var/lib/prometheus/node-exporter/gpunode.prom",
         )  # fmt: skip
     if not file.endswith(".prom"):
@@ -161,7 +162,7 @@ def _not_one_node(names: Sequence[str], recipe: str, lock: str) -> UsageError:
     """Return the refusal of --recipe and --lock for a single node."""
     words = [*([recipe] if recipe else []), *(["--lock", lock] if lock else [])]
     return UsageError(
-        "--recipe and --lock are for a fleet", why="what setup would do on one node, plan shows in full",
+        "--recipe and --lock are for a fleet", why="gpunode plan shows in full what setup would do on one node",
         hint=str(gpunode("plan", *words, *(["--node", names[0]] if names else []))),
     )  # fmt: skip
 
@@ -171,8 +172,8 @@ def _unknown_name(name: str) -> UsageError:
 
     if number := _XID.fullmatch(name):
         return UsageError(
-            f"Xid {number[1]} is not in NVIDIA's catalog", why="a typo, or newer than this gpunode",
-            hint="the number is behind `Xid (PCI:...):` in the kernel log: sudo dmesg | grep Xid",
+            f"Xid {number[1]} is not in NVIDIA's catalog", why="it is a typo, or an Xid newer than this gpunode",
+            hint="the number follows `Xid (PCI:...):` in the kernel log: sudo dmesg | grep Xid",
         )  # fmt: skip
 
     close = get_close_matches(name, rules_by_cause(), n=3, cutoff=0.5)
@@ -180,7 +181,7 @@ def _unknown_name(name: str) -> UsageError:
     return UsageError(
         f"there is no cause and no report called {name}",
         why=like,
-        hint="name a cause, or a report that is there: a capture, an nvidia-bug-report.log.gz, a JSON list or a text",
+        hint="name a cause, or an existing report: a capture, an nvidia-bug-report.log.gz, a JSON list or a text",
     )
 
 

@@ -39,7 +39,7 @@ def check_page_file(file: str, options: OutputOptions) -> None:
         )
         raise _unwritable(file, why, "name a file in an existing folder")
     if not _is_replaceable(place):
-        raise _unwritable(file, "what is there is no file", _HINT)
+        raise _unwritable(file, "it is not a regular file", _HINT)
 
 
 def _is_replaceable(place: Path) -> bool:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 # Options that contradict --download-only, with the reason.
 _CONFLICTS: Final[Mapping[str, str]] = {
-    "--root": "an image has no later",
-    "--gpu": "it is for an image, which has no later",
+    "--root": "packages are downloaded for a running system, not for an image",
+    "--gpu": "--gpu is for an image, and packages are downloaded for a running system",
     "--reboot": "a download needs no reboot",
-    "--apply-cluster": "a download changes nothing, in a cluster either",
-    "--resume": "it continues a setup",
+    "--apply-cluster": "a download changes nothing, neither here nor in a cluster",
+    "--resume": "--resume continues a setup",
 }
 
 

@@ -224,7 +224,7 @@ def interruptible_wait() -> Iterator[None]:
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated
-        raise kind("stopped before anything was changed", why="a signal came", hint="run the command again")
+        raise kind("stopped before anything was changed", why="it received a signal", hint="run the command again")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

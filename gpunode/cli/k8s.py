@@ -12,10 +12,10 @@ import typer
 
 from gpunode.cli.app import (
     ContextOption,
+    DetailOption,
     JsonOption,
     KubeconfigOption,
     RecipeArgument,
-    VerboseOption,
     YesOption,
     output_options,
 )
@@ -27,7 +27,7 @@ NodesOption = Annotated[
     typer.Option(
         "--node",
         metavar="[NAME=]CAPTURE",
-        help="a capture of a GPU node, or a folder of captures; give it again for more (default: this machine)",
+        help="a capture of a GPU node, or a folder of captures; may be repeated (default: this machine)",
     ),
 ]
 ClusterNodesOption = Annotated[
@@ -35,15 +35,15 @@ ClusterNodesOption = Annotated[
     typer.Option(
         "--node",
         metavar="[NAME=]CAPTURE",
-        help="a capture of a GPU node, or a folder of captures; give it again for more (default: this machine; where "
-        "it has no GPU, the nodes that GPU Feature Discovery labelled)",
+        help="a capture of a GPU node, or a folder of captures; may be repeated (default: this machine or, if it has "
+        "no GPU, the nodes that GPU Feature Discovery labelled)",
     ),
 ]
 OutputDirOption = Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="write the files into this folder")]
 FormatOption = Annotated[
     str,
     typer.Option(
-        "--format", metavar="FORMAT", help="manifests, kustomize, argocd, flux or helm (the charts where there are any)"
+        "--format", metavar="FORMAT", help="manifests, kustomize, argocd, flux or helm (charts where available)"
     ),
 ]
 
@@ -89,7 +89,7 @@ def plan(
     kubeconfig: KubeconfigOption = "",
     check: Annotated[bool, typer.Option("--check", help="exit with 4 if apply would change anything")] = False,
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
     """Show what apply would change in the cluster; change nothing."""
     from gpunode.cli import clusters
@@ -107,11 +107,11 @@ def apply(
     yes: YesOption = False,
     timeout: TimeoutOption = 300,
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
     """Apply the objects to the cluster and wait until they are ready.
 
-    By server-side apply with the field manager gpunode; what others own is never taken from them.
+    Uses server-side apply with the field manager gpunode. Fields that others own are left alone.
     """
     from gpunode.cli import clusters
 
@@ -130,18 +130,18 @@ def verify(
         typer.Option(
             "--image",
             metavar="IMAGE",
-            help="the test pods' image: NVIDIA's vectoradd sample in a mirror, or on the nodes already",
+            help="image of the test pods: NVIDIA's vectoradd sample, in a mirror or already on the nodes",
         ),
     ] = "",
     timeout: Annotated[
         int, typer.Option("--timeout", metavar="SECONDS", min=1, help="how long to wait for the test pods")
     ] = 300,
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
-    """Prove that pods get the nodes' GPUs: ask the cluster, then run a pod on each node.
+    """Check that pods get the GPUs: inspect the cluster, then run a test pod on each node.
 
-    The pods are deleted afterwards, also after Ctrl-C.
+    The test pods are deleted afterwards, even after Ctrl-C.
     """
     from gpunode.cli import clusters
 
@@ -155,9 +155,9 @@ def remove(
     kubeconfig: KubeconfigOption = "",
     yes: YesOption = False,
     json: JsonOption = False,
-    verbose: VerboseOption = False,
+    verbose: DetailOption = False,
 ) -> None:
-    """Take back what gpunode applied to the cluster, and nothing else."""
+    """Remove what gpunode applied to the cluster, and nothing else."""
     from gpunode.cli import clusters
 
     where = clusters.ClusterRef(context, kubeconfig)

@@ -46,7 +46,7 @@ def read_lock(file: str) -> VersionLock:
 
 
 def read_previous_lock(file: str) -> VersionLock | None:
-    """Return the lock in ``file`` before it is overwritten; None if there is no file.
+    """Return the lock in ``file`` before it is overwritten; None if the file is missing.
 
     Raises:
         UsageError: if the file is not a lock file, or its folder does not exist.

@@ -57,7 +57,7 @@ def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[
 
 def _already_configured(verb: CtkVerb, plan: CtkPlan) -> str:
     if verb == "unconfigure":
-        return f"{plan.main or plan.about} names no such runtime"
+        return f"{plan.main or plan.about} has no such runtime"
     if takes_only_cdi(plan.about) or plan.registers_itself:
         return f"{plan.about}: {plan.planned.reason}"  # its own file says nothing of it
     return f"{plan.about} is configured as requested ({plan.main})"
@@ -95,7 +95,7 @@ def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
     if plan.planned.expectation is None and verb == "configure":
         return f"{plan.about} written: {join_with_and([change.path for change in plan.files])}"
     if verb == "unconfigure":
-        return f"{plan.about}: what configure added is gone"
+        return f"{plan.about}: removed what configure added"
     assert plan.planned.expectation is not None, "what is configured without one has been told"
     default = ", its default" if plan.planned.expectation.default else ""
     runs = join_with_and(
@@ -114,7 +114,7 @@ def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
     kind, name = plan.trigger.kind, bare_unit(plan.trigger.target)
     if systemd:
         return str(command("sudo", "systemctl", "restart" if failed else kind, name))
-    return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} in the way it was started"
+    return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} the way it was started"
 
 
 def verdict_lines(
@@ -136,9 +136,9 @@ def verdict_lines(
         if next_step:
             yield line("next: ", span(next_step, "command"), hang=6)
     elif verdict.unverified:
-        yield line(MARKS["skipped"], f"{_reader_name(plan)} was not asked: {verdict.unverified}", hang=2)
+        yield line(MARKS["skipped"], f"{_reader_name(plan)} was not checked: {verdict.unverified}", hang=2)
     else:
-        yield line(MARKS["passed"], f"{_reader_name(plan)} reads it so", hang=2)
+        yield line(MARKS["passed"], f"{_reader_name(plan)} reads it as configured", hang=2)
     yield from (note_line(text) for text in plan.planned.all_notes)
 
 
@@ -382,5 +382,5 @@ def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Env
             what, why=verdict.unverified, hint="install what is missing:\nsudo gpunode setup --runtime podman"
         )
     if verdict.unverified:
-        plan = plan.with_notes(f"the daemon was not asked: {verdict.unverified}")
+        plan = plan.with_notes(f"the daemon was not checked: {verdict.unverified}")
     return _edit_envelope("ctk runtime check", plan, plan.changed_files).with_failure(failure)

@@ -87,7 +87,7 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
     if not options.path:
         raise UsageError(
             "--nvidia-runtime-path is empty",
-            why="a runtime that runs nothing keeps docker from starting",
+            why="a runtime without a program prevents docker from starting",
             hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
         )
     notes = tuple(_option_notes(options, row))

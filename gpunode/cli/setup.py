@@ -183,14 +183,14 @@ def _refuse_apply_cluster(recipe_options: RecipeOptions, flags: SetupFlags, *, j
     if kubernetes is None or kubernetes.stack == "none":
         raise UsageError(
             "--apply-cluster has nothing to apply",
-            why="this recipe asks for nothing of a cluster",
+            why="this recipe configures nothing in a cluster",
             hint=f"name one that does: {sudo_gpunode('setup', 'k8s-containerd', '--apply-cluster')}",
         )
     for option, given in (("--root", is_image(flags.root)), ("--json", json), ("--reboot", flags.reboot)):
         if given:
             raise UsageError(
                 f"--apply-cluster cannot be used with {option}",
-                why="the cluster's part is applied when setup is through, from this machine, and shown",
+                why="the cluster's part is planned, shown and applied from this machine after setup",
                 hint=f"set the node up first, then run: {gpunode('k8s', 'apply', recipe_options.recipe)}",
             )
     find_kubectl()

@@ -76,7 +76,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
         if plan.steps or plan.owed or plan.incomplete:
             return plan
         undo.mark_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
-        why = "what is left of it stays" if plan.remarks else "nothing of it is left on this node"
+        why = "what is left of it is kept" if plan.remarks else "nothing of it is left on this node"
         return replace(standing.explain_undone(store, of, why, whole=whole), notes=plan.remarks)
 
     _run_undo("rollback", make_plan, output, place, permissions)
@@ -210,7 +210,7 @@ def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
 
     if (work := find_repair(survey(node.host, image=node.host.root != "/"))) is None:
         return False
-    node.notify(f"{work.purpose}: finishing it first, because only then gpunode knows what to undo")
+    node.notify(f"{work.purpose}: finishing it first, because only then does gpunode know what to undo")
     node.screen.confirm_shown(verb, yes=yes)
     argv, pause = tuple(sys.argv[1:]), node.signals.raise_if_received
     run_repair(

@@ -170,7 +170,7 @@ def _mark_past(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, confidence="likely", summary=summary, is_past=is_past)
 
 
-_FALLBACK_TEXT: Final = "read what is done about it; by a bug in gpunode it could not be fitted to this node"
+_FALLBACK_TEXT: Final = "read how to fix it; because of a bug in gpunode the fix could not be adapted to this node"
 
 
 def _fit_remedy(
@@ -241,7 +241,9 @@ def _rank_all(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 def _list_open_questions(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[OpenQuestion, ...]:
     """Return the rules that crashed and the Xids that no rule covers."""
     crashed = ((bug.partition(":\n")[0], bug.rstrip().rpartition("\n")[2][:200]) for bug in bugs or ())
-    questions = dict.fromkeys(f"{cause} could not be judged, by a bug in gpunode ({error})" for cause, error in crashed)
+    questions = dict.fromkeys(
+        f"{cause} could not be checked because of a bug in gpunode ({error})" for cause, error in crashed
+    )
     report = Shell("gpunode capture FILE")
     return (
         *(OpenQuestion(f"{one}; please report it", (report,)) for one in questions),

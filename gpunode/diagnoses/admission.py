@@ -49,7 +49,7 @@ _BOOTED: Final = message_line(
 )
 
 
-_DELETE_REFUSED: Final = restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
+_DELETE_REFUSED: Final = restart_failed_pods("delete the rejected pods; their controllers create new ones")
 
 # Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
 # are open after them.
@@ -109,13 +109,13 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
 
 def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
-    yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
+    yield restart(unit, "restart the kubelet: it reads again which devices its pods hold")
     yield _DELETE_REFUSED
     stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
     move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
     yield run_step(
         "remove",
-        "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
+        "move the kubelet's record away while it is stopped; it creates a new one from the running pods",
         join_commands(stop, Shell("&&"), move, Shell("&&"), start),
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
@@ -131,10 +131,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
             story=(
-                "When a node comes up the kubelet starts the pods that are bound to it in no certain order. A pod with "
-                "a GPU that comes before the device plugin has registered finds no healthy device, and is refused for "
-                "good with UnexpectedAdmissionError. A controller makes a new pod; a bare pod stays failed. A minute "
-                "later the plugin is there and the node looks healthy."
+                "When a node boots, the kubelet starts its pods in no fixed order. A GPU pod that starts before "
+                "the device plugin has registered finds no healthy device and is rejected for good with "
+                "UnexpectedAdmissionError. A controller creates a new pod; a bare pod stays failed. A minute later "
+                "the plugin is running and the node looks healthy."
             ),
             sources=(f"{_KUBERNETES}/issues/125579", f"{_KUBERNETES}/issues/128043"),
             decisive=all_of(_REFUSED, _BOOTED),
@@ -144,7 +144,7 @@ FAMILY: Final = RuleFamily(
             against=(_PAST, unless(UNHEALTHY, _BOOTED)),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
             share=2,
-            summary="after its start the kubelet took up pods with a GPU before the device plugin had told it of any",
+            summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
             remedy=always(
                 _DELETE_REFUSED,
                 manual_step(
@@ -157,13 +157,13 @@ FAMILY: Final = RuleFamily(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
             disruption="restart-container",
-            title="the restarted kubelet refuses pods that it had already admitted",
+            title="the restarted kubelet rejects pods that it had already admitted",
             story=(
-                "A kubelet that restarts admits its pods anew. Some releases asked for the devices of running pods "
-                "again at once, while the device plugin had not yet registered with the new process, and failed pods "
-                "that had been running well (fixed in 1.25.14, 1.26.9, 1.27.6 and 1.28). Completed pods, and pods "
-                "whose init containers ask for a GPU too, are refused the same way in later releases. The node was "
-                "not rebooted, and its GPUs are fine."
+                "A kubelet that restarts admits its pods again. Some releases requested the devices of running "
+                "pods at once, before the device plugin had registered with the new process, and failed pods that "
+                "had been running well (fixed in 1.25.14, 1.26.9, 1.27.6 and 1.28). Completed pods, and pods whose "
+                "init containers also request a GPU, are rejected the same way in later releases. The node was not "
+                "rebooted, and its GPUs are fine."
             ),
             sources=(f"{_KUBERNETES}/issues/118559", f"{_KUBERNETES}/issues/117955", f"{_KUBERNETES}/issues/124345"),
             decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
@@ -174,22 +174,23 @@ FAMILY: Final = RuleFamily(
             against=(_PAST, _BOOTED),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
             share=2,
-            summary="the kubelet was restarted and admitted its pods anew before the device plugin was registered",
+            summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
             remedy=always(
-                _DELETE_REFUSED, manual_step("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
+                _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
             ),
         ),
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
             disruption="restart-service",
-            title="the kubelet counts GPUs as given to pods that are gone",
+            title="the kubelet still assigns GPUs to pods that are gone",
             story=(
                 "The kubelet keeps its own record of which device went to which pod, in memory and in "
-                "kubelet_internal_checkpoint; the scheduler counts from the pods that exist. After pods were deleted "
-                "by force, or failed while they were admitted, devices can stay on the kubelet's record. The scheduler "
-                "then places a pod on a GPU that the kubelet does not have: requested number of devices unavailable. "
-                "Every further pod fails the same way until the kubelet is restarted."
+                "kubelet_internal_checkpoint; the scheduler counts from the pods that exist. After pods were "
+                "deleted by force, or failed while they were admitted, devices can stay assigned in the kubelet's "
+                "record. The scheduler then places a pod on a GPU that the kubelet considers taken: requested "
+                "number of devices unavailable. Every further pod fails the same way until the kubelet is "
+                "restarted."
             ),
             sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
             decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, custom_sign(_free_gpus)))),
@@ -199,7 +200,7 @@ FAMILY: Final = RuleFamily(
             against=(_PAST, _BOOTED),
             look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
             share=2,
-            summary="the kubelet still counts GPUs as given to pods that no longer exist",
+            summary="the kubelet still assigns GPUs to pods that no longer exist",
             remedy=_reset_checkpoint,
         ),
     ),

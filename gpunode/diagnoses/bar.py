@@ -99,7 +99,7 @@ _SWITCHED_OFF: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|
 
 
 def _reallocate(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from add_kernel_argument(snapshot, "pci=realloc", "let the kernel place the regions anew")
+    yield from add_kernel_argument(snapshot, "pci=realloc", "let the kernel reassign the regions")
     yield manual_step("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size)")
     windows = "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G"
     yield manual_step("configure", windows, "the GPU is plugged in while the system runs")
@@ -114,24 +114,24 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="bar-above-4g-disabled",
             disruption="reboot",
-            title="firmware gives the GPU's memory region no address",
+            title="the firmware assigns no address to the GPU's memory region",
             share=0.8,
             symptoms=(symptoms.CLOSED_OR_BAR, *_SHOWN),
             look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
             story=(
                 "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
-                "address space. With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: "
-                "lspci shows it unassigned, NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though "
-                "it is there and supported."
+                "address space. With Above 4G Decoding off in the BIOS (or CSM on), the firmware leaves the region "
+                "empty: lspci shows it unassigned, NVRM reports 0M, and the driver cannot start the GPU "
+                "(0x22:0x56) although it is present and supported."
             ),
             sources=(f"{OPEN_MODULES}/issues/862", f"{DRIVER_GUIDE}index.html"),
             decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
             typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
             against=(GUEST,),
-            summary="firmware gives the bus no addresses above 4 GiB, so the GPU's memory region has no place",
+            summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
             remedy=always(
-                manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
-                manual_step("firmware", "update the board's firmware", "the settings are on already"),
+                manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
+                manual_step("firmware", "update the board's firmware", "the settings are already on"),
             ),
             explains=NOT_STARTED,
         ),
@@ -142,9 +142,9 @@ FAMILY: Final = RuleFamily(
             symptoms=_SHOWN,
             look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
             story=(
-                "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was "
+                "Every bridge forwards one window of addresses, which the firmware sizes at boot for the devices "
                 "plugged in then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the "
-                "kernel says 'no space' or 'failed to assign' for its BARs before any driver is asked, and the driver "
+                "kernel logs 'no space' or 'failed to assign' for its BARs before any driver loads, and the driver "
                 "then finds a region of 0M."
             ),
             sources=("https://github.com/system76/firmware-open/issues/66", f"{OPEN_MODULES}/issues/510"),

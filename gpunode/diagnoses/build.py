@@ -200,8 +200,8 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
     )
     yield rebuild_module(snapshot, kernel)
     if is_supported(snapshot):
-        text = "have the headers of later kernels installed with them: gpunode finds the right meta package"
-        yield setup_step(snapshot, "install", text, "headers", when="no package brings those of later kernels yet")
+        text = "install headers together with later kernels: gpunode finds the right meta package"
+        yield setup_step(snapshot, "install", text, "headers", when="no meta package for headers is installed yet")
     text, when = "upgrade the kernel together with its headers, then reboot", "the archive no longer has those headers"
     yield manual_step("install", text, when)
 
@@ -233,7 +233,7 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 
 
 def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
-    yield install(snapshot, "install what a build needs", *_TOOLCHAIN[snapshot.view(system.package_manager)])
+    yield install(snapshot, "install the build tools", *_TOOLCHAIN[snapshot.view(system.package_manager)])
     yield rebuild_module(snapshot, build.build_kernel(snapshot))
 
 
@@ -243,7 +243,7 @@ def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield from change_driver(snapshot, text, installed_version=build.release(snapshot))
     others = sorted({one.kernel for one in snapshot.view(modules.modules_on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
-    yield reboot(f"{which}, until there is one", when="no such release is there")
+    yield reboot(f"{which}, until there is one", when="there is no such release")
 
 
 _LEFTOVER: Final = Pattern(
@@ -261,17 +261,17 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         place = f"/var/lib/dkms/{found['module']}/{found['version']}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
-        text = f"remove what is left of {found['module']} {found['version']} from DKMS's tree, if its source is gone"
+        text = f"remove the rest of {found['module']} {found['version']} from DKMS's tree, if its source is gone"
         yield run_step("remove", text, join_commands(sound, Shell("||"), command("sudo", "rm", "-r", place)))
     else:
         find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
-        yield run_step("inspect", "find the version in DKMS's tree whose link to its source leads nowhere", find)
-        yield manual_step("remove", "remove the folder of that version, by its whole name and no other")
+        yield run_step("inspect", "find the version in DKMS's tree whose source link is broken", find)
+        yield manual_step("remove", "remove the folder of exactly that version")
     yield rebuild_module(snapshot, snapshot.view(system.running_kernel))
 
 
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "free some space: take out the packages that were downloaded, then see what fills the disk, inodes too"
+    text = "free some space: delete downloaded packages, then check what fills the disk (inodes too)"
     clean = _CLEAN[snapshot.view(system.package_manager)]
     see = (Shell("df -h /boot /usr /var /tmp"), Shell("df -i /usr /var /tmp"), Shell("sudo du -xhd1 /boot /usr /var"))
     yield run_step("remove", text, clean, *see)
@@ -305,11 +305,11 @@ FAMILY: Final = RuleFamily(
             context=command_run(r"\buname\b"),
             look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
-                "A module built from source needs the headers of exactly the kernel that it is for. When the kernel "
-                "is upgraded and its headers are not, DKMS or akmods skips the build, mostly without an error, and "
-                "the node boots into a kernel for which there is no NVIDIA module. From above, a driver that worked "
-                "yesterday is gone after a reboot: nvidia-smi cannot reach it, and dkms status knows older kernels "
-                "only. The meta package for headers, beside the kernel's own, keeps this from coming back."
+                "A module built from source needs the headers of exactly its kernel. When the kernel is upgraded "
+                "but its headers are not, DKMS or akmods skips the build, mostly without an error, and the node "
+                "boots into a kernel without an NVIDIA module. The driver that worked yesterday is gone after a "
+                "reboot: nvidia-smi cannot reach it, and dkms status lists only older kernels. Installing the meta "
+                "package for headers beside that of the kernel prevents this."
             ),
             sources=(DRIVER_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
             remedy=_install_headers,
@@ -320,22 +320,22 @@ FAMILY: Final = RuleFamily(
             layer="kernel",
             shows_in="driver",
             disruption="none",
-            title="the compiler is not the one that built the kernel",
+            title="the kernel was built with another compiler",
             share=2,
             decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
             typical=unless(
                 build_log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
             ),
-            summary="the compiler is not the one that the kernel was built with, so the module was not built",
+            summary="the kernel was built with another compiler, so the module was not built",
             symptoms=_SYMPTOMS,
             latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
             story=(
-                "A kernel module has to be compiled the way the kernel was: NVIDIA's build compares the two "
-                "compilers, and a kernel built by a newer one, or by clang, passes options that the node's gcc does "
-                "not know. The build stops before it compiles anything, so there is no module for this kernel. It is "
-                "met with kernels from elsewhere (mainline, HWE, xanmod, a rescue system) and after the default gcc "
-                "was changed. The compiler named in /proc/version has to be installed and used."
+                "A kernel module must be compiled with the kernel's compiler: NVIDIA's build compares the two, and "
+                "a kernel built by a newer compiler, or by clang, passes options that the node's gcc does not "
+                "know. The build stops before it compiles anything, so there is no module for this kernel. This "
+                "happens with kernels from other sources (mainline, HWE, xanmod, a rescue system) and after a "
+                "change of the default gcc. Install and use the compiler named in /proc/version."
             ),
             sources=(
                 f"{DRIVER_README}installdriver.html",
@@ -359,11 +359,11 @@ FAMILY: Final = RuleFamily(
             context=build_log_line(r"[Bb]ad (?:return|exit) status"),
             look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
-                "The kernel has no stable interface for modules: a new one renames functions, changes their arguments "
-                "or keeps symbols for modules under the GPL. A release of the driver that is older than the kernel "
-                "does not know that and does not compile or link; make.log shows errors in NVIDIA's own files. Only a "
-                "release that supports the kernel helps, or an older kernel until there is one. A GPU whose last "
-                "branch gets no more releases stays with older kernels."
+                "The kernel has no stable interface for modules: new kernels rename functions, change their "
+                "arguments or restrict symbols to GPL modules. A driver release older than the kernel then does "
+                "not compile or link; make.log shows errors in NVIDIA's own files. You need a driver release that "
+                "supports the kernel, or an older kernel until there is one. A GPU whose last branch gets no more "
+                "releases is limited to older kernels."
             ),
             sources=(
                 "https://github.com/xanmod/linux/issues/411",
@@ -387,10 +387,10 @@ FAMILY: Final = RuleFamily(
             latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
-                "The module is compiled on the node, which takes make, gcc, a linker and, for the open modules, g++. "
-                "A minimal image or a node that was cleaned up lacks one of them, and the build ends with 'command "
-                "not found' (make's error 127). Package scripts often go on regardless, so the installation looks "
-                "successful until the module is wanted."
+                "The module is compiled on the node, which needs make, gcc, a linker and, for the open modules, "
+                "g++. On a minimal image or after a cleanup one of them is missing, and the build ends with "
+                "'command not found' (make's error 127). Package scripts often continue anyway, so the "
+                "installation looks successful until the module is loaded."
             ),
             sources=(f"{OPEN_MODULES}/issues/805", DRIVER_GUIDE),
             remedy=_install_tools,
@@ -401,20 +401,20 @@ FAMILY: Final = RuleFamily(
             layer="kernel",
             shows_in="driver",
             disruption="none",
-            title="DKMS's tree is damaged",
+            title="the DKMS tree is damaged",
             share=0.5,
             decisive=_TREE,
             typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
             context=command_run(r"/var/lib/dkms\b"),
-            summary="DKMS's own tree is damaged, so it stops before it builds anything",
+            summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
             symptoms=_SYMPTOMS,
             latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
             story=(
-                "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. Where a "
-                "driver was removed by hand, or a package lost its source, the link leads nowhere, and DKMS stops at "
-                "it: with older versions every call fails, for every module. New kernels then get no NVIDIA module. "
-                "The leftover folder has to go; the driver that is wanted is then built as usual."
+                "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. If a "
+                "driver was removed by hand, or a package lost its source, the link is broken and DKMS stops at "
+                "it: older versions then fail at every call, for every module. New kernels get no NVIDIA module. "
+                "Remove the leftover folder; the desired driver then builds as usual."
             ),
             sources=(
                 "https://github.com/negativo17/nvidia-driver/issues/56",
@@ -437,9 +437,9 @@ FAMILY: Final = RuleFamily(
             latent=symptoms.DRIVER_WORKS,
             look_at=(Shell("df -h / /boot /tmp"),),
             story=(
-                "A build of NVIDIA's modules needs some hundred megabytes below /var/lib/dkms, and the initramfs made "
-                "after it needs room in /boot. On a full disk the compiler or the copying stops, and what is left is "
-                "no module or half of one. The log says so in one line among many errors that follow from it."
+                "A build of NVIDIA's modules needs a few hundred megabytes below /var/lib/dkms, and the initramfs "
+                "built afterwards needs space in /boot. On a full disk the compiler or the copy stops and leaves "
+                "no module or half of one. The log says so in one line among the many errors that follow."
             ),
             sources=(_DKMS, DRIVER_GUIDE),
             remedy=_free_space,

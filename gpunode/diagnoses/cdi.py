@@ -83,17 +83,18 @@ _LISTED: Final = custom_sign(lambda node: (one.citation for one in node.view(cdi
 _GENERATE: Final = always(
     run_step(
         "rebuild",
-        "write the specification from the driver as it is now",
+        "write the specification for the current driver",
         Shell("sudo mkdir -p /etc/cdi"),
         Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
         Shell("nvidia-ctk cdi list"),
     ),
     run_step(
         "configure",
-        "have it written again whenever the driver changes",
+        "keep it up to date when the driver changes",
         Shell("sudo systemctl reset-failed nvidia-cdi-refresh.service"),
         Shell("sudo systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"),
-        when="the toolkit is 1.18 or later; its units then write /var/run/cdi/nvidia.yaml, which wins over /etc/cdi",
+        when="the toolkit is 1.18 or later; its units then write /var/run/cdi/nvidia.yaml, which takes precedence "
+        "over /etc/cdi",
     ),
 )
 
@@ -122,11 +123,11 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
     folder = cdi.search_folders(snapshot)[0][0]
     make = command("sudo", "mkdir", "-p", folder)
     write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
-    text = f"write the specification to {folder}, where this engine looks"
+    text = f"write the specification to {folder}, which this engine reads"
     yield run_step("configure", text, *((make, write) if is_path_below(folder, *_SPECIFICATIONS) else ()))
     yield run_step(
         "configure",
-        "or name both folders to podman",
+        "or configure both folders in podman",
         Shell("sudo mkdir -p /etc/containers/containers.conf.d"),
         Shell(
             r"printf '[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\n' "
@@ -136,7 +137,7 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
     )
     yield run_step(
         "configure",
-        "or write it into the home, and name that folder as cdi-spec-dirs in the user's daemon.json",
+        "or write it to the home directory, and set that folder as cdi-spec-dirs in the user's daemon.json",
         Shell('mkdir -p "$HOME/.docker/cdi"'),
         Shell('nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"'),
         when="docker runs without root",
@@ -188,15 +189,15 @@ _NOT_FOUND: Final = any_of(
 
 def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_TOO_OLD):
-        yield upgrade(snapshot, "bring podman to 4.1 or later", "podman")
+        yield upgrade(snapshot, "upgrade podman to 4.1 or later", "podman")
         return
     yield run_step(
         "configure",
-        "have the toolkit write a specification that older engines read, then write it",
+        "configure the toolkit for a specification that older engines read, then write it",
         Shell("sudo gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"),
         Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
     )
-    yield manual_step("install", "or bring podman to a newer version", when="the specification is still not read")
+    yield manual_step("install", "or upgrade podman", when="the specification is still not read")
 
 
 # docker's switch.
@@ -216,9 +217,10 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="there is no CDI specification",
             story=(
-                "An engine that is asked for nvidia.com/gpu=all looks the name up in the specifications below /etc/cdi "
-                "and /var/run/cdi. Nothing writes one before toolkit 1.18, and of later ones the unit that does gives "
-                "up when the driver is not ready. The engine then says that the CDI device is unresolvable."
+                "When a container requests nvidia.com/gpu=all, the engine looks the name up in the specifications "
+                "below /etc/cdi and /var/run/cdi. Toolkits before 1.18 do not write one, and the unit of later "
+                "ones gives up when the driver is not ready. The engine then reports the CDI device as "
+                "unresolvable."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",
@@ -243,11 +245,11 @@ FAMILY: Final = RuleFamily(
             cause="cdi-spec-stale",
             layer="cdi",
             disruption="none",
-            title="the CDI specification is of another driver, or of other GPUs",
+            title="the CDI specification does not match the driver or the GPUs",
             story=(
-                "A specification names the driver's libraries with their version, and device nodes by their numbers. "
-                "After an upgrade of the driver, a new card or a new division into MIG instances these are not there, "
-                "and a container fails to start with `no such file` for a library of the old version."
+                "A specification names the driver's libraries with their version, and device nodes by their "
+                "numbers. After an upgrade of the driver, a new card or a change of the MIG layout these no longer "
+                "exist, and a container fails to start with `no such file` for a library of the old version."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/450",
@@ -263,7 +265,7 @@ FAMILY: Final = RuleFamily(
                 Shell("cat /proc/driver/nvidia/version"),
             ),
             share=1,
-            summary="the CDI specification is of another driver, or of other GPUs, than the node has now",
+            summary="the CDI specification does not match the node's driver or GPUs",
             remedy=_GENERATE,
             explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
         ),
@@ -271,11 +273,11 @@ FAMILY: Final = RuleFamily(
             cause="cdi-spec-dir-not-read",
             layer="cdi",
             disruption="none",
-            title="the CDI specification lies where the engine does not look",
+            title="the CDI specification is in a folder that the engine does not read",
             story=(
-                "The toolkit's unit writes to /var/run/cdi, people write to /etc/cdi, and each engine has its own list "
-                "of folders: podman 5.5 looks in /etc/cdi alone, dockerd and containerd where they are told. "
-                "`nvidia-ctk cdi list` finds the devices all the same."
+                "The toolkit's unit writes to /var/run/cdi, people write to /etc/cdi, and each engine has its own "
+                "list of folders: podman 5.5 reads only /etc/cdi, dockerd and containerd read the folders in their "
+                "configuration. `nvidia-ctk cdi list` finds the devices in any case."
             ),
             sources=(
                 "https://github.com/containers/podman/issues/26569",
@@ -288,7 +290,7 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
             share=1,
-            summary="the specification lies where this engine does not look",
+            summary="the specification is in a folder that this engine does not read",
             remedy=_write_to_searched_folder,
             explains=frozenset({"cdi-spec-missing"}),
         ),
@@ -298,9 +300,9 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="the engine is too old for the CDI specification",
             story=(
-                "A specification says in which version of CDI it is written, and an engine reads those that it knows. "
-                "podman 4.9 of Ubuntu 24.04 knows CDI 0.6, toolkit 1.19 writes a newer one: the engine passes it over, "
-                "says so in its debug log alone, and reports the device as unresolvable."
+                "A specification names its CDI version, and an engine reads only the versions it knows. podman 4.9 "
+                "of Ubuntu 24.04 knows CDI 0.6, toolkit 1.19 writes a newer one: the engine skips the file, says "
+                "so only in its debug log, and reports the device as unresolvable."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1860",
@@ -317,7 +319,7 @@ FAMILY: Final = RuleFamily(
             against=(_NO_DRIVER,),
             may_be_normal=True,
             look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
-            summary="the CDI specification is of a newer version of CDI than the engine knows",
+            summary="the CDI specification uses a newer CDI version than the engine knows",
             remedy=_older_specification,
             explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
         ),
@@ -325,11 +327,11 @@ FAMILY: Final = RuleFamily(
             cause="cdi-management-spec-missing",
             layer="cdi",
             disruption="none",
-            title="a pod asks for a management device that is in no specification",
+            title="a pod requests a management device that no specification has",
             story=(
-                "management.nvidia.com/gpu is a class for the GPU Operator's own pods, with the one device `all`. A "
-                "workload that runs in the nvidia-cdi or default runtime and sets NVIDIA_VISIBLE_DEVICES by itself is "
-                "taken for one of them, and asks for a device by number or UUID that the class does not have."
+                "management.nvidia.com/gpu is a class for the GPU Operator's own pods, with the one device `all`. "
+                "A workload that runs in the nvidia-cdi or default runtime and sets NVIDIA_VISIBLE_DEVICES itself "
+                "is treated as one of them, and requests a device by number or UUID, which the class does not have."
             ),
             sources=(
                 "https://github.com/gpustack/gpustack/issues/4130",
@@ -339,11 +341,11 @@ FAMILY: Final = RuleFamily(
             context=any_line(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             look_at=(Shell("ls /var/run/cdi"),),
-            summary="a pod asks for a device of the class that only operators use, and no specification offers it",
+            summary="a pod requests a device of the class that only operators use, and no specification offers it",
             remedy=always(
                 run_step(
                     "rebuild",
-                    "write the specification of that class, then start the pod anew",
+                    "write the specification of that class, then restart the pod",
                     Shell(
                         "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
                         " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
@@ -351,8 +353,8 @@ FAMILY: Final = RuleFamily(
                 ),
                 manual_step(
                     "application",
-                    "or have the pod ask for nvidia.com/gpu by its limits, and set no NVIDIA_VISIBLE_DEVICES",
-                    when="it is a workload, and no part of the GPU Operator",
+                    "or request nvidia.com/gpu in the pod's limits, and do not set NVIDIA_VISIBLE_DEVICES",
+                    when="it is a workload, not a part of the GPU Operator",
                 ),
             ),
         ),
@@ -360,11 +362,11 @@ FAMILY: Final = RuleFamily(
             cause="docker-cdi-feature-disabled",
             layer="cdi",
             disruption="restart-service",
-            title="docker's CDI support is switched off",
+            title="docker's CDI support is disabled",
             story=(
-                "docker 25 to 28.1 take CDI devices only with features.cdi in daemon.json; 28.2 has it on by itself. "
-                'Without it docker says that it could not select a device driver "cdi", which is not the message of '
-                'a missing toolkit: that one has an empty name, "".'
+                "docker 25 to 28.1 accept CDI devices only with features.cdi in daemon.json; 28.2 has it by default. "
+                'Without it docker reports that it could not select a device driver "cdi". The message of a missing '
+                'toolkit looks similar, but has an empty name, "".'
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/434",
@@ -373,19 +375,19 @@ FAMILY: Final = RuleFamily(
             decisive=_NO_DRIVER_CDI,
             symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
             look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
-            summary="docker was asked for a CDI device, and its CDI support is not switched on (features.cdi)",
+            summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
             typical=unless(_FEATURES, _ON),
             context=_FEATURES,
             remedy=always(
                 run_step(
                     "configure",
-                    "switch docker's CDI support on",
+                    "enable docker's CDI support",
                     Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart"),
                 ),
-                manual_step("install", "or bring docker to 25 or later", when="it is older, and knows no CDI"),
+                manual_step("install", "or upgrade docker to 25 or later", when="it is older and has no CDI support"),
                 run_step(
                     "configure",
-                    "or switch it on for a user's own docker",
+                    "or enable it for a rootless docker",
                     Shell(
                         "gpunode ctk runtime configure --runtime=docker --cdi.enabled"
                         ' --config="$HOME/.config/docker/daemon.json"'

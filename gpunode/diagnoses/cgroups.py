@@ -42,17 +42,17 @@ _BY_SYSTEMD: Final = message_line(
 
 
 _RESTART: Final = always(
-    manual_step("restart", "restart the containers that lost their GPU; they get it again when they start"),
+    manual_step("restart", "restart the containers that lost their GPU; they get it back when they start"),
     run_step(
         "configure",
-        "let systemd know the devices: links in /dev/char, now and whenever the driver is loaded",
+        "make the devices known to systemd: links in /dev/char, now and whenever the driver is loaded",
         Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
         Shell(
             'echo \'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", RUN+="/usr/bin/nvidia-ctk system '
             "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules"
         ),
     ),
-    manual_step("configure", "or give GPUs out as CDI devices, which are in the container's own specification"),
+    manual_step("configure", "or use CDI devices, which are part of the container's own specification"),
 )
 
 # Links in /dev/char.
@@ -102,13 +102,13 @@ FAMILY: Final = RuleFamily(
             cause="cgroup-daemon-reload-loses-gpu",
             layer="runtime",
             disruption="restart-container",
-            title="a reload of systemd took the GPU from running containers",
+            title="a reload of systemd removed the GPU from running containers",
             story=(
-                "NVIDIA's hook lets a container use the GPU by a change of its device cgroup, of which systemd knows "
-                "nothing. When systemd manages that cgroup, any `systemctl daemon-reload`, as upgrades do it, writes "
-                "it anew from what systemd knows: without links in /dev/char that is no GPU. nvidia-smi in the "
-                "container then says `Failed to initialize NVML: Unknown Error`, on the host all is well, and a "
-                "restart of the container helps until the next reload."
+                "NVIDIA's hook gives a container access to the GPU by changing its device cgroup behind systemd's "
+                "back. When systemd manages that cgroup, any `systemctl daemon-reload`, which upgrades also run, "
+                "rewrites it from what systemd knows; without links in /dev/char that does not include the GPU. "
+                "nvidia-smi in the container then reports `Failed to initialize NVML: Unknown Error`, the host is "
+                "fine, and restarting the container helps until the next reload."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
@@ -130,7 +130,7 @@ FAMILY: Final = RuleFamily(
             against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
             look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
             share=4,
-            summary="systemd wrote the container's device cgroup anew, without the GPU that was added behind its back",
+            summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
             remedy=_RESTART,
             explains=NO_CLUSTER_GPU,
         ),
@@ -138,12 +138,12 @@ FAMILY: Final = RuleFamily(
             cause="dev-char-symlinks-missing",
             layer="runtime",
             disruption="none",
-            title="the links in /dev/char cannot be made",
+            title="the links in /dev/char cannot be created",
             story=(
-                "systemd looks a device up as /dev/char/MAJOR:MINOR when it writes a container's cgroup. NVIDIA's "
-                "driver makes no such links, so the GPU Operator's validator and nvidia-ctk do. They fail where the "
-                "driver is not loaded, since its device numbers are not known then, or at a device that they do not "
-                "know."
+                "systemd looks up a device as /dev/char/MAJOR:MINOR when it writes a container's cgroup. NVIDIA's "
+                "driver does not create these links, so the GPU Operator's validator and nvidia-ctk do. They fail "
+                "if the driver is not loaded, because its device numbers are then unknown, or at a device that "
+                "they do not know."
             ),
             sources=(
                 "https://github.com/NVIDIA/gpu-operator/issues/1015",
@@ -156,18 +156,20 @@ FAMILY: Final = RuleFamily(
                 Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
                 Shell("ls -l /dev/char | grep nvidia"),
             ),
-            summary="the links in /dev/char that systemd looks devices up by are not there, and cannot be made",
+            summary="the links in /dev/char that systemd needs are missing and cannot be created",
             remedy=always(
-                run_step("load", "load the driver, so that its devices are known", Shell("sudo modprobe nvidia")),
+                run_step(
+                    "load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")
+                ),
                 run_step(
                     "configure",
-                    "make the links",
+                    "create the links",
                     Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
                 ),
                 manual_step(
                     "configure",
-                    "or have the GPU Operator leave them out: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
-                    when="a device of this machine is unknown to the toolkit, and CDI is in use",
+                    "or turn them off in the GPU Operator: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
+                    when="the toolkit does not know a device of this machine, and CDI is in use",
                 ),
             ),
         ),
@@ -177,9 +179,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="SELinux denies containers the GPU's device nodes",
             story=(
-                "Containers run as container_t, and the GPU's nodes are xserver_misc_device_t or nvidia_device_t. An "
-                "enforcing policy lets the one use the other only when told so. nvidia-smi says `Insufficient "
-                "Permissions` in the container, works on the host, and works in a container without a label."
+                "Containers run as container_t, and the GPU's device nodes are xserver_misc_device_t or "
+                "nvidia_device_t. An enforcing policy denies this access by default. nvidia-smi reports "
+                "`Insufficient Permissions` in the container, but works on the host and in a container without a "
+                "label."
             ),
             sources=(
                 "https://github.com/fedora-selinux/selinux-policy/issues/1695",
@@ -193,12 +196,12 @@ FAMILY: Final = RuleFamily(
             summary="SELinux is enforcing, and denies the container the GPU's device nodes",
             remedy=always(
                 run_step(
-                    "configure", "let containers use devices", Shell("sudo setsebool -P container_use_devices on")
+                    "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")
                 ),
                 manual_step(
                     "configure",
                     "or start that container without a label: --security-opt label=disable",
-                    when="the policy of this system knows no such switch, or denies `map` all the same",
+                    when="the policy of this system has no such boolean, or denies `map` anyway",
                 ),
             ),
             explains=NO_CLUSTER_GPU,

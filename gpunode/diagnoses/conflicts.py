@@ -98,16 +98,16 @@ _TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD
 
 def _why_held(snapshot: Snapshot) -> str:
     if names := sorted(_held_drivers(snapshot)):
-        return f"held at its version: {', '.join(names)}; so the driver's packages cannot come to one version"
-    return "the packages asked for cannot stand beside those of the driver that is installed"
+        return f"held: {', '.join(names)}; so the driver's packages cannot all get the same version"
+    return "the requested packages conflict with those of the installed driver"
 
 
 def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
     if held := sorted(_held_drivers(snapshot)):
-        yield remedies.unhold(snapshot, "release the hold, if it may be changed", *held)
+        yield remedies.unhold(snapshot, "release the hold, if the package may change", *held)
         if snapshot.view(package_manager) == "apt":
             yield run_step(
-                "install", "bring what depends on each other to one version", Shell("sudo apt-get -f install")
+                "install", "complete the packages that depend on each other", Shell("sudo apt-get -f install")
             )
     elif is_supported(snapshot):
         # One transaction: the node has a driver all the time.
@@ -117,12 +117,12 @@ def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
         yield remedies.align_versions(snapshot, "remove", text)
-    yield remedies.install_driver(snapshot, "then install the branch that is wanted")
+    yield remedies.install_driver(snapshot, "then install the desired branch")
 
 
 def _use_one_origin(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.use_one_archive(snapshot)
-    yield remedies.install_driver(snapshot, "bring every package of the driver to its version")
+    yield remedies.install_driver(snapshot, "install every package of the driver in the same version")
 
 
 _OWNED: Final = Pattern(r"which is also in package (?P<deb>[\w.+-]+)|conflicts with file from package (?P<rpm>\S+)")
@@ -133,25 +133,25 @@ def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
     owner = (match["deb"] or match["rpm"]) if match else ""
     if snapshot.view(package_manager) == "apt":
         force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
-        yield run_step("install", "finish the installation, the newer package's file in place", force)
+        yield run_step("install", "finish the installation with the newer package's file", force)
         if is_driver_package(owner):
-            yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
+            yield uninstall(snapshot, "then remove the other branch", owner)
     elif is_driver_package(owner):
         yield uninstall(snapshot, "remove the package that has the file", owner)
     else:
-        text = "take both packages from one repository: switch the other one off, or exclude the driver in it"
+        text = "install both packages from one repository: disable the other one, or exclude the driver there"
         yield manual_step("configure", text)
 
 
 FAMILY: Final = RuleFamily(
     "conflicts",
-    "packages that do not go together",
+    "packages that conflict",
     (
         Rule(
             cause="held-or-broken-packages",
             layer="package",
             disruption="none",
-            title="installed or held packages keep the driver from changing",
+            title="installed or held packages block the driver's change",
             share=1.3,
             decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
             typical=any_of(
@@ -164,10 +164,10 @@ FAMILY: Final = RuleFamily(
             summary=_why_held,
             look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
             story=(
-                "A hold keeps a package at its version, and the packages of one driver branch conflict with another's. "
-                "Asked for something that needs both, apt says «you have held broken packages», also where apt-mark "
-                "shows no hold at all. Either the hold is released, or the old branch is removed in the step that "
-                "brings the new one."
+                "A hold keeps a package at its version, and the packages of one driver branch conflict with "
+                "another's. If an installation needs both, apt says «you have held broken packages», even if "
+                "apt-mark shows no hold. Either release the hold, or remove the old branch in the same transaction "
+                "that installs the new one."
             ),
             sources=("https://github.com/NVIDIA/ansible-role-nvidia-driver/pull/33", DRIVER_GUIDE),
             remedy=_release_holds,
@@ -182,13 +182,14 @@ FAMILY: Final = RuleFamily(
             decisive=any_of(_BETWEEN, _TWO_ORIGINS, unless(_MIXED, _UNMET, symptoms.MISMATCH)),
             symptoms=(symptoms.PACKAGES_BROKEN, symptoms.MISMATCH, _MIXED, _BETWEEN),
             latent=unless(symptoms.DRIVER_WORKS, _UNMET),
-            summary="packages of one driver come from two repositories in different versions, and neither set is whole",
+            summary="packages of one driver come from two repositories in different versions, and neither set is "
+            "complete",
             look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
             story=(
-                "Distributions and NVIDIA package the same driver under the same names, with other version suffixes "
-                "and dependencies: -0ubuntu0.22.04.2 is Ubuntu's, -0ubuntu1 NVIDIA's. With both repositories enabled "
-                "and no preference, apt chooses the highest version package by package, and the parts want each other "
-                "in versions that are not to be had together."
+                "Distributions and NVIDIA package the same driver under the same names, with different version "
+                "suffixes and dependencies: -0ubuntu0.22.04.2 is Ubuntu's, -0ubuntu1 NVIDIA's. With both "
+                "repositories enabled and no preference, apt picks the highest version of each package, and these "
+                "depend on each other in versions that cannot be installed together."
             ),
             sources=(
                 "https://github.com/aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop/issues/18",
@@ -201,15 +202,15 @@ FAMILY: Final = RuleFamily(
             cause="package-file-conflict",
             layer="package",
             disruption="none",
-            title="two packages bring the same file",
+            title="two packages contain the same file",
             decisive=_SAME_FILE,
             symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
-            summary="two packages bring the same file, so the second was not unpacked",
+            summary="two packages contain the same file, so the second was not unpacked",
             look_at=(Shell("dpkg -l | grep nvidia"),),
             story=(
-                "A file belongs to one package. Where packages of two driver branches, or of two packagers, are "
-                "installed side by side without declaring a conflict, the second is unpacked up to the first file that "
-                "another owns, and there dpkg or rpm stops: «trying to overwrite …, which is also in package …». What "
+                "A file belongs to one package. If packages of two driver branches, or of two packagers, are "
+                "installed side by side without declaring a conflict, dpkg or rpm stops at the first file that "
+                "another package owns: «trying to overwrite …, which is also in package …». Everything that "
                 "depends on it stays half installed."
             ),
             sources=("https://github.com/pop-os/shop/issues/121", DPKG),

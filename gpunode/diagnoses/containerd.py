@@ -31,7 +31,7 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.crio_files import DEAD_FOLDER
 
-_EXAMINED: Final = predicate(is_examined, "gpunode looked at the node itself")
+_EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
 _RANCHER: Final = custom_sign(
     lambda snapshot: (
         containerd.product_lines(snapshot) if containerd.kubernetes_product(snapshot) in {"k3s", "rke2"} else ()
@@ -121,17 +121,17 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_NO_HANDLER):
         yield _FOR_CRIO
     elif product in {"k3s", "rke2"}:
-        yield restart_rancher(product, "which looks for nvidia-container-runtime at its start and registers it itself")
+        yield restart_rancher(product, "which finds nvidia-container-runtime at its start and registers it itself")
     elif snapshot.view(_DESCRIBED):
         yield restart("containerd.service")
     else:
-        text = "register NVIDIA's runtime, and have containerd read that"
+        text = "register NVIDIA's runtime, and restart containerd to read it"
         yield run_step("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
 
 
 _FOR_CRIO: Final = run_step(
     "configure",
-    "register the runtime where CRI-O reads it, and have it read that",
+    "register the runtime where CRI-O reads it, and restart CRI-O",
     Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
 )
 # cgroup drivers.
@@ -180,10 +180,10 @@ _HALF: Final = any_of(
 
 def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if is_supported(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
-        text = "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
+        text = "set the runtimes to the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run_step("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
-        text = "say the same in both: SystemdCgroup = true in containerd's options of runc and nvidia, or for docker "
+        text = "set the same in both: SystemdCgroup = true in containerd's options of runc and nvidia, or for docker "
         text += (
             '"exec-opts": ["native.cgroupdriver=systemd"], and cgroupDriver: systemd in /var/lib/kubelet/config.yaml'
         )
@@ -209,8 +209,8 @@ def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
     folder = f"/etc/rancher/{product}/config.yaml.d"
     yield run_step(
         "configure",
-        f"{product} finds the runtime by itself; make it the default in {product}'s own settings, or name "
-        "runtimeClassName: nvidia in the device plugin and in every pod that wants a GPU",
+        f"{product} finds the runtime by itself; make it the default in {product}'s own settings, or set "
+        "runtimeClassName: nvidia in the device plugin and in every pod that needs a GPU",
         command("sudo", "mkdir", "-p", folder),
         join_commands(Shell("echo 'default-runtime: nvidia' |"), command("sudo", "tee", f"{folder}/99-nvidia.yaml")),
     )
@@ -248,11 +248,11 @@ FAMILY: Final = RuleFamily(
             cause="containerd-cri-disabled",
             layer="runtime",
             disruption="restart-service",
-            title="containerd's CRI plugin is switched off",
+            title="containerd's CRI plugin is disabled",
             story=(
-                'docker\'s package containerd.io ships a configuration with disabled_plugins = ["cri"], since docker '
-                "has no use for that plugin. A kubelet has: without it kubeadm and crictl say `unknown service "
-                "runtime.v1.RuntimeService`, and whatever the file says of runtimes has no effect."
+                'docker\'s package containerd.io ships a configuration with disabled_plugins = ["cri"], because docker '
+                "does not need that plugin. A kubelet does: without it kubeadm and crictl report `unknown service "
+                "runtime.v1.RuntimeService`, and runtimes in the file have no effect."
             ),
             sources=(
                 "https://github.com/containerd/containerd/issues/4581",
@@ -264,11 +264,11 @@ FAMILY: Final = RuleFamily(
             against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
             may_be_normal=True,
             look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
-            summary="containerd's CRI plugin is switched off in its configuration, so no kubelet can use it",
+            summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
             remedy=always(
                 run_step(
                     "configure",
-                    "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have both read",
+                    "remove the CRI plugin from disabled_plugins, register NVIDIA's runtime, and restart containerd",
                     Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
                 )
             ),
@@ -280,9 +280,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="containerd has no runtime called nvidia",
             story=(
-                "A RuntimeClass only names a handler; containerd has to describe it, in the file that its daemon "
-                "really reads. Installing the toolkit does not do that, a drop-in in a folder that nothing imports "
-                "does not either, and a changed file counts from the next start on. The pod stays in ContainerCreating."
+                "A RuntimeClass only names a handler; containerd must define it, in the file that its daemon "
+                "really reads. Installing the toolkit does not do that, nor does a drop-in in a folder that "
+                "nothing imports, and a changed file takes effect at the next start. The pod stays in "
+                "ContainerCreating."
             ),
             sources=(
                 "https://github.com/NVIDIA/gpu-operator/issues/730",
@@ -299,7 +300,7 @@ FAMILY: Final = RuleFamily(
             context=_UNDESCRIBED,
             look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
             share=2,
-            summary="pods ask for a runtime called nvidia, and the container runtime's configuration describes none",
+            summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
             remedy=_register_runtime,
             explains=NO_RUNTIME,
         ),
@@ -309,9 +310,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="kubelet and runtime use different cgroup drivers",
             story=(
-                "The kubelet and the runtime that starts its pods must manage cgroups in the same way. nvidia-ctk that "
-                "finds no file to copy from writes an entry without SystemdCgroup, which means cgroupfs: pods of that "
-                "runtime are then started and killed again, at first the system's own ones after a reboot."
+                "The kubelet and the runtime that starts its pods must manage cgroups in the same way. If "
+                "nvidia-ctk finds no file to copy from, it writes an entry without SystemdCgroup, which means "
+                "cgroupfs: pods of that runtime are then started and killed again and again, first the system's "
+                "own pods after a reboot."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1788",
@@ -329,7 +331,7 @@ FAMILY: Final = RuleFamily(
                 Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
                 Shell("sudo containerd config dump | grep SystemdCgroup"),
             ),
-            summary="the kubelet and the runtime that starts its pods are under different cgroup drivers",
+            summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
             remedy=_same_driver,
         ),
         Rule(
@@ -338,10 +340,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="k3s or RKE2 does not read the containerd file that was edited",
             story=(
-                "k3s and RKE2 run a containerd of their own, and make its configuration anew at every start, of a "
-                "template and of the runtimes that they find. /etc/containerd/config.toml means nothing to them, and "
-                "an edit of their config.toml is gone after a restart. They register nvidia by themselves, but do not "
-                "make it the default."
+                "k3s and RKE2 run their own containerd, and regenerate its configuration at every start from a "
+                "template and the runtimes that they find. They do not read /etc/containerd/config.toml, and an "
+                "edit of their own config.toml is lost at the next start. They register nvidia by themselves, but "
+                "do not make it the default."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/406", "https://docs.k3s.io/advanced#nvidia-container-runtime"),
             decisive=all_of(_RANCHER, _EDITED),
@@ -351,7 +353,7 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
             share=1,
-            summary="k3s and RKE2 make containerd's configuration anew at every start, so the edit is lost",
+            summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
             remedy=_default_of_rancher,
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
         ),
@@ -359,12 +361,12 @@ FAMILY: Final = RuleFamily(
             cause="crio-dropin-dead",
             layer="runtime",
             disruption="restart-service",
-            title="CRI-O's drop-in lies where CRI-O never looks",
+            title="CRI-O's drop-in is in a folder that CRI-O never reads",
             story=(
                 "nvidia-ctk 1.18.0 to 1.19.0 wrote CRI-O's drop-in to /etc/crio/conf.d; CRI-O reads "
                 "/etc/crio/crio.conf.d. The command reports success, a restart changes nothing, and pods fail with "
-                "`failed to find runtime handler nvidia`. Later toolkits write to the right folder and leave the dead "
-                "file behind."
+                "`failed to find runtime handler nvidia`. Later toolkits write to the right folder but leave the "
+                "dead file behind."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/pull/1829",
@@ -377,7 +379,7 @@ FAMILY: Final = RuleFamily(
             summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
             remedy=always(
                 _FOR_CRIO,
-                run_step("remove", "take the dead file away", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
+                run_step("remove", "remove the dead file", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
             ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),

@@ -97,7 +97,7 @@ def _order_daemon(_: Snapshot) -> Iterable[Fix]:
     text = r"\n".join(lines)
     yield run_step(
         "configure",
-        "have the module loaded early, and the daemon wait for its device files",
+        "load the module early, and let the daemon wait for its device files",
         Shell("echo nvidia | sudo tee /etc/modules-load.d/nvidia.conf"),
         command("sudo", "install", "-d", folder),
         join_commands(
@@ -153,13 +153,13 @@ _SUSPENDED: Final = message_line(
 _LOAD_UVM: Final = always(
     run_step(
         "load",
-        "load nvidia_uvm and make its device files",
+        "load nvidia_uvm and create its device files",
         Shell("sudo modprobe nvidia_uvm"),
         Shell("sudo nvidia-modprobe -u -c=0"),
     ),
     run_step(
         "configure",
-        "have it loaded at every boot",
+        "load it at every boot",
         Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf"),
     ),
 )
@@ -167,13 +167,13 @@ _KEEP: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | s
 _RELOAD: Final = Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm")
 _RELOAD_UVM: Final = always(
     drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them"),
-    run_step("load", "load nvidia_uvm anew", *_RELOAD),
+    run_step("load", "reload nvidia_uvm", *_RELOAD),
     run_step(
         "configure",
-        "have the driver keep the GPU's memory over a suspend",
+        "let the driver keep the GPU's memory over a suspend",
         Shell(f"{_KEEP} /etc/modprobe.d/nvidia-suspend.conf"),
         Shell("sudo systemctl enable nvidia-suspend.service nvidia-resume.service nvidia-hibernate.service"),
-        when="the machine is suspended again",
+        when="the machine will be suspended again",
     ),
     reboot("reboot", when="nvidia_uvm cannot be unloaded"),
 )
@@ -211,16 +211,16 @@ _SELINUX: Final = message_line(
 
 def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
     if not snapshot.view(_ODD):
-        text = "add the user that runs the program to the group of the device files; a new login takes it up"
+        text = "add the user that runs the program to the group of the device files; takes effect at the next login"
         add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
         yield run_step("configure", text, add)
         return
-    text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
+    text = "write the mode in octal, with a leading zero: 0666 is the driver's default"
     octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
     yield run_step("configure", text, edit_matching_files("DeviceFileMode=", octal, "/etc/modprobe.d"))
     now = Shell("sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
-    yield run_step("configure", "correct the files that are there now", now)
-    yield reboot(when="the module's options are to be read again")
+    yield run_step("configure", "correct the present files", now)
+    yield reboot(when="the module must read its options again")
 
 
 # cuInit on a node where everything else works.
@@ -249,10 +249,10 @@ _CONFIDENTIAL: Final = any_line(
 
 def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     option = Shell("echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/nvidia-uvm-hmm.conf")
-    yield run_step("configure", "switch heterogeneous memory management of nvidia_uvm off", option)
-    yield run_step("load", "load nvidia_uvm anew; stop the programs that use a GPU first", *_RELOAD)
+    yield run_step("configure", "turn heterogeneous memory management of nvidia_uvm off", option)
+    yield run_step("load", "reload nvidia_uvm; stop the programs that use a GPU first", *_RELOAD)
     yield run_step("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
-    text = "take a newer release of the driver, which knows this kernel's layout"
+    text = "install a newer driver release that knows this kernel's layout"
     yield from remedies.change_driver(snapshot, text)
 
 
@@ -266,7 +266,7 @@ FAMILY: Final = RuleFamily(
             cause="no-device-nodes-driver-not-initialised",
             layer="driver",
             disruption="none",
-            title="the driver has made no device files",
+            title="the driver has created no device files",
             decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
             typical=any_of(
                 _MISSING,
@@ -276,12 +276,13 @@ FAMILY: Final = RuleFamily(
             symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
             against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
-            summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not take up the GPU",
+            summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
             story=(
-                "Programs reach a GPU through /dev/nvidiactl and /dev/nvidia0, which are made once the module has "
-                "taken up a GPU. Where they are missing, the module is not loaded, found no GPU that it could drive, "
-                "or nobody asked for the files yet. nvidia-persistenced and NVML are only the first to complain. "
-                "Loading the module shows which it is; the kernel log has the reason where it stays without a GPU."
+                "Programs reach a GPU through /dev/nvidiactl and /dev/nvidia0, which are created once the module "
+                "has initialised a GPU. If they are missing, the module is not loaded, found no GPU that it "
+                "supports, or nothing has requested the files yet. nvidia-persistenced and NVML are only the first "
+                "to complain. Loading the module shows which it is; if it finds no GPU, the kernel log has the "
+                "reason."
             ),
             sources=(
                 f"{DRIVER_README}faq.html",
@@ -291,13 +292,13 @@ FAMILY: Final = RuleFamily(
             remedy=always(
                 run_step(
                     "load",
-                    "load the module and have it make its device files",
+                    "load the module and create its device files",
                     Shell("sudo modprobe nvidia"),
                     Shell("sudo nvidia-modprobe -c 0 -u"),
                 ),
                 run_step(
                     "inspect",
-                    "where there are none still, read why",
+                    "if there are still none, read the reason",
                     Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
                 ),
                 restart(_PERSISTENCED, when="nvidia-persistenced is installed"),
@@ -308,7 +309,7 @@ FAMILY: Final = RuleFamily(
             cause="persistenced-start-race",
             layer="driver",
             disruption="restart-service",
-            title="nvidia-persistenced started before its device files were there",
+            title="nvidia-persistenced started before its device files existed",
             decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
             typical=any_of(
                 all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
@@ -317,13 +318,13 @@ FAMILY: Final = RuleFamily(
             symptoms=(_DAEMON_FAILED,),
             against=(_MISSING, _DAEMON_ELSE, _ACTIVE),
             look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
-            summary="nvidia-persistenced started before the module had made its device files",
+            summary="nvidia-persistenced started before the module had created its device files",
             story=(
-                "nvidia-persistenced opens the GPUs once, when it starts; it does not wait for them. Where something "
-                "loads the module late (Bumblebee, a blacklist with a later modprobe, an udev rule, a generator of "
-                "CDI specifications), the daemon may lose the race at boot, fails or is skipped by its condition, and "
-                "stays down although everything works a second later. Without it, every first use of a GPU takes "
-                "seconds and clocks and limits are forgotten in between."
+                "nvidia-persistenced opens the GPUs once, when it starts; it does not wait for them. If the module "
+                "is loaded late (Bumblebee, a blacklist with a later modprobe, a udev rule, a generator of CDI "
+                "specifications), the daemon may lose the race at boot: it fails or is skipped by its condition, "
+                "and stays down although everything works a second later. Without it, every first use of a GPU "
+                "takes seconds, and clocks and limits are reset in between."
             ),
             sources=(
                 "https://docs.nvidia.com/deploy/driver-persistence/index.html",
@@ -351,10 +352,10 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
             summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
             story=(
-                "CUDA needs a second module, nvidia_uvm, with its own device files; nvidia-smi does not. It is loaded "
-                "when a program that runs as root, or nvidia-modprobe, asks for it. Where neither happens "
-                "(nvidia-modprobe is missing, a container comes first, a softdep is not honoured), nvidia-smi looks "
-                "fine and every CUDA program ends with an unknown error or finds no device."
+                "CUDA needs a second module, nvidia_uvm, with its own device files; nvidia-smi does not. It is "
+                "loaded on request, by a program that runs as root or by nvidia-modprobe. If neither happens "
+                "(nvidia-modprobe is missing, a container starts first, a softdep is ignored), nvidia-smi looks "
+                "fine and every CUDA program fails with an unknown error or finds no device."
             ),
             sources=(
                 f"{DRIVER_README}commonproblems.html",
@@ -367,7 +368,7 @@ FAMILY: Final = RuleFamily(
             cause="nvidia-uvm-wedged",
             layer="driver",
             disruption="restart-container",
-            title="nvidia_uvm is loaded and has lost its state",
+            title="nvidia_uvm is loaded but has lost its state",
             share=0.8,
             decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
             typical=any_of(
@@ -381,9 +382,9 @@ FAMILY: Final = RuleFamily(
             summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
             story=(
                 "After a suspend, or after a program with open GPU memory was killed over one, nvidia_uvm may stay "
-                "loaded with a state that no longer fits the GPU. nvidia-smi works, and every new CUDA program fails "
-                "with the unknown error 999. Unloading and loading nvidia_uvm, once nothing uses it, brings CUDA back "
-                "without a reboot; the driver can be told to keep GPU memory over a suspend."
+                "loaded with a state that no longer matches the GPU. nvidia-smi works, but every new CUDA program "
+                "fails with the unknown error 999. Reloading nvidia_uvm, once nothing uses it, fixes CUDA without "
+                "a reboot; the driver can be configured to keep GPU memory over a suspend."
             ),
             sources=(
                 f"{DRIVER_README}powermanagement.html",
@@ -407,12 +408,12 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
             against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
-            summary="the device files can be opened neither by the user nor by the group that runs the program",
+            summary="the user and group that run the program may not open the device files",
             story=(
-                "The driver makes its device files readable and writable for everybody, unless module options say "
-                "otherwise. The kernel reads NVreg_DeviceFileMode as C does: 0666 is octal, 666 is a decimal number "
-                "whose bits make a mode that nobody can use. A mode of 0660 is a choice, and then only the group may "
-                "use the GPU. From above, root sees the GPU and users do not, or nobody does."
+                "The driver creates its device files readable and writable for everybody, unless module options "
+                "say otherwise. The kernel parses NVreg_DeviceFileMode like C: 0666 is octal, 666 is a decimal "
+                "number that makes an unusable mode. A mode of 0660 is a choice, and then only the group may use "
+                "the GPU. The effect: root sees the GPU and users do not, or nobody does."
             ),
             sources=(f"{DRIVER_README}faq.html", "https://github.com/vowstar/vowstar-overlay/issues/6"),
             remedy=_permit_access,
@@ -425,7 +426,7 @@ FAMILY: Final = RuleFamily(
             title="CUDA does not start with this kernel's memory layout",
             share=1.5,
             typical=any_of(
-                all_of(_NOT_READY, predicate(_has_only_cards, "the GPUs are cards, which need no fabric manager")),
+                all_of(_NOT_READY, predicate(_has_only_cards, "the GPUs are PCIe cards, which need no fabric manager")),
                 _CODE_3,
                 command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
             ),
@@ -434,16 +435,16 @@ FAMILY: Final = RuleFamily(
             against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE),
             look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
             summary=(
-                "cuInit fails on a node whose GPUs need no fabric manager: nvidia_uvm's heterogeneous memory "
-                "management does not come up with this kernel's address layout"
+                "cuInit fails on a node whose GPUs need no fabric manager: heterogeneous memory management of "
+                "nvidia_uvm does not work with this kernel's address layout"
             ),
             story=(
                 "With heterogeneous memory management (HMM), nvidia_uvm claims a part of the kernel's physical "
-                "address space for the GPU. On some kernels, with address randomisation (KASLR) or on machines with "
-                "much memory, there is no room left where it must be, and cuInit fails with 802 or 3 although "
-                "nvidia-smi, the modules and the device files are as they should be. On boards with NVSwitches the "
-                "same number means that the fabric manager does not run; here there is none. HMM can be switched off "
-                "with a module option."
+                "address space for the GPU. On some kernels, with address randomisation (KASLR) or on machines "
+                "with much memory, there is no space left in the required range, and cuInit fails with 802 or 3 "
+                "although nvidia-smi, the modules and the device files are fine. On boards with NVSwitches the "
+                "same number means that the fabric manager is not running; this node has none. HMM can be turned "
+                "off with a module option."
             ),
             sources=(
                 "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html",

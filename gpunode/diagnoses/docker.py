@@ -45,7 +45,7 @@ _RUNS: Final = message_line(
 # Nobody knows who broke a pasted file where docker answers all the same.
 _FAULTY: Final = unless(
     custom_sign(lambda node: (place for _, place in docker.config_faults(node))),
-    unless(_RUNS, predicate(is_examined, "gpunode looked at the node itself")),
+    unless(_RUNS, predicate(is_examined, "gpunode examined the node itself")),
 )
 _FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
@@ -105,7 +105,9 @@ _ENGINE: Final = (
 )
 # Nobody reads on behind a command: what must be done before it is a step of its own.
 _REPLACE_SNAP: Final = (
-    manual_step("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it"),
+    manual_step(
+        "remove", "save the data in the snap's volumes and images (docker volume ls): removing the snap deletes them"
+    ),
     run_step("remove", "then remove the snap", Shell("sudo snap remove docker")),
     *_ENGINE,
 )
@@ -114,7 +116,7 @@ _REPLACE_SNAP: Final = (
 def _switch_to_engine(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_SNAP) and not snapshot.view(_DESKTOP):
         return _REPLACE_SNAP
-    text = "choose Docker Engine, which runs on this system itself"
+    text = "switch to Docker Engine, which runs on this system itself"
     return run_step("configure", text, Shell("docker context use default")), *_ENGINE
 
 
@@ -156,15 +158,15 @@ _CGROUPS: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listin
 _NO_CGROUPS: Final = always(
     run_step(
         "configure",
-        "tell the toolkit to leave cgroups alone; it holds for every engine of this machine, so where one runs as "
-        "root, use CDI for the rootless one instead",
+        "configure the toolkit not to touch cgroups; this applies to every engine on this machine, so if one runs "
+        "as root, use CDI for the rootless one instead",
         Shell("sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true"),
     ),
     run_step(
         "configure",
         "register the runtime in the user's own file",
         Shell('gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"'),
-        when="docker knows no runtime called nvidia",
+        when="docker has no runtime called nvidia",
     ),
     run_step("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
 )
@@ -198,8 +200,10 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
         yield _START
     else:
-        yield run_step("configure", "register NVIDIA's runtime, and have docker read that", _REGISTER)
-        yield replace(_RESTART, when="gpunode did not, for the containers that run, and they may stop")
+        yield run_step("configure", "register NVIDIA's runtime, and restart docker to read it", _REGISTER)
+        yield replace(
+            _RESTART, when="gpunode did not restart it because of running containers, and these may be stopped"
+        )
 
 
 FAMILY: Final = RuleFamily(
@@ -212,9 +216,9 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
             story=(
-                "dockerd reads /etc/docker/daemon.json at its start and does not start when that is no valid JSON, or "
-                "names an option that it does not know. It is often two files put one after the other, a missing comma "
-                "or curly quotes of a web page. Every container of the node is down, not those with GPUs alone; "
+                "dockerd reads /etc/docker/daemon.json at its start, and does not start if that is not valid JSON "
+                "or has an unknown option. Often two files were concatenated, a comma is missing, or curly quotes "
+                "were copied from a web page. Every container on the node is down, not only those with GPUs; "
                 "systemd only says that the unit failed, the daemon's journal names the character."
             ),
             sources=(
@@ -245,10 +249,10 @@ FAMILY: Final = RuleFamily(
             cause="docker-directive-conflict",
             layer="config",
             disruption="restart-service",
-            title="a setting of dockerd stands in its file and on its command line",
+            title="a dockerd setting is both in its file and on its command line",
             story=(
-                "dockerd refuses to start when a setting is given both as a flag, by its systemd unit, and in "
-                "daemon.json, even with the same value. Debian's and docker's units give the listening address with "
+                "dockerd refuses to start if a setting is given both as a flag in its systemd unit and in "
+                "daemon.json, even with the same value. Debian's and docker's units set the listening address with "
                 "-H fd://, so `hosts` in the file is the usual one; old instructions for NVIDIA's runtime added "
                 "--add-runtime to the unit."
             ),
@@ -262,11 +266,12 @@ FAMILY: Final = RuleFamily(
             context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
             against=(_FAULTY,),
             look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
-            summary="dockerd does not start: a setting stands in daemon.json and on its command line as well",
+            summary="dockerd does not start: a setting is both in daemon.json and on its command line",
             remedy=always(
                 run_step(
                     "configure",
-                    "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json",
+                    "remove the flag from dockerd's command line with a drop-in, or remove the setting from "
+                    "daemon.json",
                     Shell("sudo systemctl edit docker.service"),
                 ),
                 _START,
@@ -279,11 +284,11 @@ FAMILY: Final = RuleFamily(
             cause="docker-from-snap",
             layer="runtime",
             disruption="restart-service",
-            title="docker is the snap",
+            title="docker is installed as a snap",
             story=(
-                "The docker snap brings a daemon of its own, which reads /var/snap/docker/current/config/daemon.json "
-                "and may run no program from outside of the snap. A toolkit that apt has installed, and what was "
-                "written to /etc/docker/daemon.json, mean nothing to it, so it answers as if neither were there."
+                "The docker snap has its own daemon, which reads /var/snap/docker/current/config/daemon.json and "
+                "may not run programs from outside the snap. It ignores a toolkit installed by apt and everything "
+                "in /etc/docker/daemon.json."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1637",
@@ -293,7 +298,7 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
             may_be_normal=True,
             look_at=(Shell("command -v docker"), Shell("snap list docker")),
-            summary="docker is the snap, which sees neither the toolkit nor the settings of this system",
+            summary="docker is a snap, which does not see the toolkit or the settings of this system",
             remedy=always(*_REPLACE_SNAP),
             explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
         ),
@@ -302,12 +307,12 @@ FAMILY: Final = RuleFamily(
             layer="toolkit",
             shows_in="runtime",
             disruption="restart-service",
-            title="the docker that answers cannot see the driver of this system",
+            title="the docker daemon in use cannot see the driver of this system",
             story=(
-                "Docker Desktop for Linux runs its daemon in a virtual machine, and the docker snap runs its one "
-                "confined: neither sees the driver's libraries or device nodes of the system. The toolkit inside then "
-                "says that libnvidia-ml.so.1 cannot be loaded, though nvidia-smi works on the host. Often "
-                "`sudo docker` works, since root uses the context of Docker Engine."
+                "Docker Desktop for Linux runs its daemon in a virtual machine, and the docker snap runs confined: "
+                "neither sees the system's driver libraries or device nodes. The toolkit inside then reports that "
+                "libnvidia-ml.so.1 cannot be loaded, although nvidia-smi works on the host. Often `sudo docker` "
+                "works, because root uses the context of Docker Engine."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/229",
@@ -325,7 +330,8 @@ FAMILY: Final = RuleFamily(
             share=2,
             may_be_normal=True,
             look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
-            summary="the docker that answers runs in a virtual machine or confined, and sees no driver of this system",
+            summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
+            "of this system",
             remedy=_switch_to_engine,
             explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
         ),
@@ -333,12 +339,12 @@ FAMILY: Final = RuleFamily(
             cause="docker-rootless-config",
             layer="runtime",
             disruption="restart-service",
-            title="a rootless docker is set up as if it ran as root",
+            title="rootless docker is configured as if it ran as root",
             story=(
-                "A docker that runs as a user reads ~/.config/docker/daemon.json and may not change device cgroups. "
-                "So it knows nothing of a runtime in /etc/docker/daemon.json, and NVIDIA's library fails at the "
-                "cgroup, with `bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted` or, on cgroup v1, "
-                "`devices.allow: permission denied`, until it is told no-cgroups = true."
+                "Rootless docker reads ~/.config/docker/daemon.json and may not change device cgroups. It does not "
+                "know a runtime in /etc/docker/daemon.json, and NVIDIA's library fails at the cgroup, with "
+                "`bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted` or, on cgroup v1, "
+                "`devices.allow: permission denied`, until no-cgroups = true is set."
             ),
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
             decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
@@ -350,7 +356,7 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
             context=ROOTLESS,
             look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
-            summary="docker runs as a user: it reads its own daemon.json, and may not give devices out by cgroups",
+            summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
             remedy=_NO_CGROUPS,
             explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
         ),
@@ -358,11 +364,11 @@ FAMILY: Final = RuleFamily(
             cause="docker-not-restarted",
             layer="runtime",
             disruption="restart-service",
-            title="docker runs since before the toolkit or its settings came",
+            title="docker has not been restarted since the toolkit was installed or registered",
             story=(
-                "dockerd looks for NVIDIA's hook in its PATH, and reads daemon.json, when it starts. A toolkit that "
-                "was installed or registered afterwards is unknown to the running daemon, which says that it could "
-                "not select a device driver, or that it knows no runtime nvidia."
+                "dockerd looks for NVIDIA's hook in its PATH, and reads daemon.json, when it starts. The running "
+                "daemon does not know a toolkit that was installed or registered afterwards, and reports that it "
+                "could not select a device driver, or that the runtime nvidia is unknown."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1034",),
             decisive=any_of(
@@ -385,11 +391,11 @@ FAMILY: Final = RuleFamily(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
             disruption="restart-service",
-            title="docker knows no runtime called nvidia",
+            title="docker has no runtime called nvidia",
             story=(
-                "--runtime=nvidia, `runtime: nvidia` of a compose file and default-runtime are names, which "
-                "daemon.json has to describe under `runtimes`. Installing the toolkit does not do that; and with a "
-                "default that is described nowhere dockerd does not even start."
+                "--runtime=nvidia, `runtime: nvidia` in a compose file and default-runtime are names, which "
+                "daemon.json must define under `runtimes`. Installing the toolkit does not do that; with an "
+                "undefined default runtime dockerd does not even start."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1795", f"{TOOLKIT_GUIDE}#configuring-docker"),
             decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
@@ -399,7 +405,7 @@ FAMILY: Final = RuleFamily(
             against=(_HAS_IT, _REGISTERED, toolkit.absence_lines),
             look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
             share=4,
-            summary="docker knows no runtime called nvidia",
+            summary="docker has no runtime called nvidia",
             remedy=_register_runtime,
         ),
     ),

@@ -36,12 +36,12 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
     found = choose(models, Driver()) if models else None
     is_old = last is not None and last < _MAINTAINED and all(model.first_branch <= last for model in models)
     if not models and not is_driven_by_open:
-        words = f"look first which GPU this is ({LIST_GPUS}), then {text}: {_BY_GENERATION}"
+        words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BY_GENERATION}"
         return Fix("install", words, (), when)
     if isinstance(found, Impossible) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
     if last is not None and last < oldest_branch:
-        return Fix("install", f"{text}: no branch that NVIDIA maintains does that for the GPUs of this node", (), when)
+        return Fix("install", f"{text}: none of NVIDIA's maintained branches does that for this node's GPUs", (), when)
     modules = f"branch {last}, the last for this GPU, with its proprietary modules" if last else "with its open modules"
     commands = _install_commands(snapshot, last)
     by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({DRIVER_GUIDE})"

@@ -115,7 +115,7 @@ def find_suspects(
     findings: Iterable[Finding],
     report_words: ReportWords | None = None,
 ) -> tuple[Suspect, ...]:
-    """Return the likeliest causes of what no finding explains, most likely first.
+    """Return the most likely causes of what no finding explains, most likely first.
 
     A symptom weighs more the fewer causes share it. For a pasted report, similarity to ``report_words`` (by
     default the project's collection) and context count as well, since its author selected what to show.

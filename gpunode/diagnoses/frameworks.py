@@ -42,7 +42,7 @@ _DRIVER_TOO_OLD: Final = any_of(
 _BUILT: Final = custom_sign(lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes)))
 _FITS: Final = predicate(
     lambda node: bool(cuda.supported_cuda(node) and node.view(cuda.cuda_runtimes)) and not any(_too_new_builds(node)),
-    "the driver supports the CUDA of all that is named",
+    "the driver supports all CUDA versions that are named",
 )
 _TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
 _AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
@@ -59,7 +59,7 @@ def _summarize_mismatch(snapshot: Snapshot) -> str:
     has = cuda.supported_cuda(snapshot)
     mine = f"; the node's driver supports CUDA {cuda.format_version(has)}" if has else ""
     if match := snapshot.match(_REQUIRES):
-        return f"the image asks for {match['what'].split(',')[0].strip()}{mine}"
+        return f"the image requires {match['what'].split(',')[0].strip()}{mine}"
     built = next((f"CUDA {one}" for one, _ in _too_new_builds(snapshot)), "a newer CUDA than the driver knows")
     return f"the program was built with {built}{mine}"
 
@@ -164,10 +164,10 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
             summary=_summarize_mismatch,
             story=(
-                "Every CUDA release needs a driver of a certain age. Images say so in NVIDIA_REQUIRE_CUDA, and the "
-                "toolkit refuses to start them on an older driver; programs that start all the same fail with «CUDA "
-                "driver version is insufficient for CUDA runtime version». From CUDA 11 on, a driver of the same major "
-                "version is mostly enough. The node works, and images with an older CUDA run."
+                "Every CUDA release needs a minimum driver version. Images declare it in NVIDIA_REQUIRE_CUDA, and "
+                "the toolkit refuses to start them on an older driver; programs that start anyway fail with «CUDA "
+                "driver version is insufficient for CUDA runtime version». From CUDA 11 on, a driver for the same "
+                "major version is mostly enough. The node works, and images with an older CUDA run."
             ),
             sources=("https://github.com/theroyallab/tabbyAPI/issues/324", CUDA_COMPATIBILITY, _TOOLKIT_NOTES),
             remedy=_upgrade_driver,
@@ -187,10 +187,10 @@ FAMILY: Final = RuleFamily(
                 Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
             ),
             story=(
-                "A CUDA program carries machine code for the architectures that it was built for. Wheels leave old "
-                "ones out, and those of last year do not know this year's GPUs. Driver and GPU work, the device is "
-                "found, and the first kernel fails with «no kernel image is available for execution on the device». "
-                "Another build of the program is needed."
+                "A CUDA program contains machine code for the architectures it was built for. Wheels omit old "
+                "architectures, and last year's wheels do not know this year's GPUs. Driver and GPU work, the "
+                "device is found, but the first kernel fails with «no kernel image is available for execution on "
+                "the device». Another build of the program is needed."
             ),
             sources=(
                 "https://github.com/pytorch/pytorch/issues/167244",
@@ -209,13 +209,13 @@ FAMILY: Final = RuleFamily(
             decisive=_CPU_BUILD,
             symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
             against=(_NO_DRIVER, _NO_KERNEL),
-            summary="the installed build of the framework has no CUDA in it and computes on the CPU",
+            summary="the installed build of the framework has no CUDA support and computes on the CPU",
             look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
             story=(
-                "PyTorch, TensorFlow, JAX and others come in builds with and without CUDA, under one name. A package "
-                "manager that finds no matching CUDA build installs the other and says nothing. The program then finds "
-                "no GPU while nvidia-smi shows it: the version ends in +cpu, or the error says «not compiled with CUDA "
-                "enabled»."
+                "PyTorch, TensorFlow, JAX and others come in builds with and without CUDA, under the same name. A "
+                "package manager that finds no matching CUDA build silently installs the other one. The program "
+                "then finds no GPU although nvidia-smi shows it: the version ends in +cpu, or the error says «not "
+                "compiled with CUDA enabled»."
             ),
             sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
             remedy=_install_cuda_build,
@@ -229,12 +229,12 @@ FAMILY: Final = RuleFamily(
             typical=_SHM_SHORT,
             symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
             context=_SHM_DEFAULT,
-            summary="the program ran out of shared memory: a container's /dev/shm has 64 MB unless it is given more",
+            summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
             look_at=(Shell("df -h /dev/shm  # in the container"),),
             story=(
-                "The workers of a PyTorch DataLoader and the processes of NCCL hand data to one another in /dev/shm. "
-                "docker and Kubernetes give a container 64 MB of it. Whoever writes more is told that no space is left "
-                "on the device, or dies of a bus error. GPU and driver work."
+                "The workers of a PyTorch DataLoader and the processes of NCCL exchange data in /dev/shm. docker "
+                "and Kubernetes give a container 64 MB of it. A program that writes more gets «no space left on "
+                "device» or dies with a bus error. GPU and driver work."
             ),
             sources=(
                 *("https://github.com/pytorch/pytorch#docker-image", "https://github.com/NVIDIA/nccl/issues/525"),

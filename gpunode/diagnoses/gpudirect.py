@@ -41,7 +41,7 @@ _SIGNATURE: Final = message_line(
 def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_UNKNOWN) and not snapshot.view(_DISAGREES):
         yield manual_step("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
-    text = "install the driver's modules again, so that they are built against the RDMA stack that is there"
+    text = "install the driver's modules again, so that they are built against the installed RDMA stack"
     anew = (*rebuild_commands(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
     yield run_step("install", text, *anew)
     yield _DMA_BUF
@@ -76,9 +76,7 @@ _NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, custom_sign(_no_statistics))
 
 def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_GPL_ONLY):
-        yield install(
-            snapshot, "install the open kernel modules of the driver, in place of the closed ones", "nvidia-open"
-        )
+        yield install(snapshot, "replace the driver's proprietary kernel modules with the open ones", "nvidia-open")
     name = "nvidia-fs-dkms" if system.package_manager(snapshot) == "apt" else "nvidia-fs"
     yield install(snapshot, "install nvidia-fs: DKMS builds it for the running kernel", name)
     at_boot = Shell("echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf")
@@ -86,7 +84,7 @@ def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
     yield _SUPPORTED
 
 
-_SUPPORTED: Final = run_step("inspect", "look what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
+_SUPPORTED: Final = run_step("inspect", "check what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
 _NVME_STACK: Final = always(
     manual_step("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
     manual_step(
@@ -117,9 +115,9 @@ _NO_PEER: Final = any_of(
 def _load_peermem(snapshot: Snapshot) -> Iterable[Fix]:
     again, look = Shell("sudo modprobe -r nvidia_peermem"), Shell("ls /sys/kernel/mm/memory_peers/")
     if snapshot.view(_PEER_LOADED):
-        text = "load nvidia_peermem after the RDMA stack, and look whether it is registered"
+        text = "load nvidia_peermem after the RDMA stack, and check that it is registered"
         yield run_step("configure", text, again, Shell("sudo modprobe -a ib_core nvidia_peermem"), look)
-        yield manual_step("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem", "NCCL is older")
+        yield manual_step("configure", "use NCCL 2.23 or newer, which supports nvidia_peermem", "NCCL is older")
     else:
         at_boot = Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
         yield run_step("load", "load it, now and at boot", Shell("sudo modprobe nvidia-peermem"), at_boot)
@@ -151,17 +149,17 @@ FAMILY: Final = RuleFamily(
             title="nvidia_peermem does not load",
             look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
             story=(
-                "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
-                "MLNX_OFED and DOCA have. Built against another stack than the one that runs, the kernel refuses it "
-                "as 'Invalid argument' (err -22: the symbol has another version); on the kernel's own stack the "
-                "symbol does not exist at all (err 0 or -2). It happens when OFED is installed after the driver, or a "
-                "new kernel came without OFED's modules."
+                "nvidia_peermem lets a network card access GPU memory through functions of the RDMA stack that "
+                "only MLNX_OFED and DOCA have. If it was built against another stack than the running one, the "
+                "kernel rejects it with 'Invalid argument' (err -22: the symbol has another version); on the "
+                "kernel's own stack the symbol does not exist at all (err 0 or -2). This happens when OFED is "
+                "installed after the driver, or when a new kernel lacks OFED's modules."
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
             decisive=any_of(_DISAGREES, _UNKNOWN),
             typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
             against=(_SIGNATURE,),
-            summary="nvidia_peermem does not load: it was built for another RDMA stack than the one that runs",
+            summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
             context=command_run(r"modprobe.*peer_?mem"),
             remedy=_fit_peermem,
             explains=frozenset({"gpudirect-rdma-disabled"}),
@@ -170,20 +168,19 @@ FAMILY: Final = RuleFamily(
             cause="gpudirect-rdma-disabled",
             severity="warning",
             disruption="restart-container",
-            title="NCCL does without GPUDirect RDMA",
+            title="NCCL does not use GPUDirect RDMA",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
             look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
             story=(
-                "The network card cannot reach GPU memory, so what goes to other nodes is copied through the "
-                "processor's memory first: it works, at a fraction of the speed. Either nvidia_peermem is not loaded "
-                "and DMA-BUF is not there in its place, or it is loaded and the RDMA stack or NCCL does not know of "
-                "it."
+                "The network card cannot access GPU memory, so data for other nodes is first copied through host "
+                "memory: this works, at a fraction of the speed. Either nvidia_peermem is not loaded and DMA-BUF "
+                "is not available instead, or it is loaded but the RDMA stack or NCCL does not know it."
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
             decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
             typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
             context=command_run(r"peer_?mem"),
-            summary="the network card cannot reach GPU memory, so NCCL copies through the processor's memory",
+            summary="the network card cannot access GPU memory, so NCCL copies through host memory",
             remedy=_load_peermem,
         ),
         _rule(
@@ -193,16 +190,16 @@ FAMILY: Final = RuleFamily(
             title="nvidia_fs is not loaded",
             look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
             story=(
-                "GPUDirect Storage needs the kernel module nvidia_fs. It is a package of its own, built by DKMS for "
-                "each kernel, and since 2.17 it loads only beside the open kernel modules. Without it cuFile works in "
-                "its compatible mode: everything is read and written through the processor's memory."
+                "GPUDirect Storage needs the kernel module nvidia_fs. It is a separate package, built by DKMS for "
+                "each kernel, and since 2.17 it needs the open kernel modules. Without it cuFile works in its "
+                "compatibility mode: all data goes through host memory."
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
             decisive=_NO_FS,
             typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
             context=command_run(r"nvidia[-_]fs|gdscheck"),
             against=(_FS_LOADED,),
-            summary="nvidia_fs is not loaded, so cuFile copies through the processor's memory",
+            summary="nvidia_fs is not loaded, so cuFile copies through host memory",
             remedy=_install_nvidia_fs,
             explains=frozenset({"gds-nvme-unsupported"}),
         ),
@@ -210,13 +207,13 @@ FAMILY: Final = RuleFamily(
             cause="gds-nvme-unsupported",
             severity="warning",
             disruption="reboot",
-            title="GPUDirect Storage does not know the NVMe driver",
+            title="GPUDirect Storage does not support the NVMe driver",
             symptoms=(symptoms.SLOW,),
             look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
             story=(
-                "nvidia_fs is loaded, but disks are only reached directly through an NVMe driver that registers with "
-                "it. That of MLNX_OFED built with GDS does; the kernel's own does not, and newer stacks go another "
-                "way (PCI P2PDMA). gdscheck then shows NVMe as Unsupported, and cuFile falls back to copies."
+                "nvidia_fs is loaded, but direct access needs an NVMe driver that registers with it. The one of "
+                "MLNX_OFED built with GDS does; the kernel's own does not, and newer stacks use another mechanism "
+                "(PCI P2PDMA). gdscheck then shows NVMe as Unsupported, and cuFile falls back to copies."
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/31"),
             decisive=any_of(_UNREGISTERED, unless(all_of(_NVME_ROW, _FS_SPEAKS), _P2PDMA)),
@@ -224,7 +221,7 @@ FAMILY: Final = RuleFamily(
                 unless(_NVME_ROW, _P2PDMA, _NO_FS), message_line(r"GPUDirect Storage not supported on current file")
             ),
             context=command_run(r"nvidia[-_]fs|gds"),
-            summary="GPUDirect Storage does not support the NVMe driver that runs: it is the kernel's own, without GDS",
+            summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
             remedy=_NVME_STACK,
         ),
         Rule(
@@ -239,12 +236,12 @@ FAMILY: Final = RuleFamily(
             against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
             context=command_run(r"ulimit -l|memlock"),
             look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
-            summary="the network card may not be given memory: the limit of locked memory is too low",
+            summary="memory cannot be registered with the network card: the limit of locked memory is too low",
             story=(
-                "RDMA needs memory that stays in its place, so NCCL and UCX lock what they hand to the network card. A "
-                "process may lock as much as its limit allows (ulimit -l): 64 KB or 8 MB, unless the service that "
-                "started it has more. Past it ibv_reg_mr and ibv_create_cq answer «Cannot allocate memory» on a node "
-                "with plenty."
+                "RDMA needs pinned memory, so NCCL and UCX lock the memory that they register with the network "
+                "card. A process may lock as much as its limit allows (ulimit -l): 64 KB or 8 MB, unless the "
+                "service that started it has more. Above it ibv_reg_mr and ibv_create_cq return «Cannot allocate "
+                "memory» although the node has plenty."
             ),
             sources=(
                 "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",

@@ -111,41 +111,41 @@ _NEEDED: Final = any_of(_OPEN, predicate(_needs_open, "this GPU needs the open m
 def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
-    yield manual_step("install", "move to the newest driver of the branch, or to the branch before", "it comes back")
+    yield manual_step("install", "install the newest driver of the branch, or of the previous branch", "it comes back")
     if not snapshot.view(_NEEDED):
-        yield _switch_off(snapshot, "it still comes back, with the proprietary modules, which can do without the GSP")
+        yield _switch_off(snapshot, "it still comes back; only the proprietary modules work without the GSP")
     yield write_nvidia_report()
 
 
 def _switch_off(snapshot: Snapshot, when: str) -> Fix:
     write = Shell("echo 'options nvidia NVreg_EnableGpuFirmware=0' | sudo tee /etc/modprobe.d/nvidia-gsp.conf")
     commands = (write, *remedies.rebuild_initramfs(snapshot).commands, *reboot().commands)
-    return run_step("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
+    return run_step("configure", "turn the GSP off, rebuild the initramfs, reboot", *commands, when=when)
 
 
 def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield remedies.install_guest_driver("install the driver anew, whole: it brings its firmware")
+        yield remedies.install_guest_driver("reinstall the whole driver, which includes its firmware")
         return
     version, manager, known = _firmware_version(snapshot), snapshot.view(package_manager), find_distro(snapshot)
     names = {"apt": "firmware-nvidia-gsp", "dnf": "nvidia-kmod-common", "pacman": "nvidia-utils"}
     name = names.get(manager, "kernel-firmware-nvidia-gspx-G06")
     if manager == "apt" and version and not (known and known.id == "debian"):
         name = f"nvidia-firmware-{version.split('.')[0]}-{version}"
-    yield remedies.reinstall(snapshot, "install the firmware of the loaded driver's very version", name)
+    yield remedies.reinstall(snapshot, "install the firmware of exactly the loaded driver's version", name)
     if manager == "apt":
-        text = "or install another release of the driver, which brings the firmware that belongs to it"
+        text = "or install another driver release together with its firmware"
         yield from remedies.change_driver(
             snapshot, text, installed_version=version, when="no archive has that version any more"
         )
     yield remedies.rebuild_initramfs(snapshot)
-    yield run_step("load", "load the module anew", remedies.UNLOAD_MODULES, Shell("sudo modprobe nvidia"))
+    yield run_step("load", "reload the module", remedies.UNLOAD_MODULES, Shell("sudo modprobe nvidia"))
 
 
 def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
-    yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and switch Above 4G Decoding on")
+    yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and turn Above 4G Decoding on")
     yield power_cycle()
-    yield manual_step("install", "try the newest driver of another branch", "it stays so")
+    yield manual_step("install", "try the newest driver of another branch", "it persists")
     if not _needs_open(snapshot):
         yield _switch_off(snapshot, "the GPU is older than Blackwell, and its modules are the proprietary ones")
 
@@ -155,10 +155,10 @@ def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
     edits = [edit_matching_files(option, f"s/ *{option}//", "/etc/modprobe.d")]
     if remedies.has_kernel_argument(snapshot, f"nvidia.{option}"):
         edits += remedies.remove_kernel_argument(snapshot, f"nvidia.{option}")
-    yield run_step("configure", "take the option away: these modules need the GSP", *edits)
+    yield run_step("configure", "remove the option: these modules need the GSP", *edits)
     if not _needs_open(snapshot):
         yield manual_step(
-            "install", "go over to the proprietary modules, which heed the option", "the GSP is to stay off"
+            "install", "switch to the proprietary modules, which honour the option", "the GSP must stay off"
         )
     yield remedies.rebuild_initramfs(snapshot)
     yield reboot()
@@ -189,12 +189,12 @@ FAMILY: Final = RuleFamily(
             ),
             story=(
                 "Since Turing a processor inside the GPU, the GSP, runs most of the driver, and the kernel module "
-                "calls it. When it does not answer a call in time the driver reports Xid 119, waits again for the "
-                "next call, and everything that asks the GPU anything, nvidia-smi first of all, hangs for 45 "
-                "seconds a call or for good. The firmware hangs by a bug of its own, by a fault of the hardware "
-                "below it, or because the GPU was lost already: an Xid 79 before it is then the cause.\n\n"
-                "A reset or reboot starts it anew. If it comes back, change the driver's version; proprietary modules "
-                "on GPUs before Blackwell can do without the GSP."
+                "calls it. When it does not answer a call in time, the driver reports Xid 119 and waits again for "
+                "the next call, and everything that queries the GPU, nvidia-smi first of all, hangs for 45 seconds "
+                "per call or forever. The firmware hangs because of its own bug, a hardware fault, or because the "
+                "GPU was already lost: an earlier Xid 79 is then the cause.\n\nA reset or reboot restarts it. If "
+                "it comes back, change the driver's version; the proprietary modules on GPUs before Blackwell work "
+                "without the GSP."
             ),
             sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
             check=faults.incident_check(119),
@@ -211,9 +211,9 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
             story=(
                 "A task of the firmware on the GSP ran into an exception or its watchdog (Xid 120), and the driver "
-                "prints the processor's registers. This is a bug of the driver's release, or memory of the GPU "
-                "that went bad under it; the calls that follow time out (Xid 119), and channels are taken down.\n\n"
-                "A reset brings the GPU back; another release of the driver, or a report to NVIDIA, cures it."
+                "prints the processor's registers. This is a bug of the driver release, or bad GPU memory; the "
+                "following calls time out (Xid 119), and channels are closed.\n\nA reset recovers the GPU; the fix "
+                "is another driver release, or a report to NVIDIA."
             ),
             sources=(f"{OPEN_MODULES}/issues/829", XID_CATALOG),
             check=_find_crashes,
@@ -224,23 +224,23 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="gsp-bad-state-wpr2",
             disruption="reboot",
-            title="the GPU holds on to the memory of a dead GSP",
+            title="the GPU still holds the memory of a dead GSP",
             share=0.5,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
             story=(
-                "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies or the "
-                "module is taken away without stopping it, the region stays up, and the driver that comes next must "
-                "not start another: it says that WPR2 is already up and gives the GPU up. Loading the module again "
-                "changes nothing; only a reset of the whole GPU, by a reboot or by taking its power away, does."
+                "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies, "
+                "or the module is unloaded without stopping it, the region stays active, and the next driver must "
+                "not start another: it reports that WPR2 is already up and gives up on the GPU. Reloading the "
+                "module changes nothing; only a reset of the whole GPU helps, by a reboot or a power cycle."
             ),
             sources=(f"{OPEN_MODULES}/issues/1230", f"{OPEN_MODULES}/issues/1104"),
             decisive=_WPR2,
             context=_INIT,
-            summary="The GPU still holds the protected memory of a GSP that ended badly, and cannot start a new one",
+            summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
             remedy=always(
-                reboot("reboot the node: the GPU must be reset as a whole, which reloading the driver does not do"),
-                power_cycle("power the node off and on again, if a reboot leaves it so"),
-                manual_step("hardware", "check riser, slot and power of that GPU", "it is so after every boot"),
+                reboot("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
+                power_cycle("power the node off and on again, if a reboot does not help"),
+                manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
                 write_nvidia_report(),
             ),
             explains=_NO_GSP,
@@ -252,19 +252,19 @@ FAMILY: Final = RuleFamily(
             title="the GPU's own firmware does not boot",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
             story=(
-                "Before any driver, a GPU boots firmware from its own flash (GFW). The driver waits for that and "
-                "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
-                "damaged VBIOS or is broken; no driver of either kind gets further."
+                "Before any driver loads, a GPU boots firmware from its own flash (GFW). The driver waits for that "
+                "and reports the progress. If it never finishes, the board has bad power, is badly seated, has a "
+                "damaged VBIOS or is broken; no driver can do more."
             ),
             sources=(f"{OPEN_MODULES}/issues/789", f"{OPEN_MODULES}/issues/543"),
             decisive=_GFW,
             context=_INIT,
-            summary="The GPU's own firmware does not finish its boot, so nothing can be started on it",
+            summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
             remedy=always(
                 power_cycle(),
-                manual_step("hardware", "seat the GPU anew and check its power cables", "it stays so"),
-                manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it stays so"),
-                remedies.replace_gpu(when="it does the same in another machine"),
+                manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
+                manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
+                remedies.replace_gpu(when="the fault follows the GPU to another machine"),
             ),
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -275,17 +275,16 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             look_at=(Shell("sudo dmesg | grep -iE 'firmware|gsp'"), Shell("ls /lib/firmware/nvidia")),
             story=(
-                "The module loads the GSP's firmware from /lib/firmware/nvidia/VERSION, and only that of its own very "
-                "version. It is packaged apart from the module, so one can be there without the other: after an "
-                "upgrade by halves, with a distribution's firmware package left out, in an initramfs or driver "
-                "container that was made without it. The open modules, and every GPU that needs the GSP, do not start "
-                "then."
+                "The module loads the GSP's firmware from /lib/firmware/nvidia/VERSION, and only of exactly its "
+                "own version. It is packaged separately from the module, so one can be missing: after a partial "
+                "upgrade, without a distribution's firmware package, or in an initramfs or driver container built "
+                "without it. The open modules, and every GPU that needs the GSP, then do not start."
             ),
             sources=(f"{OPEN_MODULES}/issues/433", _README),
             decisive=_ABSENT,
             context=any_of(_INIT, command_run(_FIRMWARE)),
             against=(symptoms.DRIVER_WORKS,),
-            summary="The GSP's firmware, of the driver's very version, is not on disk",
+            summary="The GSP firmware of the driver's exact version is not on disk",
             remedy=_install_firmware,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -295,15 +294,15 @@ FAMILY: Final = RuleFamily(
             shows_in="driver",
             severity="warning",
             disruption="reboot",
-            title="the GSP cannot be switched off with the open modules",
+            title="the GSP cannot be turned off with the open modules",
             look_at=(
                 Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"),
                 Shell("cat /proc/driver/nvidia/version"),
             ),
             story=(
-                "NVreg_EnableGpuFirmware=0 tells the proprietary modules to do without the GSP. The open modules have "
-                "no other way to drive a GPU and ignore it, as do all modules on GPUs from Blackwell on. Who set it to "
-                "be rid of a GSP error still has that error."
+                "NVreg_EnableGpuFirmware=0 makes the proprietary modules work without the GSP. The open modules "
+                "cannot drive a GPU without it and ignore the option, as do all modules on GPUs from Blackwell on. "
+                "If it was set to avoid a GSP error, the error remains."
             ),
             sources=(f"{OPEN_MODULES}/issues/820", _README),
             decisive=all_of(_OFF, _NEEDED),
@@ -313,7 +312,7 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             context=command_run(r"\bgsp\b|EnableGpuFirmware"),
             against=(predicate(_is_proprietary, "the proprietary modules are loaded"), _GFW),
-            summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot do without the GSP",
+            summary="NVreg_EnableGpuFirmware=0 has no effect: the open modules cannot work without the GSP",
             remedy=_remove_gsp_option,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
         ),
@@ -323,11 +322,11 @@ FAMILY: Final = RuleFamily(
             title="the GSP cannot be started in this machine",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             story=(
-                "The GPU booted and the firmware was found, but the GSP does not come up with it: the driver says that "
-                "it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. What is left is what the "
-                "machine does to it: memory that the GPU cannot reach through an IOMMU or a virtual machine, a VBIOS "
-                "that was replaced or cannot be read, small computers and chipsets that NVIDIA does not support, or "
-                "firmware settings that give the GPU too little address space."
+                "The GPU booted and the firmware was found, but the GSP does not start with it: the driver reports "
+                "that it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. The remaining "
+                "reasons are in the machine: memory that the GPU cannot reach through an IOMMU or a virtual "
+                "machine, a replaced or unreadable VBIOS, small computers and chipsets that NVIDIA does not "
+                "support, or firmware settings that give the GPU too little address space."
             ),
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),

@@ -193,13 +193,13 @@ _NO_GPU: Final = predicate(
 
 def _summarize(snapshot: Snapshot) -> str:
     if snapshot.view(_WITHOUT_LIBCUDA):
-        return "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
-    return "the driver's kernel module is here, its libraries and programs are not"
+        return "the driver works but its libcuda.so.1 is not installed, so NVML answers but CUDA does not start"
+    return "the driver's kernel module is installed, but its libraries and programs are not"
 
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.install_driver(snapshot, "install the driver that this GPU, kernel and distribution take")
-    yield run_step("inspect", "see that it works", Shell("nvidia-smi"))
+    yield remedies.install_driver(snapshot, "install the driver that fits this GPU, kernel and distribution")
+    yield run_step("inspect", "check that it works", Shell("nvidia-smi"))
 
 
 # Ubuntu's packages have the branch in their names; the module on disk tells it.
@@ -216,13 +216,13 @@ _USER_SIDE: Final = {
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     manager = package_manager(snapshot)
     if guests.is_vgpu(snapshot):
-        yield remedies.install_guest_driver("install the driver anew, whole")
+        yield remedies.install_guest_driver("reinstall the whole driver")
         return
     if manager == "apt":
         kernel = (*driver.kernel_packages(snapshot), *driver.headless_packages(snapshot))
         names = {re.sub(r".*-(\d{3}(?:-server)?)(?:-open)?(?:-.*)?$", r"\1", one.name) for one in kernel}
         branch = next((name for name in sorted(names) if name[:3].isdigit()), "")
-        text = "install the user side of the same branch"
+        text = "install the user-space packages of the same branch"
         if branch:
             yield install(snapshot, text, f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}")
         elif is_debian(snapshot):
@@ -230,10 +230,10 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         else:
             yield run_step("install", text, _OF_MODULES_BRANCH)
     else:
-        yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
-    yield run_step("rebuild", "let the loader find it", Shell("sudo ldconfig"))
+        yield install(snapshot, "install the user-space packages of the same version", *_USER_SIDE[manager])
+    yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
     if is_supported(snapshot):
-        yield remedies.install_driver(snapshot, "or let gpunode make the driver whole")
+        yield remedies.install_driver(snapshot, "or let gpunode complete the driver")
 
 
 FAMILY: Final = RuleFamily(
@@ -270,11 +270,11 @@ FAMILY: Final = RuleFamily(
                 predicate(_is_by_operator, "the operator brings the driver"),
             ),
             look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
-            summary="no NVIDIA driver is installed on this node: neither its module nor its libraries are there",
+            summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",
             story=(
-                "The container toolkit, Docker and Kubernetes bring no driver; they hand the node's own to containers. "
-                "On a node without one there is neither a module nor libnvidia-ml.so.1 nor nvidia-smi, and each layer "
-                "above complains in its own words that a library or a driver cannot be loaded."
+                "The container toolkit, Docker and Kubernetes do not include a driver; they pass the node's driver "
+                "to containers. Without one there is no module, no libnvidia-ml.so.1 and no nvidia-smi, and each "
+                "layer above complains in its own words that a library or a driver cannot be loaded."
             ),
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/231", DRIVER_GUIDE),
             remedy=_install_driver,
@@ -296,10 +296,10 @@ FAMILY: Final = RuleFamily(
             summary=_summarize,
             look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
             story=(
-                "Distributions split the driver: the module in one package, NVML, libcuda and nvidia-smi in others. A "
-                "node set up with the kernel side alone loads the module and creates devices, and still nothing can "
-                "use them, since libnvidia-ml.so.1 or libcuda.so.1 is not there. It looks from above as if there were "
-                "no driver."
+                "Distributions split the driver: the module in one package, NVML, libcuda and nvidia-smi in "
+                "others. A node with only the kernel packages loads the module and creates devices, but nothing "
+                "can use them, because libnvidia-ml.so.1 or libcuda.so.1 is missing. To programs it looks as if "
+                "there were no driver."
             ),
             sources=("https://github.com/negativo17/nvidia-driver/issues/93", DRIVER_GUIDE),
             remedy=_complete_driver,

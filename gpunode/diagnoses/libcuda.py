@@ -102,11 +102,11 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     ]
     if commands := _comment_out(named):
         yield run_step(
-            "remove", "take the compatibility folder out of the loader's path", *commands, Shell("sudo ldconfig")
+            "remove", "remove the compatibility folder from the loader's path", *commands, Shell("sudo ldconfig")
         )
-    text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
+    text = "in an image: build it without the package cuda-compat, and remove its folder from LD_LIBRARY_PATH"
     yield manual_step("remove", text)
-    yield from upgrade_driver_for_cuda(snapshot, "or upgrade the node's driver to the CUDA of the image")
+    yield from upgrade_driver_for_cuda(snapshot, "or upgrade the node's driver to one for the image's CUDA")
 
 
 _PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
@@ -129,7 +129,7 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     ]
     conf = [one for one in wrong if one.file]
     if conf:
-        text = f"take {', '.join(sorted({one.path for one in conf}))} out of /etc/ld.so.conf.d, then run ldconfig"
+        text = f"remove {', '.join(sorted({one.path for one in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
         commands = _comment_out(conf)
         yield run_step("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
     paths = sorted({one.path for one in wrong if not one.file})
@@ -138,9 +138,9 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     named = f" ({', '.join(paths)})" if paths else ""
     places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
     where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
-    yield manual_step("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
+    yield manual_step("configure", f"remove the folder from LD_LIBRARY_PATH{named}, {where}")
     find = Shell("grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd")
-    yield run_step("inspect", "see where it is set", find)
+    yield run_step("inspect", "find where it is set", find)
 
 
 def _hides_driver(snapshot: Snapshot, folder: loader.Folder) -> bool:
@@ -157,13 +157,13 @@ _GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
 FAMILY: Final = RuleFamily(
     "libcuda",
-    "the libcuda that is loaded",
+    "the loaded libcuda",
     (
         Rule(
             cause="cuda-compat-lib-mismatch",
             layer="userspace",
             disruption="restart-container",
-            title="a libcuda of another version than the driver is loaded",
+            title="a libcuda of another version than the driver's is loaded",
             share=0.8,
             decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
             typical=any_of(symptoms.CUDA_UNFIT, unless(_FIRST, _GEFORCE)),
@@ -172,12 +172,12 @@ FAMILY: Final = RuleFamily(
             context=_COMPAT,
             against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
             look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
-            summary="a CUDA compatibility package's libcuda is loaded, and does not fit the node's driver",
+            summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
             story=(
-                "The cuda-compat packages bring a libcuda of a newer driver, so that a newer CUDA runs on an older "
-                "one; which pairs work is listed. Where the folder stands in the loader's path although the node's "
-                "driver is as new, or too far away, CUDA answers with error 803, «unsupported display driver / cuda "
-                "driver combination». nvidia-smi works, since it uses another library."
+                "The cuda-compat packages contain the libcuda of a newer driver, so that a newer CUDA runs on an "
+                "older driver; NVIDIA lists the pairs that work. If its folder is in the loader's path although "
+                "the node's driver is just as new, or too old, CUDA returns error 803, «unsupported display driver "
+                "/ cuda driver combination». nvidia-smi works, because it uses another library."
             ),
             sources=("https://github.com/easydiffusion/easydiffusion/issues/379", CUDA_COMPATIBILITY),
             remedy=_drop_compat,
@@ -186,7 +186,7 @@ FAMILY: Final = RuleFamily(
             cause="cuda-compat-not-supported-hw",
             layer="userspace",
             disruption="restart-container",
-            title="CUDA's compatibility libraries are used on a GPU that may not have them",
+            title="CUDA's compatibility libraries are used on an unsupported GPU",
             decisive=_NOT_HERE,
             typical=all_of(_FIRST, _GEFORCE),
             may_be_normal=True,
@@ -194,11 +194,11 @@ FAMILY: Final = RuleFamily(
             context=_COMPAT,
             against=(_AT_TWO_VERSIONS, _SHADOWED),
             look_at=(Shell("ldconfig -p | grep libcuda"),),
-            summary="a newer CUDA's compatibility libcuda is loaded on a GPU that is not the sort to take it",
+            summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
             story=(
                 "Forward compatibility, a newer libcuda on an older driver, is for data center GPUs only. An image "
-                "that brings cuda-compat and puts it in front works on an A100 and fails on a GeForce with error 804. "
-                "Without the compatibility library the image needs a driver that supports its CUDA."
+                "with cuda-compat first in its path works on an A100 and fails on a GeForce with error 804. "
+                "Without the compatibility library, the image needs a driver that supports its CUDA."
             ),
             sources=(
                 "https://github.com/gpustack/gpustack/issues/1254",
@@ -211,7 +211,7 @@ FAMILY: Final = RuleFamily(
             cause="library-path-shadows-libcuda",
             layer="userspace",
             disruption="restart-container",
-            title="another library stands before the driver's libcuda",
+            title="another library shadows the driver's libcuda",
             share=0.8,
             decisive=_SHADOWED,
             typical=_STUBS,
@@ -228,9 +228,9 @@ FAMILY: Final = RuleFamily(
             summary=_summarize_shadow,
             story=(
                 "The CUDA toolkit has stubs of libcuda and libnvidia-ml for linking on machines without a driver. "
-                "Where their folder, or one with another driver's copy, is in LD_LIBRARY_PATH or in /etc/ld.so.conf.d, "
-                "the loader takes it before the driver's own. A stub answers every call with an error; a copy of "
-                "another version does not fit the module."
+                "If their folder, or one with another driver's copy, is in LD_LIBRARY_PATH or in "
+                "/etc/ld.so.conf.d, the loader finds it before the driver's own library. A stub answers every call "
+                "with an error; a copy of another version does not match the module."
             ),
             sources=(
                 "https://github.com/numba/numba/issues/8985",

@@ -41,7 +41,7 @@ def _find_missing(snapshot: Snapshot) -> Iterator[Proof]:
     absent = [gpu for address, gpu in listed.items() if address not in buses]
     is_named = len(absent) == len(listed) - shown.count
     names = ", ".join(gpu.address for gpu in absent) if is_named else "one"
-    summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
+    summary = f"{len(listed)} GPUs are on the PCI bus, but nvidia-smi shows {shown.count}: {names} is missing"
     lines = (*(gpu.citation for gpu in (absent if is_named else listed.values())), shown.citation)
     yield Proof(summary, lines, gpu=absent[0].address if is_named else "")
 
@@ -95,19 +95,19 @@ _rule = partial(Rule, layer="hardware")
 
 FAMILY: Final = RuleFamily(
     "lost",
-    "GPUs that are lost",
+    "lost GPUs",
     (
         _rule(
             cause="gpu-missing-from-inventory",
             disruption="power-cycle",
-            title="a GPU that should be there is not",
+            title="a GPU is missing",
             symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
             look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
             story=(
-                "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no "
-                "message says why. The missing one did not initialise, was drained, or lost its link at boot. "
-                "Schedulers see fewer GPUs, and every index behind the gap moves down by one, so that jobs meet "
-                "another GPU than yesterday."
+                "The bus lists more GPUs than the driver, or the driver lists fewer than the baseboard carries, "
+                "and no message says why. The missing GPU did not initialise, was drained, or lost its link at "
+                "boot. Schedulers see fewer GPUs, and every index after the gap moves down by one, so that jobs "
+                "get another GPU than yesterday."
             ),
             sources=(
                 "https://github.com/NVIDIA/NVSentinel/issues/684",
@@ -120,11 +120,11 @@ FAMILY: Final = RuleFamily(
             context=custom_sign(_odd_inventories),
             remedy=always(
                 run_step(
-                    "inspect", "read what the kernel says of it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
+                    "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
                 ),
                 drain(),
                 power_cycle(),
-                manual_step("hardware", "seat the GPU again, and have it replaced where it stays away"),
+                manual_step("hardware", "reseat the GPU, and have it replaced if it stays missing"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
@@ -145,13 +145,13 @@ FAMILY: Final = RuleFamily(
             ),
             look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
             story=(
-                "The GPU stopped answering reads over PCI Express: every read gives ones, and the driver gives it "
-                "up (Xid 79, or at start a message of three lines that has no Xid in it). Programs on it end, "
-                "nvidia-smi calls it lost or leaves it away, a Kubernetes device plugin marks it unhealthy. The "
-                "usual reasons are power that broke down under load, a loose card, riser or cable, heat, and a GPU "
-                "that died; when GSP errors (Xid 119, 120) come before, the GPU's firmware crashed first.\n\n"
-                "A reset cannot reach it and a warm reboot often leaves it off: take the power away. If it comes back "
-                "and falls off again, move it to another slot: what follows the card is the card's fault."
+                "The GPU stopped answering reads over PCI Express: every read returns all ones, and the driver "
+                "gives up on it (Xid 79, or at start a message of three lines without an Xid). Programs on it end, "
+                "nvidia-smi reports it as lost or omits it, a Kubernetes device plugin marks it unhealthy. The "
+                "usual reasons are a power drop under load, a loose card, riser or cable, heat, and a dead GPU; if "
+                "GSP errors (Xid 119, 120) precede it, the GPU's firmware crashed first.\n\nA reset cannot reach "
+                "it, and a warm reboot often does not bring it back: power the node off and on. If it falls off "
+                "again, move it to another slot: if the fault moves with the card, the card is broken."
             ),
             sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/issues/155"),
             check=faults.incident_check(79, 167),
@@ -161,9 +161,7 @@ FAMILY: Final = RuleFamily(
             remedy=always(
                 drain(),
                 power_cycle(),
-                manual_step(
-                    "hardware", "check power supply, power cables and risers; seat the GPU anew", "it comes back"
-                ),
+                manual_step("hardware", "check power supply, power cables and risers; reseat the GPU", "it comes back"),
                 write_nvidia_report(),
                 replace_gpu(when="it falls off again in another slot or machine"),
             ),
@@ -182,9 +180,9 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),
             look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
             story=(
-                "The board needs more power than the slot gives and finds no voltage on one of its own connectors. The "
-                "driver refuses to start it, or runs it with its clocks pinned low (Xid 54). A cable is missing, is "
-                "not pushed home, or hangs on a supply rail that is off or overloaded."
+                "The board needs more power than the slot supplies, and one of its own connectors has no voltage. "
+                "The driver refuses to start it, or runs it with its clocks pinned low (Xid 54). A cable is "
+                "missing, is not fully plugged in, or is on a supply rail that is off or overloaded."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c"),
             check=faults.incident_check(54),
@@ -197,9 +195,7 @@ FAMILY: Final = RuleFamily(
             ),
             remedy=always(
                 manual_step("hardware", "power the node off and connect every power cable of the GPU"),
-                manual_step(
-                    "hardware", "check that the supply carries what all GPUs draw together", "all are connected"
-                ),
+                manual_step("hardware", "check that the supply can power all GPUs together", "all are connected"),
             ),
             explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
         ),

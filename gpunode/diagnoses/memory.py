@@ -189,7 +189,7 @@ def _find_failing(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
     if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_LIMIT:
         limits += tuple(row.citation for row in retired)
     if limits:
-        return _make_proof(memory, "its memory has passed a limit at which NVIDIA takes it back", *limits)
+        return _make_proof(memory, "its memory has passed NVIDIA's limit for a replacement", *limits)
     # No boot makes memory new.
     ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
     errors = tuple(fault for fault in faults.faults_of_gpu(ever, memory.gpu) if fault.code == 48)
@@ -197,7 +197,7 @@ def _find_failing(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
         lines = tuple(fault.citation for fault in errors[:6])
         return _make_proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
     if low := _bank_rows(memory, "Low"):
-        return _make_proof(memory, "a bank of its memory has hardly a spare row left", *low, confidence="likely")
+        return _make_proof(memory, "a bank of its memory has almost no spare rows left", *low, confidence="likely")
     return None
 
 
@@ -223,7 +223,7 @@ def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     is_marked = any(map(_is_of_page, memory.with_codes(63))) and not memory.rows_saying_no(
         "Retired Pages", "Pending Page Blacklist"
     )
-    text = "pages are marked to be retired, which happens when all that holds the GPU lets go"
+    text = "pages are marked for retirement, which happens when everything that holds the GPU releases it"
     return _make_proof(memory, text, *rows) if rows or is_marked else None
 
 
@@ -291,13 +291,13 @@ _LOOK: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
 _LOOK_AT: Final = (_LOOK, Shell("sudo dmesg | grep -i xid"))
 _RETURN_IT: Final = always(
     drain(),
-    write_nvidia_report("the vendor asks for it"),
+    write_nvidia_report("the vendor requests it"),
     replace_gpu("have the GPU replaced: this is one of NVIDIA's own conditions for that"),
-    reset_gpu("reset it, where it must go on until then", "nothing else is there"),
+    reset_gpu("reset it, if it must keep running until then", "there is no other GPU"),
 )
 _LET_GO: Final = always(
     drain("move the work away from this GPU"),
-    run_step("inspect", "see what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
+    run_step("inspect", "find what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
     run_step(
         "restart", "stop the persistence daemon, which holds it", Shell("sudo systemctl stop nvidia-persistenced")
     ),
@@ -307,11 +307,11 @@ _LET_GO: Final = always(
 _RESET: Final = always(
     drain(),
     reset_gpu(),
-    run_step("inspect", "see that nothing is pending or failed", _LOOK),
+    run_step("inspect", "check that nothing is pending or failed", _LOOK),
     replace_gpu(when="errors come back, or a remapping fails"),
 )
 _WATCH: Final = (
-    run_step("inspect", "see how many pages or rows it has cost so far", _LOOK),
+    run_step("inspect", "check how many pages or rows it has cost so far", _LOOK),
     replace_gpu("plan to have the GPU replaced", "the counts grow"),
 )
 _CONSEQUENCES: Final = (
@@ -336,12 +336,12 @@ FAMILY: Final = RuleFamily(
             title="uncorrectable memory errors",
             symptoms=_PROGRAM_HIT,
             story=(
-                "Two bits of one word were wrong at once, which ECC notices and cannot mend (Xid 48; newer drivers "
-                "say in Xid 171 that it was in DRAM, in 172 that it was in SRAM, and where). Every program that "
-                "used the memory is ended, often with Xid 45, 94 or 95 behind it, and CUDA programs stop with an "
-                "uncorrectable ECC error.\n\n"
-                "One such error is no reason for a new GPU: after a reset the bad row or page is out of use. Look then "
-                "whether a remapping is pending or failed, and whether the next error is at the same place."
+                "Two bits of one word were wrong at once, which ECC detects but cannot correct (Xid 48; newer "
+                "drivers report Xid 171 for DRAM and 172 for SRAM, with the place). Every program that used the "
+                "memory is ended, often followed by Xid 45, 94 or 95, and CUDA programs stop with an uncorrectable "
+                "ECC error.\n\nOne such error is no reason for a new GPU: after a reset the bad row or page is out "
+                "of use. Then check whether a remapping is pending or failed, and whether the next error is at the "
+                "same place."
             ),
             sources=(XID_CATALOG, _POLICY),
             check=_until_reset(_find_uncorrectable),
@@ -366,21 +366,23 @@ FAMILY: Final = RuleFamily(
             title="a row remapping waits for a reset",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
             story=(
-                "From Ampere on a GPU replaces a bad row of its memory by a spare one. The driver notes the row "
-                "(Xid 63), and the exchange is made when the GPU is next reset. Until then the row stays in use, "
-                "and the next program that is given it dies of it.\n\n"
-                "nvidia-smi says Pending: Yes under Remapped Rows. Nothing is wrong with a GPU that has remapped a few "
-                "rows; one whose remapping failed is another matter."
+                "From Ampere on, a GPU replaces a bad row of its memory with a spare one. The driver records the "
+                "row (Xid 63), and the swap happens at the next reset. Until then the row stays in use, and the "
+                "next program that gets it crashes.\n\nnvidia-smi says Pending: Yes under Remapped Rows. A GPU "
+                "that has remapped a few rows is fine; a failed remapping is a different matter."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
             check=_check_each(_find_pending_remap),
             share=0.8,
             typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
             remedy=always(
-                drain("move the work away from this GPU, and stop DCGM, the fabric manager and all that holds it"),
+                drain(
+                    "move the work away from this GPU, and stop DCGM, the fabric manager and everything else "
+                    "that holds it"
+                ),
                 reset_gpu(),
                 reboot(when="the reset is refused"),
-                run_step("inspect", "see that Pending says No", _LOOK),
+                run_step("inspect", "check that Pending says No", _LOOK),
                 replace_gpu(when="Remapping Failure Occurred says Yes"),
             ),
             explains=_MARKED,
@@ -391,9 +393,9 @@ FAMILY: Final = RuleFamily(
             title="a bad row of memory cannot be remapped",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             story=(
-                "The spare rows of a memory bank are used up, or the remapping could not be noted (Xid 64). The GPU "
-                "can no longer take bad memory out of use: errors will come back, however often it is reset. For "
-                "NVIDIA this is a condition on which a GPU is replaced."
+                "The spare rows of a memory bank are used up, or the remapping could not be recorded (Xid 64). The "
+                "GPU can no longer take bad memory out of use: errors will come back, however often it is reset. "
+                "NVIDIA replaces a GPU in this state."
             ),
             sources=(_POLICY, "https://github.com/awslabs/awsome-distributed-ai/pull/1190"),
             check=_check_each(_find_failed_remap),
@@ -407,10 +409,10 @@ FAMILY: Final = RuleFamily(
             title="the GPU's memory is wearing out",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             story=(
-                "Single errors are repaired by retiring pages or remapping rows. When there are too many of them the "
-                "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, SRAM "
-                "errors over NVIDIA's limit, or an uncorrectable error again and again although each was repaired. "
-                "These are NVIDIA's conditions for a replacement; more resets only put it off."
+                "Single errors are repaired by retiring pages or remapping rows. Too many of them mean that the "
+                "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, "
+                "SRAM errors over NVIDIA's limit, or an uncorrectable error again and again although each was "
+                "repaired. These are NVIDIA's conditions for a replacement; more resets only delay it."
             ),
             sources=(_POLICY, _RETIREMENT),
             check=_check_each(_find_failing),
@@ -432,10 +434,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
             look_at=(_LOOK, Shell("sudo fuser -v /dev/nvidia*")),
             story=(
-                "Before Ampere the driver takes a bad page of memory out of use (Xid 63), and does so when the GPU is "
-                "next attached: when the last program, daemon and monitor has let go of it and one comes back, or at a "
-                "reset. A persistence daemon, DCGM, an X server or a monitoring agent that keeps the device open puts "
-                "that off for ever, so the page goes on being handed out and programs go on dying of it."
+                "Before Ampere the driver takes a bad page of memory out of use (Xid 63), but only when the GPU is "
+                "next attached: when the last program, daemon and monitor has released it and one opens it again, "
+                "or at a reset. A persistence daemon, DCGM, an X server or a monitoring agent that keeps the "
+                "device open delays that indefinitely, so the page stays in use and programs keep crashing."
             ),
             sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
             check=_check_each(_find_pending_pages),
@@ -453,9 +455,9 @@ FAMILY: Final = RuleFamily(
             title="ECC corrects more single bits than it should have to",
             symptoms=(symptoms.ANY_XID,),
             story=(
-                "Single wrong bits are corrected on the fly and hurt nobody. So many of them that the driver reports "
-                "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
-                "are taken out of use, and plan for a replacement when they grow in number."
+                "Single wrong bits are corrected on the fly and do no harm. If there are so many that the driver "
+                "reports the rate (Xid 92), the memory is aging. No reset is needed; watch whether pages or rows "
+                "are taken out of use, and plan a replacement when their number grows."
             ),
             sources=(XID_CATALOG,),
             check=faults.incident_check(92),
@@ -472,16 +474,16 @@ FAMILY: Final = RuleFamily(
             symptoms=_PROGRAM_HIT,
             context=_count_sign("DRAM"),
             story=(
-                "An uncorrectable error was met by one program, and the GPU kept it there (Xid 94): that program is "
-                "ended, all others go on. The bad row is remapped at the next reset, which can wait until the GPU is "
-                "free. An error that could not be kept within one program is Xid 95, and cannot wait."
+                "One program hit an uncorrectable error, and the GPU contained it (Xid 94): that program is ended, "
+                "all others continue. The bad row is remapped at the next reset, which can wait until the GPU is "
+                "free. An error that could not be contained is Xid 95, and cannot wait."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/1174"),
             check=_until_reset(faults.incident_check(94)),
             remedy=always(
-                manual_step("application", "start the program again: others on the GPU were not touched"),
+                manual_step("application", "restart the program: others on the GPU were not affected"),
                 reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
-                run_step("inspect", "look for what is pending", _LOOK),
+                run_step("inspect", "check what is pending", _LOOK),
                 replace_gpu(when="it happens again and again on the same GPU"),
             ),
             explains=_HIT,
@@ -489,13 +491,13 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="xid-95-uncontained-ecc",
             disruption="reset-gpu",
-            title="a memory error that no program's end contains",
+            title="an uncontained memory error",
             symptoms=(*_PROGRAM_HIT, symptoms.CUDA_BUSY),
             context=_count_sign("SRAM"),
             story=(
-                "An uncorrectable error could not be laid to one program (Xid 95), so the results of every program on "
-                "the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; with MIG the "
-                "other instances may go on until then."
+                "An uncorrectable error could not be attributed to one program (Xid 95), so the results of every "
+                "program on the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; "
+                "with MIG the other instances may continue until then."
             ),
             sources=(_POLICY,),
             check=_until_reset(_find_uncontained),
@@ -509,9 +511,9 @@ FAMILY: Final = RuleFamily(
             symptoms=_PROGRAM_HIT,
             context=_count_sign("SRAM"),
             story=(
-                "The GPU found an uncorrectable error at a place where neither a remapping nor the end of one program "
-                "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
-                "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
+                "The GPU found an uncorrectable error that neither a remapping nor the end of one program fixes, "
+                "mostly in SRAM (Xid 140). Its state is unreliable until it is reset. If the SRAM counters pass "
+                "NVIDIA's limit, or the error comes back, the GPU must be replaced."
             ),
             sources=(XID_CATALOG,),
             check=_until_reset(faults.incident_check(140)),
@@ -526,10 +528,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.NOT_STARTED, symptoms.GPU_LOST),
             look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
             story=(
-                "The GPU keeps its serial number, its settings and the list of its bad memory in a small flash, the "
-                "InfoROM. Its checksum is wrong: nvidia-smi warns of it and ends with 14. The GPU computes as before, "
-                "but ECC settings and retired pages may be lost, and tools that ask for exit status 0, such as the "
-                "validator of the GPU Operator, refuse the node."
+                "The GPU keeps its serial number, its settings and the list of its bad memory in a small flash, "
+                "the InfoROM. Its checksum is wrong: nvidia-smi warns about it and exits with 14. The GPU computes "
+                "as before, but ECC settings and retired pages may be lost, and tools that require exit status 0, "
+                "such as the validator of the GPU Operator, refuse the node."
             ),
             sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
             check=faults.incident_check(125),
@@ -552,7 +554,7 @@ FAMILY: Final = RuleFamily(
                 reset_gpu("reset the GPU: the driver then repairs what it can"),
                 reboot(when="the reset is refused"),
                 write_nvidia_report("the warning stays"),
-                replace_gpu("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays"),
+                replace_gpu("have the vendor rewrite the InfoROM or replace the GPU", "the warning stays"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),

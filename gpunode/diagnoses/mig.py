@@ -104,14 +104,14 @@ def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
     return (Proof(_WAITING, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
-_WAITING: Final = "a change of the MIG mode waits for a reset of the GPU, which something that uses it prevents"
+_WAITING: Final = "a change of the MIG mode waits for a GPU reset, which is blocked because it is in use"
 
 
 def _capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
     """Yield what the driver's own files show of instances on an examined node."""
     layout = snapshot.facts.layout
     if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_caps) is are_there:
-        yield cite_fact("/proc/driver/nvidia/capabilities", "the compute instances that are there", layout.probe)
+        yield cite_fact("/proc/driver/nvidia/capabilities", "the present compute instances", layout.probe)
 
 
 _EMPTY: Final = all_of(
@@ -122,7 +122,7 @@ _INSTANCES: Final = any_of(_INSTANCE, custom_sign(lambda node: _capability_files
 
 def _find_empty(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield each GPU with MIG mode on and no instance."""
-    summary = "MIG is enabled and no instance was created, so CUDA finds no device to use"
+    summary = "MIG is enabled but no instance was created, so CUDA finds no usable device"
     for mode in _mig_modes(snapshot) if snapshot.view(_EMPTY) else ():
         if mode.current and mode.pending:
             yield Proof(summary, (mode.citation, *snapshot.view(_EMPTY)), gpu=mode.gpu)
@@ -135,18 +135,18 @@ def _smi_command(*words: str) -> Command:
 _CREATE: Final = always(
     run_step(
         "configure",
-        "create instances, of which profile 0 is the whole GPU as one",
+        "create instances (profile 0 is the whole GPU)",
         _smi_command("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
     ),
     run_step(
         "inspect",
-        "see which profiles there are",
+        "list the available profiles",
         _smi_command("mig", "-i", ADDRESS, "-lgip"),
-        when="it is to be divided",
+        when="the GPU is to be divided",
     ),
     run_step(
         "configure",
-        "or switch MIG off again",
+        "or turn MIG off again",
         _smi_command("-i", ADDRESS, "-mig", "0"),
         when="the GPU is not to be shared",
     ),
@@ -165,12 +165,12 @@ _SHARED: Final = any_of(
 
 def _grant_access(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_MODES) and not snapshot.view(_CURRENTLY_ON):
-        yield run_step("configure", "switch MIG on, where it is wanted", _smi_command("-i", ADDRESS, "-mig", "1"))
+        yield run_step("configure", "turn MIG on, if it is intended", _smi_command("-i", ADDRESS, "-mig", "1"))
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield manual_step("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
     else:
-        yield run_step("inspect", "ask as root", Shell("sudo nvidia-smi mig -lgi"))
+        yield run_step("inspect", "run it as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
@@ -184,7 +184,7 @@ FAMILY: Final = RuleFamily(
             cause="mig-mode-pending-reset",
             shows_in="gpu",
             disruption="reset-gpu",
-            title="a change of the MIG mode waits for a reset of the GPU",
+            title="a change of the MIG mode waits for a GPU reset",
             check=_find_pending,
             share=1,
             decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
@@ -192,16 +192,16 @@ FAMILY: Final = RuleFamily(
             symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
             look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
             story=(
-                "On Ampere the MIG mode changes with a reset of the GPU, and a GPU is not reset while any program has "
-                "it open: DCGM, persistenced, a display, a device plugin. nvidia-smi then notes the mode as pending "
-                "and says so in a warning. Instances cannot be created, and managers of MIG report that the mode is "
-                "still the old one."
+                "On Ampere the MIG mode changes at a GPU reset, and a GPU cannot be reset while any program has it "
+                "open: DCGM, persistenced, a display, a device plugin. nvidia-smi then shows the mode as pending "
+                "and prints a warning. Instances cannot be created, and MIG managers report that the mode is still "
+                "the old one."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
             context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
             remedy=always(
                 drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
-                reset_gpu("reset the GPU; the mode takes effect with it"),
+                reset_gpu("reset the GPU; the new mode then takes effect"),
                 reboot(when="the GPU cannot be reset, as in a virtual machine"),
             ),
             explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
@@ -210,19 +210,19 @@ FAMILY: Final = RuleFamily(
             cause="mig-enabled-no-instances",
             shows_in="gpu",
             disruption="none",
-            title="MIG is enabled and no instances were created",
+            title="MIG is enabled but no instances were created",
             check=_find_empty,
             share=0.7,
             decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
             typical=any_of(unless(_NO_INSTANCES, _MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
             symptoms=(_EMPTY, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
             against=(_INSTANCES,),
-            summary="MIG is enabled and no instance was created, so CUDA finds no device to use",
+            summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
             look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
             story=(
-                "With MIG enabled a GPU does no work as a whole: programs run on instances, and those have to be "
-                "created, a GPU instance and in it a compute instance. They are also gone after every reboot. Without "
-                "any, nvidia-smi lists the GPU as healthy, and every CUDA program says that there is no device."
+                "With MIG enabled, programs run only on instances, which must be created: a GPU instance and a "
+                "compute instance in it. They are lost at every reboot. Without instances nvidia-smi lists the GPU "
+                "as healthy, but every CUDA program reports that there is no device."
             ),
             sources=(_GUIDE,),
             context=_ENABLED,
@@ -233,19 +233,19 @@ FAMILY: Final = RuleFamily(
             cause="mig-capabilities-permission",
             shows_in="driver",
             disruption="none",
-            title="MIG's instances are out of this program's reach",
+            title="this program may not access MIG instances",
             share=1,
             symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
             look_at=(Shell("ls -l /dev/nvidia-caps"),),
             story=(
-                "Instances are seen and changed through capabilities of their own, files below /dev/nvidia-caps that "
-                "only root may open and that a container gets only when NVIDIA_MIG_CONFIG_DEVICES or "
-                "NVIDIA_MIG_MONITOR_DEVICES asks for them. Without them NVML answers «Insufficient Permissions». It "
-                "answers the same when MIG is off on the GPU at all."
+                "Viewing and changing instances needs special capabilities: files below /dev/nvidia-caps that only "
+                "root may open, and that a container gets only with NVIDIA_MIG_CONFIG_DEVICES or "
+                "NVIDIA_MIG_MONITOR_DEVICES. Without them NVML returns «Insufficient Permissions». It returns the "
+                "same if MIG is off on the GPU."
             ),
             sources=("https://github.com/Project-HAMi/HAMi/issues/1044", f"{DEVICE_PLUGIN}/issues/399", _GUIDE),
             decisive=all_of(_DENIED, _SHARED),
-            summary="the program may not see or change MIG instances, or MIG is off on the GPU",
+            summary="the program may not view or change MIG instances, or MIG is off on the GPU",
             typical=message_line(
                 r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
                 r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"

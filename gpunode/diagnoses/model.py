@@ -310,7 +310,7 @@ class Diagnosis:
     """The findings, the root cause first, and the questions left open.
 
     Attributes:
-        suspects: the likeliest causes of unexplained symptoms, most likely first.
+        suspects: the most likely causes of unexplained symptoms, most likely first.
         bugs: tracebacks of rules that crashed; each is an open question as well.
     """
 

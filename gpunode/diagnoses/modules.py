@@ -58,7 +58,7 @@ def _absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 # The machine signed the module itself; then the kernel may refuse it.
 _OWN_KEY: Final = message_line(r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo")
-_ELSEWHERE: Final = predicate(_is_elsewhere, "this machine has no NVIDIA module of its own to be loaded")
+_ELSEWHERE: Final = predicate(_is_elsewhere, "this machine has no NVIDIA module of its own to load")
 _BUILT: Final = predicate(
     lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
@@ -89,20 +89,20 @@ def _load_module(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_BLACKLIST):
         yield from _unblock_module(snapshot)
         return
-    yield run_step("load", "load the module; what it says when it fails is the cause", load)
+    yield run_step("load", "load the module; if that fails, its message names the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
-    yield run_step("inspect", "read what the kernel said of it", said)
+    yield run_step("inspect", "read the kernel's messages about it", said)
     if is_supported(snapshot):
-        text = "have gpunode find what is missing and load it"
+        text = "let gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
 
 def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
     entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
     taken_out = edit_matching_files(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d")
-    yield run_step("configure", "take the entries that keep nvidia away out of modprobe's configuration", taken_out)
+    yield run_step("configure", "remove the entries that block nvidia from modprobe's configuration", taken_out)
     if at_boot := snapshot.match(_ALONE_AT_BOOT):
-        text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
+        text = "remove the argument that blocks nvidia from the kernel's command line; takes effect at the next boot"
         yield run_step("configure", text, *remove_kernel_argument(snapshot, at_boot[0]))
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
     yield rebuild_initramfs(snapshot)
@@ -143,7 +143,7 @@ def _summarize_kernels(snapshot: Snapshot) -> str:
     built = {info.kernel for info in snapshot.view(modules.driver_info)}
     built |= {one.kernel for one in snapshot.view(modules.modules_on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
-    return f"the NVIDIA module was built for {names}, and not for the running kernel {running}".rstrip()
+    return f"the NVIDIA module was built for {names}, not for the running kernel {running}".rstrip()
 
 
 _NUMBERS: Final = Pattern(r"[\d._-]+")
@@ -158,7 +158,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
     is_successor = running != newest and _NUMBERS.sub("", running) == _NUMBERS.sub("", newest)
     built = {one.kernel for one in files.value}
     if is_successor and driver.is_loaded(snapshot) and running in built and newest not in built:
-        what = f"the next boot will have no driver: NVIDIA's module is built for {running}, and {newest} is newer"
+        what = f"the next boot will have no driver: NVIDIA's module is built for {running}, but {newest} is newer"
         lines = (cite_fact(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_BUILT))
         remedy = (_build_before_boot(snapshot, newest),)
         yield Proof(what, lines, "likely", remedy=remedy, severity="warning")
@@ -174,7 +174,7 @@ def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
 def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = modules.kernel_of_search(snapshot)
     if _is_kernel_gone(snapshot, kernel):
-        yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
+        yield reboot("reboot into the installed kernel: the running one was replaced and its modules are gone")
     elif prebuilt := packages.matching_packages(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
         yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
@@ -187,10 +187,12 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
             yield install(snapshot, text, *build.headers_packages(snapshot, kernel))
         yield build.rebuild_module(snapshot, kernel)
     else:
-        text = "install the driver as a package, which is built anew for every kernel, in place of what is there"
+        text = "replace the driver with a package that is rebuilt for every kernel"
         yield remedies.install_driver(snapshot, text)
         yield run_step(
-            "rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one"
+            "rebuild",
+            "or run NVIDIA's installer again, with --dkms",
+            when=("the driver must remain a .run installation"),
         )
 
 
@@ -243,8 +245,8 @@ _FILES: Final = custom_sign(_running_kernel_files)
 def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
     if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
-        yield manual_step("install", "install the package of this kernel anew, whose folder of modules is not whole")
-    yield run_step("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
+        yield manual_step("install", "reinstall the package of this kernel: its module folder is incomplete")
+    yield run_step("rebuild", "rebuild the indexes", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
 
 
@@ -286,7 +288,7 @@ _DIFFER: Final = any_of(custom_sign(_older_loaded_lines), message_line(r"nvidia-
 
 def _summarize_copies(snapshot: Snapshot) -> str:
     places = " and in ".join(sorted(snapshot.view(_module_copies)))
-    return f"NVIDIA's module stands in {places}, and the wrong one is loaded"
+    return f"NVIDIA's module exists in {places}, and the wrong copy is loaded"
 
 
 _OWNER: Final[dict[system.PackageManager, Command]] = {
@@ -300,7 +302,7 @@ _OWNER: Final[dict[system.PackageManager, Command]] = {
 def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     release = of_kernel(modules.kernel_of_search(snapshot))
     asks = _OWNER[snapshot.view(system.package_manager)]
-    text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
+    text = "remove the files left by NVIDIA's installer, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. Where the package manager is
     # another one than it seems, nobody has said that nobody owns it.
@@ -308,10 +310,10 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     is_another = join_commands(Shell('; do [ ! -e "$f" ] || ! command -v'), command(asks.split()[0]))
     owned = join_commands(Shell("||"), asks, name, Shell('|| sudo rm -v "$f"; done'))
     yield run_step("remove", text, join_commands(Shell("for f in"), command(*files), is_another, owned))
-    text = "see which package owns each copy that is left; the package whose driver is not wanted is to be removed"
+    text = "find the package that owns each remaining copy, and remove the package of the unwanted driver"
     find = command("find", of_kernel(release, "/lib/modules/"), "-name", "nvidia*.ko*", "-exec")
     yield run_step("inspect", text, join_commands(find, asks, Shell("{} +")))
-    yield run_step("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
+    yield run_step("rebuild", "rebuild the indexes", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -350,11 +352,11 @@ FAMILY: Final = RuleFamily(
             summary=_summarize,
             look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
             story=(
-                "The libraries and programs of the driver are there, and the module that they talk to is not in the "
-                "kernel. Programs say that the driver is not loaded or that they cannot communicate with it, and so "
-                "do containers, whose libraries come from the node. Most often something keeps the module away: it "
-                "was not built for this kernel, its signature was refused, another driver has the GPU. Where none of "
-                "that is found, loading it by hand shows what the kernel says."
+                "The driver's libraries and programs are installed, but their module is not in the kernel. "
+                "Programs report that the driver is not loaded or that they cannot communicate with it, and so do "
+                "containers, whose libraries come from the node. Usually something blocks the module: it was not "
+                "built for this kernel, its signature was rejected, or another driver has the GPU. If none of this "
+                "is found, loading it by hand shows the kernel's reason."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{DRIVER_README}commonproblems.html"),
             remedy=_load_module,
@@ -375,11 +377,11 @@ FAMILY: Final = RuleFamily(
             summary=_summarize_kernels,
             look_at=(Shell("uname -r"), Shell("dkms status")),
             story=(
-                "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
-                "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
-                "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
-                "refuses it for its version magic. On a node that works and has a newer kernel without a module it is "
-                "a warning before that boot."
+                "A kernel module fits one kernel. After a kernel upgrade the node boots the new kernel, but "
+                "NVIDIA's module exists only for the old one: DKMS did not build it, the prebuilt package for the "
+                "new kernel is missing, or NVIDIA's installer was run without DKMS. modprobe finds no module, or "
+                "the kernel rejects its version magic. On a working node with a newer kernel that lacks a module, "
+                "this is a warning before the next boot."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",
@@ -393,17 +395,17 @@ FAMILY: Final = RuleFamily(
             cause="depmod-index-missing",
             layer="kernel",
             disruption="none",
-            title="the kernel's module index does not know the module",
+            title="the kernel's module index does not list the module",
             decisive=any_of(_BROKEN, _EMPTY, custom_sign(_without_index), all_of(_NOT_FOUND, _FILES)),
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _BROKEN),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
             summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
             look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
             story=(
-                "modprobe does not search folders: it reads indexes that depmod writes below /lib/modules. Where they "
+                "modprobe does not search folders: it reads indexes that depmod writes below /lib/modules. If they "
                 "are missing, empty or older than the module (a kernel copied without its whole folder, an "
-                "interrupted upgrade, a module put there by hand), modprobe says that there is no module although the "
-                "file is in place."
+                "interrupted upgrade, a module copied by hand), modprobe reports that there is no module although "
+                "the file exists."
             ),
             sources=(
                 "https://man7.org/linux/man-pages/man8/depmod.8.html",
@@ -418,7 +420,7 @@ FAMILY: Final = RuleFamily(
             layer="kernel",
             shows_in="driver",
             disruption="reboot",
-            title="the module stands on disk twice, in different versions",
+            title="two versions of the module are on disk",
             decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),
             typical=unless(_TWICE, symptoms.DRIVER_WORKS),
             symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, _DIFFER),
@@ -427,10 +429,10 @@ FAMILY: Final = RuleFamily(
             summary=_summarize_copies,
             look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
             story=(
-                "Two ways of installing leave two files: DKMS in updates/dkms, NVIDIA's installer in "
-                "kernel/drivers/video, prebuilt packages elsewhere. depmod takes the one whose folder comes first, "
-                "whatever its version, so an upgrade of the other changes nothing: the old module is loaded at every "
-                "boot and refuses the new libraries, also after a reboot. One of the copies has to go."
+                "Two kinds of installation leave two files: DKMS in updates/dkms, NVIDIA's installer in "
+                "kernel/drivers/video, prebuilt packages elsewhere. depmod picks the one whose folder comes first, "
+                "regardless of its version, so an upgrade of the other changes nothing: the old module is loaded "
+                "at every boot and rejects the new libraries. Remove one of the copies."
             ),
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             remedy=_keep_one_copy,
@@ -448,16 +450,18 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             context=any_of(_IN_IMAGE, _OLD_IMAGE),
             against=(symptoms.DRIVER_WORKS,),
-            summary="the initramfs brings an older module than the installed one: it was not made anew with the driver",
+            summary=(
+                "the initramfs contains an older module than the installed one: it was not rebuilt with the driver"
+            ),
             look_at=(
                 Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"),
                 Shell("cat /proc/driver/nvidia/version"),
             ),
             story=(
-                "Where the initramfs holds NVIDIA's module, for an early console or through a distribution's hook, it "
-                "is loaded from there, before the root filesystem with its newer copy is mounted. An initramfs that "
-                "was not made anew after an upgrade brings the old version at every boot, and the new libraries do "
-                "not fit it. A reboot alone does not help."
+                "If the initramfs contains NVIDIA's module, for an early console or through a distribution's hook, "
+                "it is loaded from there, before the root filesystem with its newer copy is mounted. An initramfs "
+                "that was not rebuilt after an upgrade loads the old version at every boot, and the new libraries "
+                "do not match it. A reboot alone does not help."
             ),
             sources=(
                 "https://github.com/xxmyjk/xxmyjk.github.io/issues/12",

@@ -90,7 +90,7 @@ _BLACKLIST: Final = any_of(
     any_line(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b"),
 )  # fmt: skip
 _IMAGE: Final = custom_sign(_image_lines)
-_LEGACY: Final = predicate(_is_only_driver, "no driver of NVIDIA's that is maintained drives these GPUs")
+_LEGACY: Final = predicate(_is_only_driver, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
     lambda snapshot: any(item.outcome == "ok" for item in initramfs.running_kernel_listings(snapshot)),
     "the initramfs was listed",
@@ -125,11 +125,11 @@ FAMILY: Final = RuleFamily(
             disruption="reboot",
             title="nouveau owns the GPU",
             story=(
-                "The kernel ships drivers of its own for NVIDIA's GPUs, nouveau and now nova, which bind them early "
-                "at boot. A PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it says "
-                "that its probe routine was not called, and unloads. nvidia-smi cannot reach a driver, and all above "
-                "it fails. nouveau has to be kept from loading, in /etc/modprobe.d and in the initramfs, and the node "
-                "rebooted: a driver that shows a console cannot be taken away safely."
+                "The kernel ships its own drivers for NVIDIA GPUs, nouveau and now nova, which bind them early at "
+                "boot. A PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it logs "
+                "that its probe routine was not called, and unloads. nvidia-smi cannot reach a driver, and "
+                "everything above it fails. Blacklist nouveau in /etc/modprobe.d and in the initramfs, and reboot: "
+                "a driver that shows a console cannot be unloaded safely."
             ),
             sources=(
                 DRIVER_GUIDE,
@@ -144,7 +144,7 @@ FAMILY: Final = RuleFamily(
             against=(symptoms.DRIVER_WORKS, _LEGACY),
             rivals=frozenset({"vfio-bound"}),
             look_at=(Shell("lspci -nnk -d 10de:"),),
-            summary="nouveau owns the GPU, so NVIDIA's module is never given it",
+            summary="nouveau owns the GPU, so NVIDIA's module does not get it",
             remedy=_blacklist_nouveau,
             explains=consequences.NO_DRIVER,
         ),
@@ -154,10 +154,9 @@ FAMILY: Final = RuleFamily(
             disruption="reboot",
             title="the initramfs still loads nouveau",
             story=(
-                "The blacklist in /etc/modprobe.d is there, and nouveau is loaded all the same: the initramfs was "
-                "made before the blacklist was written, holds nouveau and an older copy of /etc/modprobe.d, and loads "
-                "it before the root filesystem is there. The initramfs of every kernel has to be made anew, then the "
-                "node rebooted."
+                "nouveau is loaded in spite of the blacklist in /etc/modprobe.d: the initramfs was built before "
+                "the blacklist was written, contains nouveau and an older copy of /etc/modprobe.d, and loads "
+                "nouveau before the root filesystem is mounted. Rebuild the initramfs of every kernel, then reboot."
             ),
             sources=(
                 f"{DRIVER_README}commonproblems.html",
@@ -174,7 +173,7 @@ FAMILY: Final = RuleFamily(
                 Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
                 Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),
             ),
-            summary="nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts",
+            summary="nouveau is blacklisted but still loaded: the initramfs loads it before the blacklist applies",
             remedy=rebuild_initramfs_and_reboot,
             explains=consequences.NO_DRIVER | {"nouveau-bound"},
         ),

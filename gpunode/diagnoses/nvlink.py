@@ -56,7 +56,7 @@ _BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_c
 _IN_PROGRESS: Final = custom_sign(fabric.registering_gpus)
 _NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, symptoms.CUDA_NOT_READY)
 _NOT_NEEDED: Final = predicate(
-    lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not joined by NVSwitches"
+    lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not connected by NVSwitches"
 )
 _NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED)
 _WAITS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
@@ -76,14 +76,14 @@ def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
     if boards.has_nvlink5(snapshot):
-        text = "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first"
+        text = "NVLink 5 also needs the subnet manager, and the InfiniBand modules loaded first"
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
         yield run_step("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
     unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if snapshot.view(_MASKED) else ()
     yield run_step("restart", "start it, now and at boot", *unmask, *_START)
     log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
     yield run_step("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
-    yield reset_all_gpus("reset the GPUs: those that waited do not all come back", "the state stays In Progress")
+    yield reset_all_gpus("reset the GPUs: not all that waited recover by themselves", "the state stays In Progress")
     yield reboot(when="a reset is refused")
 
 
@@ -116,7 +116,7 @@ def _find_all_down(snapshot: Snapshot) -> Iterator[Proof]:
     sure: Confidence = "certain" if snapshot.view(_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
-            summary = f"all NVLinks of {one.gpu} are down, and the node is made to have them: it is out of the fabric"
+            summary = f"all NVLinks of {one.gpu} are down, although this node type has them: it is out of the fabric"
             yield Proof(summary, (one.citation,), sure)
 
 
@@ -200,15 +200,15 @@ _AFTER_MILD: Final = (
     run_step(
         "inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _XIDS
     ),
-    reset_all_gpus(_RESET_ALL, "it keeps coming, and no GPU has an error of its own"),
+    reset_all_gpus(_RESET_ALL, "it keeps coming back, and no GPU reports an error of its own"),
 )
 _RESET_FABRIC: Final = always(
-    drain("move the work away: every GPU of the fabric is concerned"),
+    drain("move the work away: every GPU of the fabric is affected"),
     reset_all_gpus(_RESET_ALL),
     reboot(when="the reset is refused, or GPUs do not register again"),
     _LINKS_UP,
     write_nvidia_report(),
-    replace_gpu("seat the NVLink bridge or module again; have GPU or baseboard replaced", "the same link fails again"),
+    replace_gpu("reseat the NVLink bridge or module; have the GPU or baseboard replaced", "the same link fails again"),
 )
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
 _LINKS: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
@@ -230,10 +230,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(*_WAITS, _state_sign("failed")),
             look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
             story=(
-                "The fabric manager talks to the driver through an interface that has no versions of its own, so it "
-                "only starts with a driver of exactly its version. An upgrade of one of the two, or packages from two "
-                "repositories, part them. NVSwitches stay unprogrammed: nvidia-smi works, and every CUDA program ends "
-                "with error 802, system not yet initialized."
+                "The fabric manager talks to the driver through an unversioned interface, so it only starts with a "
+                "driver of exactly its version. They diverge when only one is upgraded, or when they come from two "
+                "repositories. NVSwitches stay unprogrammed: nvidia-smi works, but every CUDA program fails with "
+                "error 802, system not yet initialized."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/544"),
             decisive=_VERSIONS_DIFFER,
@@ -246,15 +246,14 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="fabric-manager-not-installed",
             disruption="none",
-            title="NVSwitches, and no fabric manager",
+            title="NVSwitches without a fabric manager",
             share=0.7,
             symptoms=_WAITS,
             look_at=(Shell("systemctl status nvidia-fabricmanager"),),
             story=(
-                "On boards with NVSwitches (HGX and DGX) the switches must be programmed before CUDA can use any GPU. "
-                "That is the fabric manager's work, and it comes in a package of its own that the driver does not "
-                "bring along. Without it nvidia-smi shows every GPU healthy, and every CUDA program ends with error "
-                "802."
+                "On boards with NVSwitches (HGX and DGX) the switches must be programmed before CUDA can use any "
+                "GPU. The fabric manager does that; it is a separate package that the driver does not install. "
+                "Without it nvidia-smi shows every GPU as healthy, but every CUDA program fails with error 802."
             ),
             sources=(_GUIDE, "https://github.com/pytorch/pytorch/issues/35710"),
             decisive=all_of(_MISSING, _NEEDED),
@@ -267,23 +266,23 @@ FAMILY: Final = RuleFamily(
             ),
             against=(_NOT_NEEDED,),
             may_be_normal=True,
-            summary="the GPUs of this node are joined by NVSwitches, and no fabric manager programs them",
+            summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
             remedy=_install_manager,
             explains=_WITHOUT_FABRIC,
         ),
         _rule(
             cause="fabric-manager-not-running",
             disruption="restart-service",
-            title="the fabric manager is installed and does not run",
+            title="the fabric manager is installed but not running",
             share=0.8,
             symptoms=_WAITS,
             look_at=(Shell("systemctl status nvidia-fabricmanager"),),
             story=(
-                "The fabric manager is there and stopped: disabled, masked, killed, or failing at its start again and "
-                "again. GPUs that registered before go on for a while, new programs end with error 802, and the GPUs' "
-                "fabric state stays In Progress. On NVLink 5 boards (B200, B300) it fails with 'nothing to do' when "
-                "the InfiniBand modules or the subnet manager are missing, since it then looks for switches of the "
-                "older kind."
+                "The fabric manager is installed but stopped: disabled, masked, killed, or failing at every start. "
+                "GPUs that registered before keep working for a while, new programs fail with error 802, and the "
+                "GPUs' fabric state stays In Progress. On NVLink 5 boards (B200, B300) it fails with 'nothing to "
+                "do' when the InfiniBand modules or the subnet manager are missing, because it then looks for "
+                "switches of the older kind."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2781"),
             decisive=unless(all_of(any_of(_state_sign("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
@@ -296,7 +295,7 @@ FAMILY: Final = RuleFamily(
             against=(_NOT_NEEDED,),
             may_be_normal=True,
             context=command_run(r"fabric-?manager"),
-            summary="the GPUs of this node wait for the fabric manager, which does not run",
+            summary="this node's GPUs wait for the fabric manager, which is not running",
             remedy=_start_manager,
             explains=_WITHOUT_FABRIC,
         ),
@@ -308,8 +307,8 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
                 "The fabric manager programs NVSwitches, and this node has none: PCIe cards and bridged pairs do "
-                "without. It says that there is nothing to do and exits, and systemd shows a failed unit. The GPUs "
-                "work; only the unit has to be switched off."
+                "not need it. It reports that there is nothing to do and exits, and systemd shows a failed unit. "
+                "The GPUs work; just disable the unit."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
             decisive=any_of(
@@ -319,7 +318,7 @@ FAMILY: Final = RuleFamily(
             context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
             summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
             remedy=always(
-                run_step("configure", "switch it off", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
+                run_step("configure", "disable it", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
             ),
         ),
         _rule(
@@ -329,9 +328,9 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
             look_at=(Shell("sudo dmesg | grep -i sxid"),),
             story=(
-                "SXids are to NVSwitches what Xids are to GPUs. A non-fatal one is often the echo of a GPU's fault at "
-                "the other end of the link; a fatal one stops the traffic through that link, and CUDA programs on the "
-                "GPUs behind it end with Xid 45. Reset the GPUs together: a switch is reset with them."
+                "SXids are the Xids of NVSwitches. A non-fatal one is often the consequence of a GPU fault at the "
+                "other end of the link; a fatal one stops the traffic through that link, and CUDA programs on the "
+                "GPUs behind it end with Xid 45. Reset the GPUs together: the switches are reset with them."
             ),
             sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
             check=_find_switch_errors,
@@ -347,10 +346,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
             story=(
-                "The GPU lost a link to a peer or an NVSwitch: bad signal, a bridge or module that is not seated, a "
-                "failing lane, or a peer that died first. What runs on the GPU ends, and everything that talks over "
-                "the link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
-                "tell signal from hardware."
+                "The GPU lost a link to a peer or an NVSwitch: bad signal, a bridge or module that is not seated, "
+                "a failing lane, or a peer that died first. Programs on the GPU end, and everything that uses the "
+                "link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
+                "tell a bad signal from broken hardware."
             ),
             sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=faults.incident_check(74),
@@ -365,10 +364,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
-                "From Blackwell on the units of an NVLink report under codes of their own, and the words in brackets "
-                "tell the unit, the link and how grave it is. One fatal event is followed by non-fatal ones on every "
-                "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang until "
-                "the node is reset: the GPU with the first fatal event is the one to look at."
+                "From Blackwell on, the units of an NVLink report under their own codes, and the words in brackets "
+                "name the unit, the link and the severity. A fatal event is followed by non-fatal ones on every "
+                "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang "
+                "until the node is reset: check the GPU with the first fatal event."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
             check=_find_nvlink5,
@@ -385,7 +384,7 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
             look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
             story=(
-                "Its peers have their links and this GPU has none: it did not register with the fabric, or lost all "
+                "Its peers have links but this GPU has none: it did not register with the fabric, or lost all "
                 "links at once. Programs that use it alone still work; collectives fall back to PCIe or hang, and "
                 "monitors that only count GPUs call the node healthy."
             ),
@@ -414,16 +413,16 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
             look_at=(Shell("nvidia-smi nvlink -s"),),
             story=(
-                "A few links of one GPU were not trained, while the others are up. Nothing fails, but what goes "
-                "between these GPUs is slower by the share of the missing links. A reboot trains them again; links "
-                "that stay down point to the seating of the module or the bridge, and then to the GPU."
+                "A few links of one GPU were not trained, while the others are up. Nothing fails, but transfers "
+                "between these GPUs are slower by the share of the missing links. A reboot trains them again; "
+                "links that stay down point to the seating of the module or the bridge, and then to the GPU."
             ),
             sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
             check=_find_some_down,
             context=command_run(r"\bnvlink\b|topo -m"),
             remedy=always(
-                reboot("reboot the node: links are trained anew"),
-                manual_step("hardware", "seat the module or the NVLink bridge again", "the same links stay down"),
+                reboot("reboot the node: links are trained again"),
+                manual_step("hardware", "reseat the module or the NVLink bridge", "the same links stay down"),
                 replace_gpu(when="they stay down after that"),
             ),
         ),
@@ -431,14 +430,14 @@ FAMILY: Final = RuleFamily(
             cause="nvlink-not-present-false-positive",
             severity="info",
             disruption="none",
-            title="no NVLink where none is to be",
+            title="no NVLink bridge is fitted, which is normal",
             share=1,
             symptoms=(symptoms.LINKS_DOWN,),
             look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
             story=(
-                "Many PCIe cards have NVLink contacts, and no bridge is fitted. Their links then read as down or "
-                "inactive, and some monitors report NVLINK_DOWN or ask for a field diagnostic. It is no fault: these "
-                "cards talk over PCIe."
+                "Many PCIe cards have NVLink contacts but no bridge. Their links then show as down or inactive, "
+                "and some monitors report NVLINK_DOWN or ask for a field diagnostic. This is not a fault: these "
+                "cards use PCIe."
             ),
             sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
             decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
@@ -447,9 +446,9 @@ FAMILY: Final = RuleFamily(
                 *(_UP, _SWITCHES, _BASEBOARD),
             ),
             context=_MEANT,
-            summary="no NVLink bridge joins these GPUs: that no link is up is as it must be",
+            summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
             remedy=always(
-                manual_step("configure", "take the NVLink check out of the monitor for this model: the node is fine")
+                manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
             ),
         ),
     ),

@@ -92,17 +92,23 @@ _WITHOUT_DRIVER: Final = Shell(
 
 
 _KEEP_HOST: Final = always(
-    run_step("configure", "keep the host's driver: tell the operator not to install one", _WITHOUT_DRIVER),
-    manual_step("remove", "or take the driver's packages off the host and reboot it", "the operator is to bring it"),
+    run_step("configure", "keep the host's driver: configure the operator not to install one", _WITHOUT_DRIVER),
+    manual_step(
+        "remove",
+        "or remove the driver's packages from the host and reboot it",
+        "the operator should provide the driver",
+    ),
 )
 
 
 def _free_driver(snapshot: Snapshot) -> Iterable[Fix]:
     node = kubectl_node_name(snapshot)
-    yield manual_step("drain", "save what pods of the node keep in an emptyDir: it is lost when they are moved away")
+    yield manual_step(
+        "drain", "save the data that the node's pods keep in emptyDir volumes: it is lost when they are moved"
+    )
     yield Fix(
         "drain",
-        "then move the pods off the node; programs outside of pods that use a GPU have to be stopped, too",
+        "then move the pods off the node, and stop programs outside of pods that use a GPU",
         (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
     restart = join_commands(
@@ -147,10 +153,10 @@ _NO_KERNEL: Final = any_of(
 
 
 def _avoid_image(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "install the driver on the host, and tell the operator not to"
+    text = "install the driver on the host, and configure the operator not to"
     yield replace(driver_fix(snapshot, text), kind="configure")
-    yield run_step("configure", "tell the operator to install none", _WITHOUT_DRIVER)
-    yield manual_step("configure", "or name a driver version for which an image of this system exists (driver.version)")
+    yield run_step("configure", "configure the operator not to install one", _WITHOUT_DRIVER)
+    yield manual_step("configure", "or set a driver version that has an image for this system (driver.version)")
 
 
 FAMILY: Final = RuleFamily(
@@ -163,10 +169,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="the operator installs a driver over the host's own",
             story=(
-                "By default the GPU Operator brings the driver in a pod. On a node that has one installed, its modules "
-                "are loaded and in use, so the driver pod can neither unload them nor load its own, and starts again "
-                "and again; everything that waits for it stays in Init. One of the two has to own the driver: the "
-                "host, with driver.enabled=false, or the operator, on a host without driver packages."
+                "By default the GPU Operator installs the driver from a pod. If the node already has a driver, its "
+                "modules are loaded and in use, so the driver pod can neither unload them nor load its own, and "
+                "restarts again and again; everything that waits for it stays in Init. Only one may own the "
+                "driver: the host, with driver.enabled=false, or the operator, on a host without driver packages."
             ),
             sources=(
                 f"{_OPERATOR}/issues/126",
@@ -187,7 +193,7 @@ FAMILY: Final = RuleFamily(
                 Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
             ),
             share=1.5,
-            summary="the node has a driver of its own, and the operator's driver pod wants to replace it with another",
+            summary="the node has its own driver, and the operator's driver pod tries to replace it",
             remedy=_KEEP_HOST,
             explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),
@@ -195,12 +201,12 @@ FAMILY: Final = RuleFamily(
             cause="gpu-operator-driver-restart-blocked",
             layer="kubernetes",
             disruption="restart-container",
-            title="the restarted driver pod cannot unload the driver, programs still use it",
+            title="the restarted driver pod cannot unload the driver, because programs still use it",
             story=(
-                "A driver pod that starts again, after an upgrade or a crash, unloads the modules that the one before "
-                "loaded. Pods with a GPU, a monitoring agent or a display server still hold them, and the driver "
-                "manager may not drain the node, or is refused for pods with local data. The driver pod fails in its "
-                "init container, and with it the whole stack, until the clients are gone."
+                "A driver pod that restarts, after an upgrade or a crash, unloads the modules of its predecessor. "
+                "GPU pods, a monitoring agent or a display server still hold them, and the driver manager may not "
+                "drain the node, or fails at pods with local data. The driver pod fails in its init container, and "
+                "with it the whole stack, until the clients are gone."
             ),
             sources=(f"{_OPERATOR}/issues/2166", f"{_OPERATOR}/issues/416", f"{_OPERATOR}/issues/304"),
             decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
@@ -216,7 +222,7 @@ FAMILY: Final = RuleFamily(
             context=any_of(_MANAGED, _CLIENTS),
             look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             share=1.5,
-            summary="the operator's driver pod cannot unload the one before it, which is in use",
+            summary="the operator's driver pod cannot unload the previous driver, which is in use",
             remedy=_free_driver,
             explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),
@@ -226,11 +232,11 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="there is no driver image for this system or kernel",
             story=(
-                "The operator puts the image's tag together from the driver's version and the node's system, and for "
-                "precompiled drivers the kernel. Images exist for the supported systems, not for every kernel; a pull "
-                "ends with not found or manifest unknown. In an image that builds on the node, the packages "
-                "of a kernel that the distribution no longer offers are missing in the same way. A driver on the host "
-                "does without either."
+                "The operator composes the image's tag from the driver's version, the node's system and, for "
+                "precompiled drivers, the kernel. Images exist for the supported systems, not for every kernel; a "
+                "pull fails with not found or manifest unknown. An image that builds on the node fails in the same "
+                "way if the distribution no longer offers the kernel's packages. A driver on the host needs "
+                "neither."
             ),
             sources=(
                 f"{_OPERATOR}/issues/722",

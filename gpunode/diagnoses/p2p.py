@@ -37,13 +37,15 @@ _NO_ACS: Final = Shell(
 
 def _disable_acs(snapshot: Snapshot) -> Iterable[Fix]:
     if _has_guests(snapshot):
-        text = "set NCCL_P2P_DISABLE=1 for the job: this node needs ACS, which keeps its virtual machines apart"
+        text = "set NCCL_P2P_DISABLE=1 for the job: this node needs ACS, which isolates its virtual machines"
         yield manual_step("application", text)
         return
     yield run_step(
-        "configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
+        "configure", "turn ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
     )
-    yield manual_step("firmware", "switch ACS off in BIOS, and VT-d or AMD's IOMMU where nothing needs it: that lasts")
+    yield manual_step(
+        "firmware", "turn ACS off in the BIOS, and VT-d or AMD's IOMMU if nothing needs them: this is permanent"
+    )
 
 
 # ---- the IOMMU
@@ -88,12 +90,12 @@ _PASSES: Final = "iommu=pt"
 
 def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
     if not has_kernel_argument(snapshot, _PASSES):
-        yield from add_kernel_argument(snapshot, _PASSES, "devices of the host pass the IOMMU untranslated")
+        yield from add_kernel_argument(snapshot, _PASSES, "devices of the host bypass IOMMU translation")
     elif _has_guests(snapshot):
-        text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU has to stay on for the virtual machines"
+        text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU must stay on for the virtual machines"
         yield manual_step("application", text)
         return
-    text = "switch the IOMMU (VT-d, AMD-Vi) off in BIOS"
+    text = "turn the IOMMU (VT-d, AMD-Vi) off in the BIOS"
     yield manual_step("firmware", text, "no virtual machines run here, and iommu=pt did not help")
 
 
@@ -114,14 +116,14 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="iommu-blocks-p2p",
             disruption="reboot",
-            title="the IOMMU stops transfers between GPUs",
+            title="the IOMMU blocks transfers between GPUs",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
             story=(
-                "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default "
-                "on many boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives "
-                "hang or return wrong data, and the GPUs report Xids of their own. In pass-through mode the host's "
-                "devices are let through."
+                "GPUs write directly into each other's memory over PCIe. With a translating IOMMU (the default on "
+                "many boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives "
+                "hang or return wrong data, and the GPUs report Xids. In pass-through mode the host's devices are "
+                "not translated."
             ),
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             decisive=custom_sign(_gpu_page_faults),
@@ -134,7 +136,7 @@ FAMILY: Final = RuleFamily(
                 _REDIRECTS,
             ),
             context=_TRANSLATES,
-            summary="the IOMMU translates what GPUs send to each other, and peer-to-peer transfers crawl or hang",
+            summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
             remedy=_bypass_iommu,
             explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
@@ -142,20 +144,20 @@ FAMILY: Final = RuleFamily(
             cause="acs-blocks-p2p",
             severity="warning",
             disruption="none",
-            title="access control on bridges keeps GPUs apart",
+            title="access control (ACS) on PCIe bridges isolates the GPUs",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
             look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
             story=(
-                "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, "
-                "through the IOMMU, instead of directly. That is needed to pass devices to virtual machines and "
-                "harmful everywhere else: peer-to-peer transfers become slow, or NCCL hangs without an error. "
-                "NCCL_P2P_DISABLE=1 makes it go away."
+                "With Access Control Services a bridge sends requests from one GPU to another up to the root "
+                "complex, through the IOMMU, instead of directly. This is needed to pass devices to virtual "
+                "machines and harmful otherwise: peer-to-peer transfers become slow, or NCCL hangs without an "
+                "error. NCCL_P2P_DISABLE=1 works around it."
             ),
             sources=(_NCCL_GUIDE, "https://github.com/NVIDIA/nccl/issues/2079"),
             decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
             typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
             context=any_of(_REDIRECTS, _HANGS),
-            summary="bridges send what GPUs ask of each other up to the root complex (ACS)",
+            summary="bridges route requests between GPUs through the root complex (ACS)",
             remedy=_disable_acs,
         ),
     ),

@@ -37,7 +37,7 @@ def _summarize_lock(snapshot: Snapshot) -> str:
     holder = snapshot.match(_HOLDER)
     name = f" ({holder['name']})" if holder and holder["name"] else ""
     who = f": process {holder['pid']}{name}" if holder else ""
-    return f"another program is at work on the package database{who}; its lock passes when it has finished"
+    return f"another program is using the package database{who}; it releases the lock when it has finished"
 
 
 _LISTED_LOCK: Final = Pattern(
@@ -50,7 +50,7 @@ def _find_held_lock(snapshot: Snapshot) -> Iterator[Proof]:
     for item in snapshot.items:
         if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
             who = f"{match['name']} (process {match['pid']})"
-            summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
+            summary = f"{who} is using the package database; everything that needs the lock must wait for it"
             yield Proof(summary, (cite(item, item.number_at(match.start())),), severity="info")
 
 
@@ -58,9 +58,9 @@ def _wait_for_lock(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) != "apt":
         yield manual_step("wait", "wait until the other program has finished, then run the command again")
         return
-    text = "wait until it has finished; apt does that by itself when it is told how long"
+    text = "wait until it has finished; apt can do that by itself, with a time limit"
     yield run_step("wait", text, Shell("sudo apt-get -o DPkg::Lock::Timeout=600 check"))
-    text = "where nodes are set up at their first boot, let the automatic upgrade end before"
+    text = "if nodes are set up at their first boot, wait for the automatic upgrade first"
     yield run_step(
         "wait", text, Shell("sudo systemctl start --wait apt-daily-upgrade.service"), when="it is the first boot"
     )
@@ -96,7 +96,7 @@ _LEFT: Final = message_line(
 def _summarize_half_done(snapshot: Snapshot) -> str:
     half = _half_done_packages(snapshot)
     names = ", ".join(sorted(one.name for one in half)[:4])
-    return f"dpkg began with {names} and did not finish" if half else "dpkg left packages half installed"
+    return f"dpkg started to install {names} and did not finish" if half else "dpkg left packages half installed"
 
 
 _BUILD: Final = any_of(
@@ -110,13 +110,13 @@ _BUILD: Final = any_of(
 def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_BUILD):
         log = Shell("sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'")
-        yield run_step("inspect", "read why the module did not build; that is to be repaired first", log)
+        yield run_step("inspect", "read why the module did not build; fix that first", log)
     else:
-        yield run_step("inspect", "see which packages they are and what each still needs", Shell("sudo dpkg --audit"))
+        yield run_step("inspect", "list these packages and what each still needs", Shell("sudo dpkg --audit"))
     finish = (Shell("sudo dpkg --configure -a"), Shell("sudo apt-get -f install"))
-    yield run_step("install", "finish what dpkg began", *finish)
+    yield run_step("install", "finish the interrupted dpkg run", *finish)
     if broken := sorted(one.name for one in _half_done_packages(snapshot) if one.is_broken):
-        yield reinstall(snapshot, "neither of them completes a package that has lost files: install it anew", *broken)
+        yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
 FAMILY: Final = RuleFamily(
@@ -135,9 +135,9 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
             story=(
                 "Only one program at a time may change the package database. On a fresh cloud node that is "
-                "unattended-upgrades or cloud-init, minutes after the first boot, and a provisioning that starts then "
-                "fails with «Could not get lock». The lock passes by itself. To delete its file while the other "
-                "program works can destroy the database."
+                "unattended-upgrades or cloud-init, minutes after the first boot, and a provisioning run that "
+                "starts then fails with «Could not get lock». The lock is released by itself. Deleting its file "
+                "while the other program works can destroy the database."
             ),
             sources=("https://wiki.debian.org/UnattendedUpgrades", DPKG),
             remedy=_wait_for_lock,
@@ -153,10 +153,10 @@ FAMILY: Final = RuleFamily(
             summary=_summarize_half_done,
             look_at=(Shell("dpkg --audit"),),
             story=(
-                "dpkg unpacks packages first and configures them after. A script that fails in between, for a driver "
-                "mostly the build of its module, or an interruption, leaves them and everything that needs them "
-                "unconfigured; the list shows iU, iF or iH. Every later run of apt begins by failing at the same place "
-                "until the reason is gone."
+                "dpkg unpacks packages first and configures them after. A failing script in between (for a driver "
+                "mostly the build of its module), or an interruption, leaves them and everything that depends on "
+                "them unconfigured; the list shows iU, iF or iH. Every later run of apt fails at the same place "
+                "until the cause is fixed."
             ),
             sources=(DPKG,),
             remedy=_finish_packages,

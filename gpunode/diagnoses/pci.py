@@ -74,9 +74,9 @@ _FROM_ELSEWHERE: Final = predicate(system.has_external_driver, "the driver is no
 
 def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     guest = "attach a GPU to this virtual machine, or start an instance type that has one"
-    host = "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
+    host = "power the machine off, seat the GPU and its power cables, and enable the slot in the BIOS"
     yield manual_step("hardware", guest if system.is_guest(snapshot) else host)
-    yield run_step("inspect", "look whether the bus shows it now", Shell("lspci -nn -d 10de:"))
+    yield run_step("inspect", "check whether the bus shows it now", Shell("lspci -nn -d 10de:"))
 
 
 # ---- who owns it
@@ -112,9 +112,9 @@ _LENT: Final = custom_sign(lambda snapshot: (gpu.citation for gpu in passthrough
 _OWNED: Final = any_of(_TAKEN, custom_sign(_owned_by_sysfs), _LENT)
 _MAY_BE_INTENDED: Final = predicate(
     lambda node: passthrough.is_hypervisor(node) and not any(passthrough.guest_lists(node)),
-    "the host is there for its guests",
+    "the host runs virtual machines",
 )
-_SET_UP: Final = "vfio-pci owns a GPU, to hand to a virtual machine: this is set up so, and the host goes without"
+_SET_UP: Final = "vfio-pci owns a GPU for a virtual machine: this is intended, and the host cannot use it"
 
 
 def _find_intended(snapshot: Snapshot) -> Iterator[Proof]:
@@ -129,18 +129,18 @@ def _find_intended(snapshot: Snapshot) -> Iterator[Proof]:
         yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
 
 
-_LEAVE: Final = manual_step("wait", "leave it to its virtual machine, or take its ids out of vfio-pci's and reboot")
+_LEAVE: Final = manual_step("wait", "leave it to its virtual machine, or remove its ids from vfio-pci's and reboot")
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _PLACES: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
 
 def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "make sure that no virtual machine is to have the GPU: qm list, or virsh list --all, shows them"
+    text = "make sure that no virtual machine needs the GPU: qm list, or virsh list --all, shows them"
     yield manual_step("configure", text)
-    text = "take NVIDIA's ids out of what is reserved for vfio-pci"
+    text = "remove NVIDIA's ids from those reserved for vfio-pci"
     yield run_step("configure", text, edit_matching_files("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *_PLACES))
     entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
-    yield run_step("rebuild", "write the boot loader's configuration anew", entries)
+    yield run_step("rebuild", "regenerate the boot loader's configuration", entries)
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -182,10 +182,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
             look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
-                "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or "
-                "has no power, the slot is switched off, the instance type has no GPU, or none is passed through to "
-                "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot talk "
-                "to a driver. No package and no setting of this system can change it."
+                "The driver is installed, but no NVIDIA device answers on the PCI bus: the card is not seated or "
+                "has no power, the slot is disabled, the instance type has no GPU, or none is passed through to "
+                "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot "
+                "talk to a driver. No package or setting of this system can change that."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
             decisive=all_of(
@@ -201,7 +201,7 @@ FAMILY: Final = RuleFamily(
                 unless(custom_sign(_owned_by_sysfs), symptoms.NO_GPU),
             ),
             may_be_normal=True,
-            summary="no NVIDIA GPU is on this machine's PCI bus, and a driver for one is here",
+            summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
             remedy=_attach_gpu,
             explains=NO_DRIVER | {"driver-not-installed"},
         ),
@@ -212,10 +212,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
             look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
             story=(
-                "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
-                "command line, in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given "
-                "it: the module loads and finds no devices, or does not load. On a host that runs virtual machines "
-                "this is meant to be so, and no fault: least of all where the host has other GPUs for itself."
+                "A GPU for a virtual machine is bound to vfio-pci, by its id on the kernel's command line, in "
+                "/etc/modprobe.d or by driverctl. NVIDIA's driver on the host then does not get it: the module "
+                "loads and finds no devices, or does not load. On a host that runs virtual machines this is "
+                "intended, not a fault, especially if the host has other GPUs for itself."
             ),
             sources=(
                 "https://docs.kernel.org/driver-api/vfio.html",
@@ -229,7 +229,7 @@ FAMILY: Final = RuleFamily(
             typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_INTENDED, symptoms.DRIVER_WORKS),
             may_be_normal=True,
             context=any_of(_RESERVED, _LENT),
-            summary="vfio-pci owns the GPU, to hand to a virtual machine, so NVIDIA's driver is not given it",
+            summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
             remedy=_release_gpu,
             explains=NO_DRIVER | {"nouveau-bound"},
         ),
@@ -241,9 +241,9 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
             story=(
                 "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
-                "machine, a suspend or a long idle time the platform fails to bring it back; the kernel says so "
-                "before any driver does. NVIDIA's driver then fails to start it (0x22:0x56), or finds it fallen off "
-                "the bus, though the driver is fine."
+                "machine, a suspend or a long idle time the platform fails to power it up again; the kernel "
+                "reports this before any driver does. NVIDIA's driver then cannot start it (0x22:0x56), or finds "
+                "it fallen off the bus, although the driver is fine."
             ),
             sources=(
                 "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
@@ -252,10 +252,10 @@ FAMILY: Final = RuleFamily(
             decisive=custom_sign(_sleeping_gpus),
             typical=all_of(_ALL_ONES, _IN_D3COLD),
             context=any_of(_ALL_ONES, _IN_D3COLD),
-            summary="the GPU does not come back from its deepest sleep (D3cold): its configuration space is silent",
+            summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
             remedy=always(
                 power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
-                run_step("configure", "keep GPUs from sleeping: no runtime power management for them", _AWAKE),
+                run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _AWAKE),
                 manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
             ),
             explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},

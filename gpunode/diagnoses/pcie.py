@@ -32,7 +32,7 @@ def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
         if port and port.max_width <= link.width:
             continue
         is_known = port is not None or link.is_of_both
-        than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
+        than = "both ends have" if is_known else "the GPU has (the slot's width is unknown)"
         is_minor = link.width * 2 >= link.max_width > 0 and not is_odd and link.width > 1
         severity: Severity = "info" if is_minor else "warning"
         of = f" of x{link.max_width}" if link.max_width else ""
@@ -144,14 +144,14 @@ def _find_storm(snapshot: Snapshot) -> Iterator[Proof]:
     is_often = often >= (_MANY if is_long or snapshot.view(faults.first_bus_falls) else _FEW)
     if is_often and not snapshot.view(_uncorrected_errors):
         is_its_own = any(pcie_links.pci_slot(one.address) in snapshot.view(pcie_links.nvidia_slots) for one in found)
-        summary = "the GPU's PCIe link corrects errors again and again: its signal is bad"
+        summary = "the GPU's PCIe link keeps correcting errors: its signal is bad"
         yield _make_proof(snapshot, summary, found, confidence="certain" if is_its_own else "likely")
 
 
 def _find_uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
     if found := snapshot.view(_uncorrected_errors):
         what = ", ".join(sorted({bit for one in found for bit in _error_bits(one)})) or "an uncorrected error"
-        yield _make_proof(snapshot, f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", found)
+        yield _make_proof(snapshot, f"a transfer on the GPU's PCIe link was lost ({what})", found)
 
 
 def _make_proof(
@@ -165,11 +165,11 @@ def _make_proof(
 
 
 _RESEAT: Final = (
-    manual_step("hardware", "power the node off, seat the GPU again, change riser or cable, and try another slot"),
-    manual_step("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
-    run_step(
-        "inspect", "look at the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")
+    manual_step("hardware", "power the node off, reseat the GPU, change riser or cable, and try another slot"),
+    manual_step(
+        "firmware", "limit the slot to a lower PCIe generation in the BIOS", "it comes back in another slot too"
     ),
+    run_step("inspect", "check the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")),
 )
 
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -186,10 +186,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
             story=(
-                "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root "
-                "port reports an uncorrected error. NVIDIA's driver cannot recover from it, so what follows looks "
-                "like a driver fault: page faults (Xid 31) of whatever ran, GSP timeouts, at last a fallen GPU. "
-                "Cable, riser, slot and power come first."
+                "The GPU did not answer a request in time, or a packet arrived damaged, and the root port reports "
+                "an uncorrected error. NVIDIA's driver cannot recover from it, so the consequences look like a "
+                "driver fault: page faults (Xid 31) of running programs, GSP timeouts, finally a GPU that falls "
+                "off the bus. Check cable, riser, slot and power first."
             ),
             sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
             check=_find_uncorrected,
@@ -206,10 +206,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
             look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
             story=(
-                "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them "
-                "again. Each is corrected, so nothing fails, but a link that does it again and again has a bad "
-                "signal: riser, cable, seating, slot or power. It costs speed, and it often ends in lost transfers or "
-                "a GPU fallen off the bus."
+                "The link between root port and GPU loses or damages packets (BadTLP, RxErr, Timeout) and resends "
+                "them. Each error is corrected, so nothing fails, but a link with many errors has a bad signal: "
+                "riser, cable, seating, slot or power. It costs speed, and it often ends in lost transfers or a "
+                "GPU that falls off the bus."
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_find_storm,
@@ -228,10 +228,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
             look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
             story=(
-                "Card and slot agree on a width when the link is trained. Dirt, a bad riser or a bifurcation setting "
-                "leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. It is a fault "
-                "where both ends have more lanes: a slot that is wired for fewer gives no more, and a lower speed at "
-                "idle is power saving."
+                "Card and slot negotiate a width when the link is trained. Dirt, a bad riser or a bifurcation "
+                "setting leaves it at x8, x4 or x1, and copies between host and GPU are slower by that factor. It "
+                "is a fault only if both ends have more lanes: some slots are wired for fewer, and a lower speed "
+                "at idle is power saving."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",

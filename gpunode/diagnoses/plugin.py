@@ -85,7 +85,7 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         or containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}
     ):
         yield run_step("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
-    yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
+    yield set_runtime_class("let the device plugin request NVIDIA's runtime")
     yield manual_step(
         "configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime"
     )
@@ -106,13 +106,13 @@ _ELSEWHERE: Final = any_of(
 _FIND_LIBRARY: Final = always(
     manual_step(
         "configure",
-        "name the driver's root to the device plugin (nvidiaDriverRoot) and to the toolkit (root in its config.toml)",
-        when="the driver does not stand in /",
+        "set the driver's root in the device plugin (nvidiaDriverRoot) and in the toolkit (root in its config.toml)",
+        when="the driver is not installed in /",
     ),
     set_runtime_class("let the device plugin run under NVIDIA's runtime"),
     run_step(
         "inspect",
-        "look where the driver's library is, and whether the runtime finds it",
+        "check where the driver's library is, and whether the runtime finds it",
         Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml"),
     ),
     restart_plugin(),
@@ -143,12 +143,12 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
             story=(
-                "The device plugin loads libnvidia-ml.so.1 to count the GPUs. Its image does not hold it: NVIDIA's "
-                "container runtime mounts it from the host. Where the runtime does so and the plugin still misses it, "
-                "one of the two looks in the wrong root: drivers of GKE stand in /home/kubernetes/bin/nvidia or "
-                "/opt/nvidia, a driver container's in /run/nvidia/driver, those of WSL in /usr/lib/wsl, those of Talos "
-                "and NixOS in trees of their own. The plugin then runs, or restarts again and again, and the node "
-                "offers no nvidia.com/gpu."
+                "The device plugin loads libnvidia-ml.so.1 to count the GPUs. Its image does not contain it: "
+                "NVIDIA's container runtime mounts it from the host. If the runtime does so and the plugin still "
+                "does not find it, one of the two looks in the wrong root: GKE installs drivers in "
+                "/home/kubernetes/bin/nvidia or /opt/nvidia, a driver container in /run/nvidia/driver, WSL in "
+                "/usr/lib/wsl, Talos and NixOS in their own trees. The plugin then idles, or restarts again and "
+                "again, and the node offers no nvidia.com/gpu."
             ),
             sources=(
                 f"{DEVICE_PLUGIN}/issues/1371",
@@ -174,11 +174,11 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
             story=(
-                "The container runtime knows a handler nvidia, and uses it only for pods that ask for it by a "
-                "RuntimeClass, unless it is the default. The device plugin's pod asks for none, so it is started by "
-                "runc, without the driver's libraries and devices. It says that NVML was not found and that the "
-                "strategy or platform is incompatible; the driver and `nvidia-smi` on the host are fine. The static "
-                "manifest and older charts ask for no runtime class."
+                "The container runtime has a handler nvidia, but uses it only for pods that request it by a "
+                "RuntimeClass, unless it is the default. The device plugin's pod does not, so runc starts it, "
+                "without the driver's libraries and devices. It reports that NVML was not found and that the "
+                "strategy or platform is incompatible; the driver and `nvidia-smi` on the host are fine. The "
+                "static manifest and older charts set no runtime class."
             ),
             sources=(
                 f"{DEVICE_PLUGIN}/issues/1220",
@@ -227,13 +227,13 @@ FAMILY: Final = RuleFamily(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
             disruption="restart-container",
-            title="the device plugin calls a GPU unhealthy",
+            title="the device plugin marked a GPU unhealthy",
             story=(
-                "The device plugin watches the driver's events. After a critical Xid that is not on its short list of "
-                "application faults it reports the GPU as unhealthy, and the kubelet takes it out of allocatable: the "
-                "capacity stays, fewer can be given out, pods wait with Insufficient nvidia.com/gpu. Pods that have "
-                "the GPU keep it. The plugin does not take its word back before it is restarted, even where the "
-                "fault was the application's and the GPU is well."
+                "The device plugin watches the driver's events. After a critical Xid that is not on its short list "
+                "of application faults it reports the GPU as unhealthy, and the kubelet removes it from "
+                "allocatable: the capacity stays, but fewer are available, and pods wait with Insufficient "
+                "nvidia.com/gpu. Pods that have the GPU keep it. The plugin keeps the mark until it is restarted, "
+                "even if the fault was the application's and the GPU is fine."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             decisive=UNHEALTHY,
@@ -249,11 +249,11 @@ FAMILY: Final = RuleFamily(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
             ),
-            summary="the device plugin calls a GPU unhealthy and gives it to no new pod",
+            summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
             remedy=always(
-                plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that"),
-                run_step("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
-                restart_plugin("restart the device plugin: it never takes that back by itself", "the GPU works"),
+                plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
+                run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
+                restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
             ),
         ),
     ),

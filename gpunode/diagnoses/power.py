@@ -40,7 +40,7 @@ def _find_braked(snapshot: Snapshot) -> Iterator[Proof]:
     # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
     sure: Confidence = "certain" if snapshot.items_of("kernel-log", "journal") else "likely"
     for gpu, place in _active_reasons(snapshot, *_BRAKE):
-        summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, holds the clocks down"
+        summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, limits the clocks"
         yield Proof(summary, (place,), sure, gpu=gpu.name)
 
 
@@ -75,17 +75,17 @@ def _find_limited(snapshot: Snapshot) -> Iterator[Proof]:
         now, usual = next((limit for limit in limits if limit), None), gpu.number("Default Power Limit")
         if now is None or usual is None or now >= usual * _SHARE:
             continue
-        summary = f"{_gpu_name(gpu)} may draw {now:.0f} W, and its default is {usual:.0f} W"
+        summary = f"{_gpu_name(gpu)} is limited to {now:.0f} W, but its default is {usual:.0f} W"
         severity: Severity = "warning" if capped or snapshot.view(_LIMITS_ASKED) else "info"
         lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
         limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
-        remedy = (run_step("configure", "set the default limit again", limit), _FIND)
+        remedy = (run_step("configure", "restore the default limit", limit), _FIND)
         yield Proof(summary, lines, severity=severity, gpu=gpu.name, remedy=remedy)
 
 
 _FIND: Final = run_step(
     "inspect",
-    "find what sets it at boot; the power policy of the BMC may do so too",
+    "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
 _REASONS: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
@@ -103,10 +103,10 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.SLOW,),
             look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
             story=(
-                "The GPU lowers its clocks to stay below a temperature: first by its driver (SW Thermal Slowdown, at "
-                "the highest operating temperature), then by hardware (HW Thermal Slowdown), which halves them or "
-                "worse, and at the shutdown temperature it falls off the bus. Work goes on, only slower, and on one "
-                "GPU of many all wait for it."
+                "The GPU lowers its clocks to stay below a temperature: first by its driver (SW Thermal Slowdown, "
+                "at the highest operating temperature), then by hardware (HW Thermal Slowdown), which halves them "
+                "or worse, and at the shutdown temperature it falls off the bus. Work continues, but slower, and "
+                "if one GPU of many is slow, all others wait for it."
             ),
             sources=(_REASONS, "https://github.com/intel/thermal_daemon/issues/300"),
             check=_find_heated,
@@ -123,14 +123,14 @@ FAMILY: Final = RuleFamily(
             cause="power-brake-slowdown",
             severity="warning",
             disruption="none",
-            title="the machine's power brake holds the GPU down",
+            title="the machine's power brake slows the GPU down",
             symptoms=(symptoms.SLOW,),
             look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
             story=(
-                "A pin of the slot tells the GPU to slow down at once, whatever it does. The machine pulls it when a "
-                "power supply failed or lost its redundancy, when its power budget is used up, or when its BMC does "
-                "not know the card. Clocks drop to a quarter while the GPU is cool and draws little, often on all "
-                "GPUs of a node together."
+                "A pin of the slot forces the GPU to slow down at once. The machine uses it when a power supply "
+                "failed or lost its redundancy, when its power budget is used up, or when its BMC does not know "
+                "the card. Clocks drop to a quarter while the GPU is cool and draws little, often on all GPUs of a "
+                "node together."
             ),
             sources=(_REASONS, "https://github.com/NVIDIA/NVSentinel/issues/1666"),
             check=_find_braked,
@@ -159,14 +159,14 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("nvidia-smi -q -d POWER"),),
             story=(
                 "Somebody or something set the GPU's power limit below the default: nvidia-smi -pl, a service at "
-                "boot, or the machine's management controller out of band. The driver then holds the clocks down (SW "
-                "Power Cap) long before the hardware would. SW Power Cap at the default limit is no fault: a GPU "
-                "under full load always reaches it."
+                "boot, or the machine's management controller out of band. The driver then holds the clocks down "
+                "(SW Power Cap) long before the hardware would. SW Power Cap at the default limit is not a fault: "
+                "a GPU under full load always reaches it."
             ),
             sources=(_REASONS, "https://github.com/stackhpc/ansible-slurm-appliance/pull/975"),
             check=_find_limited,
             context=_CAPPED,
-            remedy=always(manual_step("configure", "set the default limit again: nvidia-smi -pl WATTS")),
+            remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
         ),
     ),
 )

@@ -22,7 +22,7 @@ _RESET_REQUIRED: Final = Pattern(
 )
 _STATES: Final = ("GPU Recovery Action", "Reset Required", "Drain and Reset Recommended")
 LEAVE_PEERS: Final = manual_step(
-    "drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked"
+    "drain", "stop the programs that access this GPU from another one (peer to peer): nothing else is needed"
 )
 _DISRUPTIONS: Final[Mapping[Action, Disruption]] = {
     "none": "none",
@@ -40,12 +40,10 @@ def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
     for gpu, row in (one for name in _STATES for one in smi_query.find_rows(snapshot, name)):
         is_explained = gpu.name in faulty if gpu.name else bool(faulty)
         if _action_of_row(row) != "none" and not is_explained:
-            summary = (
-                f"{faults.gpu_label(gpu.name)} waits to be recovered ({row.path[-1]}: {row.value}); no line says why"
-            )
+            summary = f"{faults.gpu_label(gpu.name)} needs recovery ({row.path[-1]}: {row.value}); no line shows why"
             yield _with_recovery(_action_of_row(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
     if not faulty and (lines := snapshot.matching_lines(_RESET_REQUIRED)):
-        yield Proof("A GPU must be reset before it can be used; no line says why", lines, "likely")
+        yield Proof("A GPU must be reset before it can be used; no line shows why", lines, "likely")
 
 
 def _action_of_row(row: SmiRow) -> Action:
@@ -58,9 +56,9 @@ def _prove_xid_154(incident: faults.Incident) -> Proof:
     asking = [fault for fault in (incident.root, *incident.later_faults) if recovery.action_of(fault) is not None]
     last = asking[-1] if asking else incident.root
     action = recovery.action_of(last) or ""
-    summary = f"{faults.gpu_label(incident.gpu)} asks to be recovered ({action or 'it does not say how'})"
+    summary = f"{faults.gpu_label(incident.gpu)} needs recovery ({action or 'it does not say how'})"
     if action == "none":
-        summary = f"{faults.gpu_label(incident.gpu)} was recovered: it asked for that and does so no more"
+        summary = f"{faults.gpu_label(incident.gpu)} was recovered: the driver no longer asks for it"
     lines = tuple(dict.fromkeys((*incident.citations, last.citation)))
     return _with_recovery(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
 
@@ -80,7 +78,7 @@ def recovery_steps(action: Action) -> Iterator[Fix]:
     elif action != "none":
         yield drain()
         if action != "reboot":
-            yield reset_gpu(when="" if action else "it asks for a reset")
-        when = {"reboot": "", "": "it asks for a reboot of the node, or the reset is refused"}
+            yield reset_gpu(when="" if action else "the driver asks for a reset")
+        when = {"reboot": "", "": "the driver asks for a reboot of the node, or the reset is refused"}
         text = "reboot the node: the driver asks for that, and a reset of the GPU is not enough"
         yield reboot(text if action == "reboot" else "reboot the node", when.get(action, "the reset is refused"))

@@ -117,7 +117,9 @@ def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
 def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Return the step that removes packages of a driver, or literals; others a person must judge."""
     if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_driver_package(name)):
-        return manual_step("remove", f"{text}: {others} is no part of a driver, so see first what needs it", when)
+        return manual_step(
+            "remove", f"{text}: {others} does not belong to a driver, so first check what needs it", when
+        )
     return _package_step(snapshot, "remove", "remove", text, names, when)
 
 
@@ -148,13 +150,13 @@ def align_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "")
 
 _ONE_ARCHIVE: Final[Mapping[PackageManager, str]] = {
     "apt": "a pin in /etc/apt/preferences.d",
-    "dnf": "excludepkgs=*nvidia* in the files of the others in /etc/yum.repos.d",
+    "dnf": "excludepkgs=*nvidia* in the other files in /etc/yum.repos.d",
 }
 
 
 def use_one_archive(snapshot: Snapshot) -> Fix:
     """Return the step that takes all driver packages from one archive."""
-    text = "let all of the driver's packages come from one archive"
+    text = "install all of the driver's packages from one archive"
     if is_supported(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
     if how := _ONE_ARCHIVE.get(snapshot.view(package_manager)):
@@ -247,7 +249,7 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
 
 
 _SETUP: Final = Shell("sudo gpunode setup")
-_MAINTAINED: Final = "no branch that NVIDIA maintains does that for the GPUs of this node"
+_MAINTAINED: Final = "none of NVIDIA's maintained branches does that for this node's GPUs"
 
 
 def change_driver(
@@ -268,8 +270,8 @@ def change_driver(
         yield Fix("install", text, (join_commands(_SETUP, Shell("--upgrade")),), when)
         lasting = [one.number for one in _usable_branches(snapshot) if one.kind != "new-feature"]
         other = (join_commands(_SETUP, command("--driver", str(max(lasting)))),) if lasting else ()
-        again = "that did not help, and another branch is installed: an upgrade keeps a branch that is maintained"
-        yield Fix("install", "or go to the newest branch", other, again)
+        again = "that did not help: an upgrade keeps an installed branch that is still maintained"
+        yield Fix("install", "or move to the newest branch", other, again)
         return
     wanted = _setup_options(snapshot, version, oldest_branch, other_branch=other_branch, allow_older=allow_older)
     named = (join_commands(_SETUP, command(*wanted)),) if wanted else ()
@@ -330,9 +332,8 @@ def _usable_branches(snapshot: Snapshot) -> list[Branch]:
 def install_guest_driver(text: str, when: str = "") -> Fix:
     """Return the step for a vGPU guest's driver, which no public repository has."""
     whose = (
-        "NVIDIA's vGPU guest driver (GRID), of the branch of the host's vGPU manager or one that its release notes "
-        "allow beside it; it comes from the host's administrator or the licensing portal, and the data center driver "
-        "does not drive a vGPU"
+        "NVIDIA's vGPU guest driver (GRID), of the host vGPU manager's branch or one that its release notes allow; "
+        "get it from the host's administrator or the licensing portal; the data center driver does not drive a vGPU"
     )
     return manual_step("install", f"{text}: {whose}", when)
 
@@ -351,7 +352,7 @@ def align_fabric_manager(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the step that upgrades an installed fabric manager along with the driver."""
     words = INSTALL_FABRIC_MANAGER.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.is_manager_installed):
-        text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
+        text = "install the fabric manager in the new driver's version: with another version no GPU joins the fabric"
         yield run_step("install", text, join_commands(_ON_DISK, words))
 
 
@@ -370,12 +371,12 @@ def _install_from_packages(snapshot: Snapshot, text: str, when: str = "", *, lea
 
 # NVIDIA's "CUDA on WSL User Guide", and its "Jetson Linux Developer Guide" on updates.
 _OF_WINDOWS: Final = (
-    "NVIDIA's driver for Windows, in Windows; WSL2 has its libraries from there after wsl --shutdown, and a Linux "
-    "driver that is installed within takes their place and does not work"
+    "NVIDIA's driver for Windows, in Windows; WSL2 uses its libraries after wsl --shutdown, and a Linux driver "
+    "installed inside WSL replaces them and does not work"
 )
 _OF_JETPACK: Final = (
-    "the driver is a part of the board's image and becomes newer with JetPack alone; the images of containers have to "
-    "be those for this JetPack"
+    "the driver is part of the board's image and is upgraded only with JetPack; container images must be built for "
+    "this JetPack"
 )
 # Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
 _PINNED_KEY: Final = join_commands(
@@ -431,7 +432,7 @@ def drain(text: str = "move the work away from this node first") -> Fix:
 
 
 _RESET: Final = (
-    "move the work away from the GPU, then reset it; where that is refused as in use, switch persistence mode off "
+    "move the work away from the GPU, then reset it; if that is refused as in use, turn persistence mode off "
     "(nvidia-smi -pm 0) and reset it again"
 )
 
@@ -448,8 +449,8 @@ def reset_all_gpus(text: str, when: str = "") -> Fix:
 
 # Of a GPU that fell off the bus, the driver asks for a reboot (Xid 154), which takes no power away from the slot.
 _POWER_CYCLE: Final = (
-    "power the node off, wait a minute, and on again: a reboot alone, even where Xid 154 asks for one, often leaves "
-    "the GPU as it is"
+    "power the node off, wait a minute, and power it on again: a reboot, even if Xid 154 asks for one, often does "
+    "not recover the GPU"
 )
 
 

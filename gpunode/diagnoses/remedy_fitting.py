@@ -17,7 +17,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action, recovered_gpus
 
-_ADDRESS_HINT: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
+_ADDRESS_HINT: Final = "the GPU is not known here: replace ADDRESS by its PCI address"
 
 
 def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
@@ -41,7 +41,7 @@ def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     first = next(iter(findings), None)
     if first is None or not any(fix.kind == "reboot" and not fix.when for fix in first.remedy):
         return findings
-    done_by_first = (Fix("reboot", f"nothing more: starting the node again, as for {first.cause}, settles this too"),)
+    done_by_first = (Fix("reboot", f"nothing more: the restart of the node for {first.cause} fixes this too"),)
     return tuple(
         replace(one, remedy=done_by_first)
         if one is not first and "reboot" in (kinds := _fix_kinds(one)) and kinds <= _DONE_BY_REBOOT
@@ -95,7 +95,7 @@ _NOT_BY_DRIVER: Final = frozenset(
     {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
 )
 _LOOK: Final = run_step(
-    "inspect", "see that it stays so", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid")
+    "inspect", "check that the fix lasts", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid")
 )
 
 
@@ -104,7 +104,7 @@ def mark_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
     asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_BY_DRIVER
     if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered_gpus):
         return proof
-    summary = f"{proof.summary}; the driver asks for no recovery of it any more"
+    summary = f"{proof.summary}; the driver no longer asks for a recovery"
     return replace(proof, summary=summary, severity="info", disruption="none", remedy=(_LOOK,))
 
 

@@ -55,7 +55,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     manager = snapshot.view(package_manager)
     if manager != "apt":
         yield run_step("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
-        text = "fetch the repository's description again; it names the new key"
+        text = "download the repository's description again; it names the new key"
         yield run_step("configure", text, _READ_ANEW[manager == "zypper"])
         return
     found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
@@ -64,7 +64,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
         yield run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
     if is_supported(snapshot):
-        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
+        yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
     elif found:
         package = "cuda-keyring_1.1-1_all.deb"
         url = f"https://developer.download.nvidia.com/compute/cuda/repos/{found['dir']}/{found['arch']}/{package}"
@@ -91,12 +91,14 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
         folder = "/etc/zypp/repos.d" if manager == "zypper" else "/etc/yum.repos.d"
         curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_RPM_LIST}")
         fetch = join_commands(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
-        text = "fetch the repository's description again; it names the key"
+        text = "download the repository's description again; it names the key"
         yield run_step("configure", text, fetch, _READ_ANEW[manager == "zypper"])
     elif is_supported(snapshot):
-        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "toolkit-repository")
+        yield setup_step(
+            snapshot, "configure", "set the repository up again, with its key checked", "toolkit-repository"
+        )
     else:
-        text = "fetch the key, then write the entry that names it"
+        text = "download the key, then write the entry that names it"
         yield run_step("configure", text, *remedies.TOOLKIT_ARCHIVE)
 
 
@@ -131,21 +133,21 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         # Other archives of a newer file stay (sources.list(5), Enabled).
         paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
         edits = (edit for file in files for edit in edit_files(comment if file.endswith(".list") else paragraph, file))
-        yield run_step("remove", "take the entry that is too many away", *edits)
+        yield run_step("remove", "remove the duplicate entry", *edits)
     elif owner == "other" or not archive:
         find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
-        yield run_step("inspect", "see what names it", find)
-        yield manual_step("remove", "remove all entries for it but one")
+        yield run_step("inspect", "find the entries that name it", find)
+        yield manual_step("remove", "remove all of its entries but one")
     else:
         keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
         find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
         edit = join_commands(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
         others = join_commands(find, Shell("|"), command("grep", "-vE", keep), edit)
-        yield run_step("remove", "comment the other entries that name it out", others)
+        yield run_step("remove", "comment out the other entries that name it", others)
     if owner != "other" and is_supported(snapshot):
-        yield setup_step(snapshot, "configure", "write the one entry that is needed", f"{owner}-repository")
+        yield setup_step(snapshot, "configure", "write the one entry", f"{owner}-repository")
     else:
-        yield run_step("inspect", "see that apt reads its lists again", Shell("sudo apt-get update"))
+        yield run_step("inspect", "check that apt reads its lists again", Shell("sudo apt-get update"))
 
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
@@ -184,11 +186,11 @@ FAMILY: Final = RuleFamily(
             summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
-                "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
-                "withdrawn, and every newer distribution release has got its own since. A node that still has the old "
-                "key, or none, refuses the repository's index: apt names the key after NO_PUBKEY, dnf and zypper speak "
-                "of a public key that is not installed or not correct. Drivers and CUDA then stay as they are, and a "
-                "fresh installation ends here."
+                "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old key (7fa2af80) was "
+                "withdrawn, and every newer distribution release has its own key. A node that still has the old "
+                "key, or none, rejects the repository's index: apt names the key after NO_PUBKEY, dnf and zypper "
+                "report a public key that is not installed or not correct. Drivers and CUDA can then be neither "
+                "upgraded nor installed."
             ),
             sources=(_CUDA_BLOG, DRIVER_GUIDE),
             remedy=_renew_cuda_key,
@@ -207,9 +209,8 @@ FAMILY: Final = RuleFamily(
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
-                "source entry names no keyring, or one that does not hold this key, as after instructions of the time "
-                "of apt-key. apt then refuses the repository with NO_PUBKEY, and the toolkit is not found or not "
-                "brought up to date."
+                "source entry names no keyring, or one without this key, as with old instructions for apt-key. apt "
+                "then rejects the repository with NO_PUBKEY, and the toolkit is not found or not upgraded."
             ),
             sources=(TOOLKIT_GUIDE,),
             remedy=_renew_toolkit_key,
@@ -229,10 +230,10 @@ FAMILY: Final = RuleFamily(
             ),
             look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
-                "apt takes an archive that two entries name for one archive, and their options have to agree. An old "
-                "list file, such as nvidia-docker.list, without signed-by beside today's with it, makes apt stop "
-                "before it has read any list: nothing can be installed or updated, from whatever repository, until one "
-                "of the two entries is gone."
+                "If two entries name the same archive, their options must agree. An old list file without "
+                "signed-by, such as nvidia-docker.list, beside today's file with signed-by makes apt stop before "
+                "it has read any list: nothing can be installed or updated, from any repository, until one of the "
+                "two entries is removed."
             ),
             sources=(_TOOLKIT_TROUBLE, "https://manpages.debian.org/stable/apt/sources.list.5.en.html"),
             remedy=_keep_one_entry,

@@ -41,22 +41,20 @@ _BESIDE: Final = custom_sign(lambda snapshot: (one.citation for one in _installe
 
 def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield remedies.install_guest_driver(
-            "keep the driver of one source: leave the installer's, or install it anew, whole"
-        )
+        yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
     uninstall = Shell("sudo nvidia-uninstall --silent")
-    yield run_step("remove", "take the .run installation away with its own uninstaller", uninstall)
+    yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
     there = _installed_packages(snapshot)
     seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
     is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in seen)
     if there and (is_theirs or driver.kernel_packages(snapshot) or driver.metapackages(snapshot)):
-        text = "put back the packages' files that it had replaced"
+        text = "restore the packages' files that it had replaced"
         yield remedies.reinstall(snapshot, text, *(one.name for one in there))
     else:
         # No package that was listed brings a module, and the uninstaller takes its own away.
         yield remedies.install_driver(snapshot, "install the whole driver as packages")
-    yield run_step("rebuild", "let the loader find the libraries that are left", Shell("sudo ldconfig"))
+    yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -70,20 +68,20 @@ FAMILY: Final = RuleFamily(
             layer="package",
             shows_in="driver",
             disruption="reboot",
-            title="a driver of NVIDIA's .run installer is left beside the packages",
+            title="a driver of NVIDIA's .run installer remains beside the packages",
             decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),
             typical=any_of(_UNOWNED, unless(_TRACE, symptoms.MISMATCH)),
             symptoms=(symptoms.MISMATCH, symptoms.NO_DRIVER, symptoms.PACKAGES_BROKEN, symptoms.BUILD_FAILED, _UNOWNED),
             context=_TRACE,
             against=(symptoms.DRIVER_WORKS,),
             may_be_normal=True,
-            summary="NVIDIA's .run installer left a driver here that no package owns",
+            summary="NVIDIA's .run installer left a driver that no package owns",
             look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
             story=(
-                "The .run installer writes libraries and modules over the system's own, asks no package manager, and "
-                "leaves /usr/bin/nvidia-uninstall. Packages that come later know nothing of them: the loader finds the "
-                "old libraries first, the kernel an old module, and the versions differ. Only the installer's own "
-                "uninstaller knows what it put where."
+                "The .run installer overwrites the system's libraries and modules without the package manager, and "
+                "leaves /usr/bin/nvidia-uninstall. Packages installed later do not know these files: the loader "
+                "finds the old libraries first, the kernel an old module, and the versions differ. Only the "
+                "installer's own uninstaller knows which files it wrote."
             ),
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
             remedy=_uninstall_runfile,

@@ -67,11 +67,11 @@ def _used_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
-    yield manual_step("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
+    yield manual_step("application", "no action needed: another pod gets a GPU when one of these ends")
     yield run_step(
-        "inspect", "see which pods hold one", command("kubectl", "describe", "node", kubectl_node_name(snapshot))
+        "inspect", "list the pods that hold one", command("kubectl", "describe", "node", kubectl_node_name(snapshot))
     )
-    yield manual_step("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods wait often")
+    yield manual_step("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods often wait")
 
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
@@ -104,10 +104,14 @@ def _label_node(snapshot: Snapshot) -> Iterable[Fix]:
     mark = command(
         "kubectl", "label", "node", kubectl_node_name(snapshot), "nvidia.com/gpu.present=true", "--overwrite"
     )
-    yield run_step("configure", "mark the node that has the GPU: the label leads NVIDIA's daemon sets there", mark)
-    text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
-    yield manual_step("install", text, when="more nodes will come")
-    yield run_step("inspect", "see that pods are wanted now", Shell("kubectl get daemonsets -A | grep -i nvidia"))
+    yield run_step(
+        "configure", "label the node that has the GPU: NVIDIA's daemon sets run only on labelled nodes", mark
+    )
+    text = "let feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
+    yield manual_step("install", text, when="more nodes will be added")
+    yield run_step(
+        "inspect", "check that the daemon sets now want pods", Shell("kubectl get daemonsets -A | grep -i nvidia")
+    )
 
 
 # Nested nodes.
@@ -123,39 +127,43 @@ _NO_GPU_INSIDE: Final = any_of(
 
 
 _PASS_IN: Final = always(
-    manual_step("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted"),
-    run_step(
+    manual_step(
         "configure",
-        "then make the cluster anew with the GPUs passed in; minikube sets up its inside",
-        Shell("minikube delete"),
-        Shell("minikube start --driver=docker --container-runtime=docker --gpus=all"),
-        when="minikube made it",
+        ("save the cluster's data: to pass GPUs in, the cluster is recreated, and everything in it is deleted"),
     ),
     run_step(
         "configure",
-        "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)",
+        "then recreate the cluster with the GPUs passed in; minikube configures the inside",
+        Shell("minikube delete"),
+        Shell("minikube start --driver=docker --container-runtime=docker --gpus=all"),
+        when="minikube created it",
+    ),
+    run_step(
+        "configure",
+        "let docker pass GPUs to the node's container, then create the cluster with nvkind (nvkind cluster create)",
         Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
         Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
         Shell("sudo systemctl restart docker"),
-        when="kind made it",
+        when="kind created it",
     ),
 )
 
 
 FAMILY: Final = RuleFamily(
     "scheduling",
-    "pods that get no GPU",
+    "pods without a GPU",
     (
         Rule(
             cause="gpus-all-allocated",
             layer="kubernetes",
             severity="info",
             disruption="none",
-            title="every GPU is given to a pod",
+            title="every GPU is assigned to a pod",
             story=(
-                "The node offers its GPUs, they are healthy, and pods have asked for all of them. A further pod waits "
-                "with Insufficient nvidia.com/gpu until one ends. That is how it should be: the scheduler counts what "
-                "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
+                "The node offers its GPUs, they are healthy, and pods have requested all of them. Another pod "
+                "waits with Insufficient nvidia.com/gpu until one ends. This is normal: the scheduler counts what "
+                "pods request, not what they use, so an idle pod also holds its GPU. nvidia-smi may show no "
+                "process."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
             decisive=custom_sign(_full_nodes),
@@ -163,7 +171,7 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
             look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             share=4,
-            summary="every GPU that the node offers is given to a pod",
+            summary="every GPU that the node offers is assigned to a pod",
             remedy=_make_room,
         ),
         Rule(
@@ -172,10 +180,10 @@ FAMILY: Final = RuleFamily(
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
             story=(
-                "GPU nodes are often tainted, so that pods without a GPU stay away. A pod then needs a toleration for "
-                "that taint besides its request: without it the scheduler passes the node over and names the taint. "
-                "The same keeps a device plugin or the node feature discovery off the node, whose charts tolerate "
-                "`nvidia.com/gpu` with one value only; the node then offers no GPU at all."
+                "GPU nodes are often tainted to keep pods without a GPU away. A pod then needs a toleration for "
+                "that taint besides its request: without it the scheduler skips the node and names the taint. The "
+                "same taint can keep a device plugin or the node feature discovery off the node, because their "
+                "charts tolerate `nvidia.com/gpu` only with one value; the node then offers no GPU at all."
             ),
             sources=(
                 f"{DEVICE_PLUGIN}/issues/826",
@@ -199,7 +207,7 @@ FAMILY: Final = RuleFamily(
                 ),
                 run_step(
                     "inspect",
-                    "see which taints the node has",
+                    "list the node's taints",
                     Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
                 ),
             ),
@@ -209,12 +217,12 @@ FAMILY: Final = RuleFamily(
             cause="gpu-labels-without-capacity",
             layer="kubernetes",
             disruption="restart-container",
-            title="the node is labelled as a GPU node and offers none",
+            title="the node is labelled as a GPU node but offers no GPU",
             story=(
-                "The labels nvidia.com/gpu.* come from the feature discovery, or from a person's hand; the number of "
-                "GPUs that pods can ask for comes from the device plugin alone, when it registers with the kubelet. "
-                "Here the labels are there and the capacity has no nvidia.com/gpu: no plugin has registered, though "
-                "pods with a node selector are led to this node and wait."
+                "The labels nvidia.com/gpu.* are set by the feature discovery or by hand; the number of GPUs that "
+                "pods can request comes only from the device plugin, when it registers with the kubelet. Here the "
+                "labels exist but the capacity has no nvidia.com/gpu: no plugin has registered, but pods with a "
+                "node selector are sent to this node and wait."
             ),
             sources=(
                 f"{DEVICE_PLUGIN}/issues/826",
@@ -230,15 +238,15 @@ FAMILY: Final = RuleFamily(
                 Shell("kubectl get pods -A | grep -i nvidia"),
             ),
             share=0.8,
-            summary="the node is labelled as one with a GPU and offers none: no device plugin has registered there",
+            summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
             remedy=always(
                 run_step(
                     "inspect",
-                    "see whether a device plugin runs on the node, and what keeps it from it",
+                    "check whether a device plugin runs on the node, and what prevents it",
                     Shell("kubectl get daemonsets -A | grep -i nvidia"),
                     Shell("kubectl get pods -A -o wide | grep -i device-pl"),
                 ),
-                plugin_logs("read what the device plugin says"),
+                plugin_logs("read the device plugin's log"),
                 restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
             ),
         ),
@@ -246,13 +254,13 @@ FAMILY: Final = RuleFamily(
             cause="gpu-node-not-labelled",
             layer="kubernetes",
             disruption="none",
-            title="no label leads the device plugin to the GPU node",
+            title="the GPU node lacks the label that the device plugin selects",
             story=(
-                "The device plugin's chart (since 0.15) and the GPU operator want their pods on nodes with a label "
-                "alone: nvidia.com/gpu.present=true, or what node feature discovery writes of NVIDIA's PCI devices. "
-                "Where discovery does not run, cannot reach its master, or writes its labels in another form (with the "
-                "PCI class: pci-0300_10de), no node has it. Nothing fails then: the daemon set wants 0 pods, there is "
-                "no event, and pods that ask for a GPU wait for ever."
+                "The device plugin's chart (since 0.15) and the GPU operator run their pods only on labelled "
+                "nodes: nvidia.com/gpu.present=true, or node feature discovery's labels for NVIDIA's PCI devices. "
+                "If discovery does not run, cannot reach its master, or writes its labels in another form (with "
+                "the PCI class: pci-0300_10de), no node has the label. Nothing fails then: the daemon set wants 0 "
+                "pods, there is no event, and pods that request a GPU wait forever."
             ),
             sources=(
                 f"{DEVICE_PLUGIN}/issues/315",
@@ -273,7 +281,7 @@ FAMILY: Final = RuleFamily(
                 _MARKED,
             ),
             look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
-            summary="no node has a label that marks it as one with a GPU, so the device plugin is wanted on none",
+            summary="no node has a GPU label, so the device plugin runs on none",
             remedy=_label_node,
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
@@ -281,12 +289,12 @@ FAMILY: Final = RuleFamily(
             cause="nested-node-config-not-applied",
             layer="kubernetes",
             disruption="restart-container",
-            title="the host was set up, and the node is a container inside it",
+            title="the host was set up, but the node is a container on it",
             story=(
-                "minikube with the docker driver, kind and k3d run each node as a container, with containerd or docker "
-                "of its own inside. NVIDIA's runtime in the host's configuration serves the host's containers; pods "
-                "are started by the one inside, which knows nothing of it, and the node's container was given no GPU. "
-                "The host's files look perfect, and the device plugin finds no NVML."
+                "minikube with the docker driver, kind and k3d run each node as a container with its own "
+                "containerd or docker inside. NVIDIA's runtime in the host's configuration serves the host's "
+                "containers; pods are started by the runtime inside, which does not have it, and the node's "
+                "container has no GPU. The host's files look perfect, but the device plugin finds no NVML."
             ),
             sources=(
                 f"{DEVICE_PLUGIN}/issues/478",
@@ -306,7 +314,7 @@ FAMILY: Final = RuleFamily(
             ),
             may_be_normal=True,
             look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
-            summary="the cluster's node is a container with a runtime of its own: the host's does not count inside",
+            summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
             remedy=_PASS_IN,
             explains=frozenset(
                 {

@@ -73,7 +73,7 @@ IS_OFF: Final = any_line(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
-# Field by field; a field that was asked for alone has no name before it, and keys have these.
+# Field by field; a field that was requested alone has no name before it, and keys have these.
 _SIGNATURE: Final = Pattern(
     r"^[ \t]*(?:signer|sig_key|sig_id|signature|sig_hashalgo):[ \t]*\S|appended~|^[ \t]*(?:[0-9A-F]{2}:){7,}"
     r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
@@ -135,27 +135,27 @@ def _is_ubuntu(snapshot: Snapshot) -> bool:
 
 
 def _enroll_key(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
+    text = "request the enrolment of the key; mokutil asks for a password for the next boot"
     certificate = _certificate_path(snapshot)
     show = ("openssl", "x509", "-inform", "DER", "-noout", "-subject", "-dates", "-fingerprint", "-sha256", "-in")
     yield run_step(
         "configure",
-        f"see whose key it is and whether it is enrolled already, then {text}",
+        f"check whose key it is and whether it is already enrolled, then {text}",
         command("sudo", *show, certificate),
         command("sudo", "mokutil", "--test-key", certificate),
         command("sudo", "mokutil", "--import", certificate),
     )
-    yield reboot("reboot with the console in view: choose Enroll MOK in the blue screen and type that password")
+    yield reboot("reboot and watch the console: choose Enroll MOK in the blue screen and type that password")
     if _is_ubuntu(snapshot):
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
-        text = "take modules that Canonical has signed, which need no key of your own"
+        text = "use modules signed by Canonical, which need no key of your own"
         names = f"linux-modules-nvidia-BRANCH-{flavour} of the installed driver's branch"
-        yield manual_step("install", f"{text}: {names}", "nobody can reach the console")
-    yield manual_step("firmware", "switch Secure Boot off in the firmware", "your rules allow a node without it")
+        yield manual_step("install", f"{text}: {names}", "nobody has access to the console")
+    yield manual_step("firmware", "disable Secure Boot in the firmware", "your policy allows a node without it")
 
 
 def _sign_module(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "make a key of this machine for signing modules, where there is none yet"
+    text = "create this machine's key for signing modules, if there is none yet"
     yield run_step("configure", text, _MAKERS[_certificate_path(snapshot)])
     yield run_step("rebuild", "build the module again, so that it is signed", *rebuild_commands(snapshot))
     yield from _enroll_key(snapshot)
@@ -203,13 +203,13 @@ FAMILY: Final = RuleFamily(
             context=any_of(_SIGNED, REFUSED),
             against=_AGAINST,
             look_at=_LOOK_AT,
-            summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel refuses it",
+            summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
             story=(
-                "With Secure Boot on, the kernel loads a module only when it knows the key of its signature. DKMS and "
-                "akmods sign what they build with a key of the machine, but the firmware learns that key only when a "
-                "person confirms it in the blue MokManager screen at the next boot; skipped, or asked for over the "
-                "network, that step is missing. modprobe then says that the key was rejected by service, and "
-                "everything above finds no driver although the module is built and in place."
+                "With Secure Boot on, the kernel loads a module only if it knows the key of its signature. DKMS "
+                "and akmods sign their modules with a key of the machine, but the firmware accepts that key only "
+                "after somebody confirms it in the blue MokManager screen at the next boot; on a remote machine "
+                "this step is easily missed. modprobe then reports that the key was rejected by service, and "
+                "everything above finds no driver although the module is built and installed."
             ),
             sources=(_KERNEL, _DEBIAN, "https://github.com/awesometic/realtek-r8126-dkms/issues/3"),
             remedy=_enroll_key,
@@ -219,7 +219,7 @@ FAMILY: Final = RuleFamily(
             cause="secure-boot-module-unsigned",
             layer="kernel",
             disruption="reboot",
-            title="the module is not signed, and Secure Boot asks for it",
+            title="the module is not signed, but Secure Boot requires a signature",
             share=1,
             decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(REFUSED, _LOCKED), _UNSIGNED)),
             typical=any_of(all_of(_UNSIGNED, _IS_ON), unless(_LOCKED, _SIGNED, _SIGNS)),
@@ -227,12 +227,12 @@ FAMILY: Final = RuleFamily(
             context=any_of(_UNSIGNED, REFUSED, _IS_ON),
             against=_AGAINST,
             look_at=_LOOK_AT,
-            summary="the NVIDIA module has no signature, and this kernel takes none without one",
+            summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",
             story=(
-                "With Secure Boot on, or with module.sig_enforce or a kernel lockdown, the kernel loads no module "
-                "without a signature. NVIDIA's installer signs only when told to, older versions of DKMS not at all, "
-                "and a key that was not there at build time leaves the module without one: modinfo shows neither "
-                "signer nor sig_key. The module has to be built again with a key, and that key be enrolled."
+                "With Secure Boot on, or with module.sig_enforce or a kernel lockdown, the kernel rejects unsigned "
+                "modules. NVIDIA's installer signs only on request, older versions of DKMS not at all, and a key "
+                "that is missing at build time leaves the module unsigned: modinfo shows neither signer nor "
+                "sig_key. Build the module again with a key, and enrol that key."
             ),
             sources=(
                 _KERNEL,

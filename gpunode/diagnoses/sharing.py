@@ -46,8 +46,8 @@ def _modes_in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
     wheres = dict.fromkeys(where for where, _ in snapshot.view(_exclusive_gpus)) or ("",)
     commands = tuple(gpu_command("sudo", "nvidia-smi", *gpu_option(where), "-c", "DEFAULT") for where in wheres)
-    yield run_step("configure", "let several processes use the GPU", *commands)
-    yield manual_step("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
+    yield run_step("configure", "allow several processes on the GPU", *commands)
+    yield manual_step("application", "or stop the other process, or share the GPU through MPS", "the mode is intended")
 
 
 # Time-slicing.
@@ -102,15 +102,16 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
     if snapshot.view(_IS_STATIC):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
         yield run_step(
-            "remove", "remove the daemon set of the static manifest, so that the configured one serves", delete
+            "remove", "remove the daemon set of the static manifest, so that the configured one takes over", delete
         )
         yield restart_plugin("restart the configured device plugin")
         return
     text = (
-        "give the plugin the configuration as a file: by its chart's config.map, or by config.name and config.default"
+        "give the plugin the configuration as a file: with its chart's config.map, or with config.name and "
+        "config.default"
     )
     yield manual_step("configure", text)
-    yield restart_plugin("restart the device plugin: it does not watch the ConfigMap's content")
+    yield restart_plugin("restart the device plugin: it does not watch the ConfigMap")
 
 
 # Memory that another process has.
@@ -163,41 +164,42 @@ FAMILY: Final = RuleFamily(
             layer="config",
             shows_in="gpu",
             disruption="none",
-            title="the GPU's compute mode lets one process in, or none",
+            title="the GPU's compute mode allows one process, or none",
             symptoms=(symptoms.CUDA_BUSY,),
             look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
             story=(
-                "Compute mode Exclusive_Process gives a GPU to the first process that asks, and Prohibited to none. It "
-                "is often left behind by a batch system or an MPS set-up. A second process then hears that all "
-                "CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as healthy."
+                "Compute mode Exclusive_Process gives a GPU to the first process that requests it, Prohibited to "
+                "none. It is often a leftover of a batch system or an MPS setup. A second process then fails "
+                "because all CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as "
+                "healthy."
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
             decisive=custom_sign(lambda node: (place for _, place in node.view(_exclusive_gpus))),
             typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
             may_be_normal=True,
             context=command_run(r"-d COMPUTE|compute_mode"),
-            summary="the compute mode lets one process use the GPU, or none, so that a second gets none",
+            summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
             remedy=_default_mode,
         ),
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
             disruption="restart-container",
-            title="the running device plugin has not got the sharing configuration",
+            title="the running device plugin does not have the sharing configuration",
             symptoms=(symptoms.POD_PENDING, _UNDIVIDED, _EMPTY),
             look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
             story=(
-                "Sharing of GPUs is a configuration file of the device plugin. The plugin that serves the node prints "
-                "an empty sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
-                "file, or the ConfigMap is passed in a way it does not read, no default is named, or the file was "
-                "changed after the plugin had started. Keys in the wrong place are dropped without a word."
+                "GPU sharing is configured in a file of the device plugin. The node's plugin prints an empty "
+                "sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
+                "file, or the ConfigMap is passed in a way it does not read, no default is set, or the file was "
+                "changed after the plugin had started. Misplaced keys are ignored silently."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             decisive=all_of(_DESIRED, _EMPTY),
             typical=any_of(unless(_DESIRED, custom_sign(lambda node: _sharing_nodes(node, is_divided=True))), _CUT_OUT),
             may_be_normal=True,
             context=any_of(_EMPTY, _UNDIVIDED),
-            summary="sharing of GPUs is configured, and the running device plugin has not got that configuration",
+            summary="GPU sharing is configured, but the running device plugin does not have that configuration",
             remedy=_configure_slicing,
         ),
         Rule(
@@ -214,11 +216,11 @@ FAMILY: Final = RuleFamily(
             against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
             context=command_run(r"fuser|lsof|query-compute-apps"),
             look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
-            summary="the program found no memory on the GPU, most of which is in use and not by the program",
+            summary="the program found no free GPU memory; most of it is used by others",
             story=(
-                "A CUDA program runs out of memory while it holds little itself: another process has the rest. It may "
-                "be somebody's work, or what is left of an earlier run, such as the workers of a program that was "
-                "killed. nvidia-smi does not list every one of them. GPU and driver work."
+                "A CUDA program runs out of memory although it uses little: another process has the rest. It may "
+                "be somebody's job, or a leftover of an earlier run, such as the workers of a killed program. "
+                "nvidia-smi does not list all of them. GPU and driver work."
             ),
             sources=(
                 *("https://github.com/pytorch/pytorch/issues/4031", "https://github.com/pytorch/pytorch/pull/99699"),

@@ -47,28 +47,28 @@ class SpecialSystem(NamedTuple):
 
 
 _SYSTEMS: Final = (
-    SpecialSystem("WSL2", "in Windows, with NVIDIA's driver for Windows; wsl --shutdown starts WSL anew", ("-WSL2",),
+    SpecialSystem("WSL2", "in Windows, with NVIDIA's driver for Windows; wsl --shutdown restarts WSL", ("-WSL2",),
            _BOOT | {"dkms", "akmods", "reboot", "modprobe"}),
     SpecialSystem("TrueNAS", "in its web interface, Apps, Settings, Install NVIDIA Drivers", ("+truenas",)),
     SpecialSystem("Unraid", "the plugin Nvidia-Driver, on its page in Settings", ("unraid", "unraid-os", "-Unraid")),
     SpecialSystem("Talos", "the system extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit "
            "(https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu)",
            ("talos", "-talos"), _CLOSED),
-    SpecialSystem("Bottlerocket", "the variants with -nvidia in their name bring driver, toolkit and device plugin "
-           "(https://bottlerocket.dev/en/os/1.56.x/version-information/gpu-drivers/)", ("bottlerocket",), _CLOSED),
+    SpecialSystem("Bottlerocket", "the variants with -nvidia in their name include driver, toolkit and device "
+           "plugin (https://bottlerocket.dev/en/os/1.56.x/version-information/gpu-drivers/)",
+           ("bottlerocket",), _CLOSED),
     SpecialSystem("Container-Optimized OS", "Google's installer, cos-extensions install gpu "
            "(https://cloud.google.com/container-optimized-os/docs/how-to/run-gpus)", ("cos",)),
     SpecialSystem("Flatcar", "its sysext of NVIDIA's drivers "
            "(https://www.flatcar.org/docs/latest/setup/customization/using-nvidia)", ("flatcar", "-flatcar")),
-    SpecialSystem("RHEL CoreOS", "NVIDIA's GPU Operator brings it in its own containers "
+    SpecialSystem("RHEL CoreOS", "NVIDIA's GPU Operator installs it in its own containers "
            "(https://docs.nvidia.com/datacenter/cloud-native/openshift/latest/index.html)", ("rhcos", "scos")),
     SpecialSystem("NixOS", "hardware.nvidia.open and hardware.nvidia-container-toolkit.enable in its configuration, "
            "then nixos-rebuild switch (https://wiki.nixos.org/wiki/NVIDIA)", ("nixos",)),
     SpecialSystem("Gentoo", "emerge --ask x11-drivers/nvidia-drivers (https://wiki.gentoo.org/wiki/NVIDIA/nvidia-drivers)",
            ("gentoo", "-gentoo"), _PACKAGES),
-    SpecialSystem("Alpine", "none: the driver's libraries need glibc, and Alpine has musl; a system with glibc can "
-           "run it",
-           ("alpine",)),
+    SpecialSystem("Alpine", "not possible: the driver's libraries need glibc, and Alpine has musl; use a system with "
+           "glibc", ("alpine",)),
     SpecialSystem("Azure Linux", "with tdnf, from https://packages.microsoft.com/azurelinux/3.0/prod/nvidia/",
            ("azurelinux", "mariner"), _PACKAGES),
     SpecialSystem("SUSE Linux Micro", "transactional-update pkg install, then reboot",
@@ -77,7 +77,7 @@ _SYSTEMS: Final = (
 _OSTREE: Final = SpecialSystem(
     "ostree", "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)", (), _PACKAGES | {"dkms"}
 )
-_BEFORE_DNF: Final = SpecialSystem("yum", "with yum, which this system has in the place of dnf", (), _DNF)
+_BEFORE_DNF: Final = SpecialSystem("yum", "with yum, which this system has instead of dnf", (), _DNF)
 # The system is booted from a tree of ostree's, as image mode of RHEL and Fedora's Atomic desktops are.
 _IN_A_TREE: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
@@ -123,7 +123,7 @@ def _adapt_fixes(own: SpecialSystem, steps: Iterable[Fix]) -> Iterator[Fix]:
         if all(_can_run(own, one) for one in fix.commands) and (fix.commands or not is_first):
             yield fix
             continue
-        how = f"the way of {own.name}: {own.install_method}" if is_first else f"by the means of {own.name}"
+        how = f"on {own.name}: {own.install_method}" if is_first else f"with the tools of {own.name}"
         is_told = is_told or is_first
         yield replace(fix, text=f"{fix.text}, {how}", commands=())
 

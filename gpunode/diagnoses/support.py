@@ -187,8 +187,8 @@ def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the advice to keep the driver if it drives other GPUs and no maintained one drives all."""
     common = choose([card.model for card in snapshot.view(gpu_models.gpu_cards)], Driver())
     if _drives_others(snapshot) and not isinstance(common, Choice):
-        text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
-        yield manual_step("hardware", f"{text}; where this GPU is to be used, put it into another machine")
+        text = f"leave the driver as it is for the GPUs that it supports: {common.what} ({common.why})"
+        yield manual_step("hardware", f"{text}; to use this GPU, put it into another machine")
 
 
 def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
@@ -196,14 +196,14 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     models = tuple(card.model for card in snapshot.view(gpu_models.gpu_cards))
     here = branches.find(snapshot.view(installed_driver).branch)
     if guests.is_vgpu(snapshot):
-        return install_guest_driver("install a driver that fits this share of a GPU")
+        return install_guest_driver("install a driver for this vGPU")
     found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
     chosen = found if isinstance(found, Choice) else choose(models, Driver())
     if is_supported(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
-    return driver_install.install_driver_packages(snapshot, "install the driver that this GPU takes")
+    return driver_install.install_driver_packages(snapshot, "install the driver for this GPU")
 
 
 def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -249,7 +249,7 @@ def _is_ended(model: GpuModel) -> bool:
 
 _DROPPED: Final = custom_sign(lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY)))
 _OLD_GPU: Final = _model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
-_NEW_GPU: Final = _model_sign(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
+_NEW_GPU: Final = _model_sign(lambda one: one.needs_open_modules, "a GPU that only the open modules drive")
 _WITHOUT_GSP: Final = _model_sign(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
 _ENDED: Final = _model_sign(_is_ended, "a GPU that no maintained branch drives")
 _VERSION: Final = predicate(
@@ -270,21 +270,21 @@ _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
 FAMILY: Final = RuleFamily(
     "support",
-    "which driver drives which GPU",
+    "driver support for GPUs",
     (
         Rule(
             cause=LEGACY,
             layer="driver",
             disruption="reboot",
-            title="the installed branch no longer drives this GPU",
+            title="the installed branch no longer supports this GPU",
             share=2,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
             look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
             story=(
-                "NVIDIA ends the support of old generations with a certain branch: 390 is the last for Fermi, 470 for "
-                "Kepler, 580 for Maxwell, Pascal and Volta. A newer driver installs and builds without complaint, "
-                "then ignores the GPU: the kernel log names the legacy branch, the module finds no GPU and unloads, "
-                "and nvidia-smi cannot reach it. Only a driver of the last branch, or another GPU, helps."
+                "Each old GPU generation has a last driver branch: 390 is the last for Fermi, 470 for Kepler, 580 "
+                "for Maxwell, Pascal and Volta. A newer driver installs and builds without an error, then ignores "
+                "the GPU: the kernel log names the legacy branch, the module finds no GPU and unloads, and "
+                "nvidia-smi cannot reach it. You need a driver of the last branch, or another GPU."
             ),
             sources=(
                 f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
@@ -294,25 +294,25 @@ FAMILY: Final = RuleFamily(
             decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
             typical=any_of(_catalog_sign(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
             latent=_FOR_OTHERS,
-            summary=_summary_of(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
+            summary=_summary_of(LEGACY, "{driver} no longer supports {gpu}: an older branch was its last"),
             context=_OLD_GPU,
             against=_AGAINST,
-            remedy=_replace_packages("of the branch that no longer drives this GPU"),
+            remedy=_replace_packages("of the branch that no longer supports this GPU"),
             explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
         Rule(
             cause=TOO_NEW,
             layer="driver",
             disruption="reboot",
-            title="the installed driver does not know this GPU yet",
+            title="the installed driver does not support this GPU yet",
             share=1.2,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
             story=(
-                "Each driver knows the GPUs that existed when it was released. A newer one is on the bus and in "
-                "lspci, often without a name, and the module refuses it as not supported by this release, or does not "
-                "start it. A branch that lists the GPU is needed; for the newest generations that is one with the "
-                "open kernel modules."
+                "A driver supports only the GPUs that existed at its release. lspci shows a newer GPU, often "
+                "without a name, but the module rejects it as not supported by this release, or does not start it. "
+                "You need a branch that lists the GPU; for the newest generations that is one with the open kernel "
+                "modules."
             ),
             sources=(
                 f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
@@ -322,7 +322,7 @@ FAMILY: Final = RuleFamily(
             decisive=unless(_UNKNOWN, _DROPPED),
             typical=_catalog_sign(TOO_NEW),
             latent=_FOR_OTHERS,
-            summary=_summary_of(TOO_NEW, "{driver} does not know {gpu}: it is older than that GPU"),
+            summary=_summary_of(TOO_NEW, "{driver} does not support {gpu}: it is older than that GPU"),
             context=_NEW_GPU,
             against=_AGAINST,
             remedy=_change_driver(),
@@ -337,16 +337,16 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
             story=(
-                "NVIDIA's open kernel modules leave much of the work to the GPU System Processor (GSP), which GPUs "
-                "have from Turing on. From branch 560 the open modules are the default of NVIDIA's packages, so an "
-                "upgrade brings them to Maxwell, Pascal and Volta, too, where they find no GSP and give up. Up to "
-                "branch 580 the same driver with its proprietary modules drives these GPUs."
+                "NVIDIA's open kernel modules rely on the GPU System Processor (GSP), which GPUs have from Turing "
+                "on. From branch 560 the open modules are the default of NVIDIA's packages, so an upgrade installs "
+                "them for Maxwell, Pascal and Volta too, where they find no GSP and give up. Up to branch 580 the "
+                "same driver with its proprietary modules supports these GPUs."
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             decisive=_NO_GSP,
             typical=any_of(_catalog_sign(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
             latent=_FOR_OTHERS,
-            summary=_summary_of(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
+            summary=_summary_of(OPEN, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=_AGAINST,
             remedy=_change_driver(keep=True),
@@ -361,11 +361,11 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
             story=(
-                "Blackwell and Grace Hopper are driven by NVIDIA's open kernel modules only. With the proprietary "
-                "ones of the same version the module loads, the kernel log asks for the open modules, the GPU fails "
-                "to start (RmInitAdapter failed, 0x22:0x56), and nvidia-smi finds no devices. The same number is met "
-                "with a memory region that firmware left without an address: the line before it, or the module's "
-                "licence, decides."
+                "Blackwell and Grace Hopper need NVIDIA's open kernel modules. With the proprietary ones of the "
+                "same version the module loads, the kernel log asks for the open modules, the GPU fails to start "
+                "(RmInitAdapter failed, 0x22:0x56), and nvidia-smi finds no devices. The same code appears if the "
+                "firmware assigned no address to a memory region: the line before it, or the module's licence, "
+                "decides."
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             decisive=_NEEDS_OPEN,
@@ -375,7 +375,9 @@ FAMILY: Final = RuleFamily(
                 all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
             ),
             latent=_FOR_OTHERS,
-            summary=_summary_of(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
+            summary=_summary_of(
+                CLOSED, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"
+            ),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=_AGAINST,
             remedy=_replace_packages("with the proprietary kernel modules", keep=True),

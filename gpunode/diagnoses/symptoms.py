@@ -1,6 +1,6 @@
 """Symptoms: what several causes look like from above, each in the words of every program that tells of it.
 
-The wordings are those of NVIDIA's driver (NVRM, NVML, nvidia-smi, DCGM), CUDA (its codes and names), PyTorch, JAX,
+The wordings come from NVIDIA's driver (NVRM, NVML, nvidia-smi, DCGM), CUDA (its codes and names), PyTorch, JAX,
 TensorFlow, vLLM, Ollama, FFmpeg, NCCL, libnvidia-container, docker, containerd, CRI-O, podman, Apptainer, Slurm with
 Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A cause names those that it shows in
 ``Rule.symptoms``; what it alone shows is its decisive sign and stands there.

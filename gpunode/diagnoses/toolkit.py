@@ -41,14 +41,14 @@ def _install_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _package_steps(snapshot, "install the toolkit from NVIDIA's repository")
     if container_engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
-        yield run_step("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
+        yield run_step("configure", "write the CDI specification, which podman uses for GPUs", *write)
     elif containerd.kubernetes_product(snapshot) in {"k3s", "rke2"}:
         yield restart_rancher(
             containerd.kubernetes_product(snapshot),
-            "which looks for the toolkit when it starts and registers it by itself",
+            "which finds the toolkit when it starts and registers it by itself",
         )
     else:
-        text = "register it with this container runtime, or name the one that is in use instead"
+        text = "register it with this container runtime, or name the runtime in use instead"
         yield run_step("configure", text, register_runtime(snapshot))
 
 
@@ -57,7 +57,7 @@ def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> I
         by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
         yield setup_step(snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
     else:
-        yield install(snapshot, f"{text}, which {TOOLKIT_GUIDE} names", "nvidia-container-toolkit")
+        yield install(snapshot, f"{text}, see {TOOLKIT_GUIDE}", "nvidia-container-toolkit")
 
 
 # Whether it knows the system's cgroups.
@@ -80,7 +80,7 @@ _NO_CGROUP: Final = message_line(
 
 
 def _upgrade_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "bring the toolkit to a current version: 1.8 is the first that knows cgroup v2"
+    text = "upgrade the toolkit: 1.8 is the first version that supports cgroup v2"
     yield from _package_steps(snapshot, text, upgrade=True)
     yield restart("docker.service", when="docker is the runtime")
 
@@ -156,17 +156,17 @@ def _set_config(*entries: str) -> tuple[Command, ...]:
 
 def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
     path = _REAL if snapshot.view(_WRAPPER) else "/sbin/ldconfig"
-    yield run_step("configure", f"let the toolkit run {path} of the host", *_set_config(f"ldconfig=@{path}"))
+    yield run_step("configure", f"configure the toolkit to run {path} of the host", *_set_config(f"ldconfig=@{path}"))
 
 
 def _reset_root(snapshot: Snapshot) -> Iterable[Fix]:
-    yield run_step("configure", "let the toolkit take the driver of the host", *_set_config("root=/"))
+    yield run_step("configure", "configure the toolkit for the driver of the host", *_set_config("root=/"))
     ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_REAL}"
     yield run_step("configure", "and run the host's ldconfig", *_set_config(f"ldconfig={ldconfig}"))
     yield manual_step(
         "configure",
-        "say the same to the GPU Operator, which would write it again: driver.enabled=false",
-        when="the GPU Operator brings the toolkit",
+        "configure the GPU Operator too, which would write it again: driver.enabled=false",
+        when="the GPU Operator installs the toolkit",
     )
 
 
@@ -194,9 +194,9 @@ _OLD_FORM: Final = message_line(
 
 def _modernize(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_OLD_FORM) and not snapshot.view(_OLD_PACKAGE):
-        yield run_step("application", "use the form of today", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
+        yield run_step("application", "use the current form", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
     else:
-        text = "install nvidia-container-toolkit from the one repository of today"
+        text = "install nvidia-container-toolkit from the current repository"
         yield from _package_steps(snapshot, text, upgrade=True)
 
 
@@ -210,10 +210,10 @@ FAMILY: Final = RuleFamily(
             disruption="restart-service",
             title="the container toolkit is not installed",
             story=(
-                "The driver alone gives no container a GPU: nvidia-container-toolkit has the hook and the runtime that "
-                "put libraries and device nodes into it. Without it docker says that it could not select a device "
-                'driver "" with capabilities [[gpu]]; a runtime that was registered before the packages were removed '
-                "fails with nvidia-container-runtime not found."
+                "The driver alone does not make GPUs available in containers: nvidia-container-toolkit has the hook "
+                "and the runtime that mount libraries and device nodes. Without it docker reports that it could not "
+                'select a device driver "" with capabilities [[gpu]]; a runtime that was registered before a removal '
+                "of the packages fails with nvidia-container-runtime not found."
             ),
             sources=("https://github.com/docker/cli/issues/2425", TOOLKIT_GUIDE),
             decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
@@ -226,7 +226,7 @@ FAMILY: Final = RuleFamily(
                 Shell("dpkg -l nvidia-container-toolkit || rpm -q nvidia-container-toolkit"),
             ),
             share=5,
-            summary="nvidia-container-toolkit is not installed, so no container can be given a GPU",
+            summary="nvidia-container-toolkit is not installed, so no container can use a GPU",
             remedy=_install_toolkit,
             explains=NO_TOOLKIT | {"old-command-form"},
             context=toolkit.absence_lines,
@@ -237,9 +237,9 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="the container toolkit is too old for cgroup v2",
             story=(
-                "libnvidia-container before 1.8 looks for the devices controller of cgroup v1 to let a container use "
-                "the GPU. With the unified hierarchy, the default since Debian 11, Ubuntu 21.10 and Fedora 31, there "
-                "is none, and every container ends with `cgroup subsystem devices not found`."
+                "libnvidia-container before 1.8 uses the devices controller of cgroup v1 to give a container "
+                "access to the GPU. The unified hierarchy, the default since Debian 11, Ubuntu 21.10 and Fedora "
+                "31, does not have it, and every container fails with `cgroup subsystem devices not found`."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1447",
@@ -255,7 +255,7 @@ FAMILY: Final = RuleFamily(
             against=(unless(_NEW, _OLD),),
             may_be_normal=True,
             look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
-            summary="the toolkit is from before 1.8 and knows cgroup v1 alone, and this system has cgroup v2",
+            summary="the toolkit is older than 1.8 and supports only cgroup v1, but this system has cgroup v2",
             remedy=_upgrade_toolkit,
             explains=NO_RUNTIME,
         ),
@@ -264,12 +264,12 @@ FAMILY: Final = RuleFamily(
             layer="config",
             shows_in="toolkit",
             disruption="restart-container",
-            title="the container toolkit looks for the driver in another place",
+            title="the container toolkit looks for the driver in the wrong place",
             story=(
-                "nvidia-container-cli.root in the toolkit's config.toml says below which folder the driver lies: "
-                "/run/nvidia/driver where a driver container brings it, / where it is the host's. A leftover of the "
-                "GPU Operator, or a line that was uncommented, makes the toolkit change into a folder that is not "
-                "there, though nvidia-smi works on the host."
+                "nvidia-container-cli.root in the toolkit's config.toml is the driver's root folder: "
+                "/run/nvidia/driver for a driver container, / for the host's driver. A leftover of the GPU "
+                "Operator, or an uncommented line, makes the toolkit use a folder that does not exist, although "
+                "nvidia-smi works on the host."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1246",
@@ -283,7 +283,7 @@ FAMILY: Final = RuleFamily(
             may_be_normal=True,
             look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
             share=1,
-            summary="the toolkit is told that the driver lies in a tree of its own, and it is the host's",
+            summary="the toolkit is configured for a driver in its own tree, but the driver is the host's",
             remedy=_reset_root,
             explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
         ),
@@ -292,11 +292,11 @@ FAMILY: Final = RuleFamily(
             layer="config",
             shows_in="toolkit",
             disruption="restart-container",
-            title="the container toolkit is told to run an ldconfig that is not there",
+            title="the container toolkit is configured to run an ldconfig that does not exist",
             story=(
-                "The toolkit has the host's own ldconfig make the container's list of libraries. On Ubuntu that is "
+                "The toolkit runs the host's ldconfig to update the container's library cache. On Ubuntu that is "
                 "/sbin/ldconfig.real, with a script around it in /sbin/ldconfig; elsewhere it is /sbin/ldconfig. A "
-                "config.toml that came from another distribution names the wrong one, and no GPU container starts."
+                "config.toml from another distribution names the wrong one, and no GPU container starts."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/614",
@@ -308,7 +308,7 @@ FAMILY: Final = RuleFamily(
             context=any_of(_SET_REAL, message_line(r"/sbin/ldconfig\.real\b", "listing")),
             may_be_normal=True,
             look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
-            summary="the toolkit is told to run an ldconfig that this system does not have",
+            summary="the toolkit is configured to run an ldconfig that this system does not have",
             remedy=_set_ldconfig,
             explains=NO_RUNTIME,
         ),
@@ -316,17 +316,17 @@ FAMILY: Final = RuleFamily(
             cause="old-command-form",
             layer="toolkit",
             disruption="none",
-            title="a command of an old article, which nothing answers to any more",
+            title="an obsolete command from an old article",
             story=(
-                "Many articles still say nvidia-docker, nvidia-docker2, a repository for each distribution and image "
-                "tags such as nvidia/cuda:11.0-base. All of these are gone: one repository has "
-                "nvidia-container-toolkit for every distribution, docker takes --gpus itself, and old tags of the "
-                "images were taken away. The node may be quite well."
+                "Many articles still use nvidia-docker, nvidia-docker2, a repository for each distribution and "
+                "image tags such as nvidia/cuda:11.0-base. All of these are gone: one repository has "
+                "nvidia-container-toolkit for every distribution, docker supports --gpus itself, and old image "
+                "tags were removed. The node itself may be fine."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1735", TOOLKIT_GUIDE),
             decisive=any_of(_OLD_PACKAGE, _OLD_FORM),
             look_at=(Shell("nvidia-ctk --version"),),
-            summary="what an old article names is gone: the packages, command or image have others in their place",
+            summary="an old article names packages, a command or an image that no longer exist",
             remedy=_modernize,
         ),
     ),

@@ -377,7 +377,7 @@ _FILES: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str
     (("/etc/nvidia-container-runtime/config.toml",), ("toolkit",),
      "the toolkit finds the driver through these settings", "", None),
     (("/etc/modprobe.d/*", "/etc/modules-load.d/*", "/etc/modules"), ("kernel", "driver"),
-     "it decides which driver takes the GPU, with what parameters", "nvidia|nouveau|nova|vfio|blacklist", None),
+     "it decides which driver binds the GPU, with which parameters", "nvidia|nouveau|nova|vfio|blacklist", None),
     (("/etc/ld.so.conf.d/*", "/etc/ld.so.preload", "/etc/environment"), ("libraries",),
      "programs may load another libcuda than the driver's", "nvidia|cuda|stubs|LD_", None),
     (("/etc/nvidia/gridd.conf",), ("driver",), "a vGPU without its licence slows down and stops", "", None),
@@ -389,12 +389,12 @@ _FILES: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str
 
 TRAITS: Final[tuple[Trait, ...]] = (
     Trait("devices", "PCI devices", ("pci", "gpu", "driver"),
-        "a device more or less has fallen off the bus or was never there; only its own driver can use a GPU", (
+        "a missing device fell off the bus or was never installed; only NVIDIA's driver can use a GPU", (
         TraitSource(("lspci",), _count_devices, is_absent=lambda snapshot, _: pci.is_bus_listed(snapshot)),
         TraitSource(("lspci",), _bound_drivers, empty_means_none=True, common_only=True),
     )),
     Trait("driver", "driver versions", ("driver", "libraries", "packages"),
-        "module, libraries and tools must be of one version", (
+        "module, libraries and tools must have the same version", (
         _single_value("loaded module", _version_reader(driver.loaded_version), "nvidia-version", is_set=True),
         _single_value("flavour", _module_flavour, "nvidia-version"),
         _single_value("module on disk", _version_reader(driver.on_disk_version), *MODULE_KEYS, is_set=True),
@@ -405,15 +405,15 @@ TRAITS: Final[tuple[Trait, ...]] = (
         _single_value("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
     )),
     Trait("kernel", "kernel", ("kernel", "driver", "packages"),
-        "a module is built for one kernel, and breaks against others",
+        "a module is built for one kernel, and does not work with others",
         (_single_value("running kernel", system.running_kernel, "kernel-release", "uname"),)),
     Trait("arguments", "kernel arguments", ("kernel", "pci", "driver"),
-        "they decide which driver takes the GPU, how the bus is laid out and what the IOMMU does",
+        "they decide which driver binds the GPU, how the bus is laid out and what the IOMMU does",
         (TraitSource(("/proc/cmdline",), _kernel_arguments, empty_means_none=True),),
         r"^(?:[\w.]*blacklist|nomodeset|nouveau|nova|vfio|pci|kvm|nvidia|lockdown|module\.sig|efi|enforcing|selinux)"
         r"|iommu|cgroup"),
     Trait("modules", "loaded modules", ("kernel", "driver"),
-        "each is a part of the driver or its network, or takes the GPU from it",
+        "each is part of the driver or its network, or competes for the GPU",
         (TraitSource(("modules", "lsmod"), _loaded_modules,
                      is_absent=lambda snapshot, name: modules.is_module_loaded(snapshot, name) is False),),
         r"^(?:nvidia|gdrdrv|nouveau|nova|vfio|pci_stub|xen_pciback)",
@@ -427,13 +427,13 @@ TRAITS: Final[tuple[Trait, ...]] = (
         _text_value("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
     )),
     Trait("packages", "packages", ("packages", "driver", "toolkit", "runtime"),
-        "driver, libraries and module must be of one version; the module is built for one kernel",
+        "driver, libraries and module must have the same version; the module is built for one kernel",
         (TraitSource(("packages", "dpkg-status"), _package_versions,
               is_absent=lambda snapshot, name: packages.is_installed(snapshot, name) is False),),
         r"nvidia|fabricmanager|imex|nvlsm|^(?:libcuda1|cuda-drivers|cuda-compat|dkms|gcc|kernel-devel)"
         r"|^linux-(?:headers|modules|objects|signatures)"),
     Trait("links", "PCI links", ("pci", "gpu"),
-        "lanes are lost by dirt, a riser or a slot; a slower slot costs bandwidth",
+        "dirt, a riser or a slot can cost lanes; a slower slot costs bandwidth",
         (TraitSource((*_LINKS, "lspci", "nvidia-smi-q"), _link_properties, empty_means_none=True, common_only=True),)),
     Trait("firmware", "firmware", ("pci", "gpu", "kernel"),
         "it sets up memory regions, IOMMU, ACS and links before any driver runs", (
@@ -443,7 +443,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
         _single_value("VBIOS of the GPUs", _vbios_versions, "nvidia-smi-q"),
     ), "^BIOS", "^VBIOS"),
     Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"),
-        "the driver has other GPUs than there, or they are set up otherwise", (
+        "the driver has other GPUs, or they are configured differently", (
         _single_value(GPU_COUNT, _count_gpus, "nvml", "nvidia-smi", "nvidia-smi-q"),
         TraitSource(("nvml",), _gpu_settings),
     ), r"^(?:GPUs|name|mig)|no answer"),
@@ -457,16 +457,16 @@ TRAITS: Final[tuple[Trait, ...]] = (
             (TraitSource((path,), _settings_reader(path, _file_settings), empty_means_none=True),), likely, possible)
       for paths, layers, why, likely, possible in _FILES for path in paths),
     Trait("cdi", "CDI specifications", ("toolkit",),
-        "a specification names the files of one driver version; of another it is stale",
+        "a specification names the files of one driver version; for another it is stale",
         tuple(TraitSource((path,), _settings_reader(path, _cdi_driver_versions), empty_means_none=True)
               for path in ("/etc/cdi/*", "/var/run/cdi/*"))),
     Trait("cgroups", "cgroups", ("runtime", "toolkit"),
-        "device nodes are given to containers in another way, which old toolkits do not know",
+        "device access for containers works differently, which old toolkits do not support",
         (_text_value("file system", "stat -fc"),)),
     Trait("kubernetes", "Kubernetes", ("kubernetes",),
         "the scheduler sees other GPUs, or other labels, on the node",
         (TraitSource(("kubernetes-node",), _gpu_labels),)),
-    Trait("system", "system", ("packages", "kernel"), "packages and their names differ, too", (
+    Trait("system", "system", ("packages", "kernel"), "packages and their names also differ", (
         _single_value("distribution", _distribution_name, "os-release"),
         _single_value("machine", _platform_name, "virt"),
     ), _NEVER),

@@ -32,7 +32,7 @@ def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
     lines = tuple(_error_lines(snapshot))[:_MAX_CITED]
     if not lines:
         return None
-    question = "what makes it fail? no rule knows this complaint, and nothing else shows a fault"
+    question = "what is the cause? no rule knows this error, and nothing else shows a fault"
     look_at = (
         Shell("sudo gpunode doctor  # on the node itself, which sees more"),
         Shell("nvidia-smi -q"),

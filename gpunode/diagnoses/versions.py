@@ -81,7 +81,7 @@ _OF_CONTAINER: Final = unless(any_of(_IN_CONTAINER, _LIKELY_IN_CONTAINER), _NODE
 
 def _summarize_library(snapshot: Snapshot) -> str:
     own = driver.container_library_version(snapshot)
-    return f"the container loads driver libraries{f' {own.version}' if own else ''} of its own, not the node's"
+    return f"the container loads its own driver libraries{f' {own.version}' if own else ''}, not the node's"
 
 
 # The node itself at two versions.
@@ -160,7 +160,7 @@ def _find_unattended(snapshot: Snapshot) -> Iterator[Proof]:
         return
     if done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]:
         version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
-        what = f"the system upgraded the driver by itself{version}, and the old module is still loaded"
+        what = f"the system upgraded the driver automatically{version}, but the old module is still loaded"
         yield _make_proof(snapshot, what, (one.citation for one in done))
 
 
@@ -172,7 +172,7 @@ def _find_partial(snapshot: Snapshot) -> Iterator[Proof]:
         return
     disk, wanted = found.disk, found.user_version
     if disk and wanted and not is_same_version(disk.version, wanted.version):
-        what = f"the libraries are of {wanted.version}, the kernel module on disk is {disk.version}"
+        what = f"the libraries have version {wanted.version}, the kernel module on disk has {disk.version}"
         yield _make_proof(snapshot, what, sure=not found.has_new_module)
     lone = [
         one
@@ -183,7 +183,9 @@ def _find_partial(snapshot: Snapshot) -> Iterator[Proof]:
         yield _make_proof(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
         return
     if not disk and _differed_at_boot(snapshot):
-        yield _make_proof(snapshot, "the module that was loaded at boot is not of the libraries' version", sure=False)
+        yield _make_proof(
+            snapshot, "the module that was loaded at boot does not have the libraries' version", sure=False
+        )
 
 
 def _differed_at_boot(snapshot: Snapshot) -> bool:
@@ -206,7 +208,7 @@ def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
     cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
-    text = "bring every package of the driver to the version of its kernel modules"
+    text = "install every package of the driver in the version of its kernel modules"
     remedy = (remedies.install_driver(snapshot, text),) if is_supported(snapshot) else tuple(_complete_driver(snapshot))
     return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
@@ -231,7 +233,7 @@ def _find_pending(snapshot: Snapshot) -> Iterator[Proof]:
     if is_pending:
         before = loaded.version if loaded else "before"
         to = f" to {version}" if version else ""
-        what = f"the driver was upgraded{to}, and the module of {before} is still loaded"
+        what = f"the driver was upgraded{to}, but the module of {before} is still loaded"
         yield _make_proof(snapshot, what, done, sure=bool(done and loaded))
 
 
@@ -269,7 +271,7 @@ _BLACKLISTED: Final = 'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^lib
 
 def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _reload_module(snapshot)
-    text = "keep the driver out of automatic upgrades"
+    text = "exclude the driver from automatic upgrades"
     if package_manager(snapshot) == "apt":
         file = command("sudo", "tee", "/etc/apt/apt.conf.d/51-nvidia-by-hand")
         yield run_step("configure", text, join_commands(command("echo", _BLACKLISTED), Shell("|"), file))
@@ -282,16 +284,14 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
     yield remedies.use_one_archive(snapshot)
     if package_manager(snapshot) in {"apt", "dnf"}:
-        yield remedies.align_versions(snapshot, "install", "bring every package to the same version")
-    yield remedies.install_driver(snapshot, "install what is missing of that version, its module included")
+        yield remedies.align_versions(snapshot, "install", "install every package in the same version")
+    yield remedies.install_driver(snapshot, "install the missing packages of that version, including its module")
     yield reboot()
 
 
 def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield remedies.install_guest_driver(
-            "keep the driver of one source: leave the guest driver, or install it anew, whole"
-        )
+        yield remedies.install_guest_driver("keep one driver: leave the guest driver, or reinstall it completely")
         return
     found = snapshot.view(versions.driver_versions)
     packaged = (*found.kernel_packages, *found.user_packages)
@@ -300,11 +300,11 @@ def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
     elif locked := sorted(set(packages.held_packages(snapshot)) & {one.name for one in packaged}):
-        yield remedies.unhold(snapshot, "let go of the packages that are held at one version", *locked)
+        yield remedies.unhold(snapshot, "release the held packages", *locked)
     else:
-        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
+        text = "remove a driver of NVIDIA's .run installer, if there is one beside the packages"
         yield run_step("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
-    text = "install the one that stays, whole"
+    text = "reinstall the remaining one completely"
     if is_supported(snapshot):
         text += "; gpunode names each package of another one before it removes it"
     yield remedies.install_driver(snapshot, text)
@@ -315,7 +315,7 @@ def _keep_one_library(snapshot: Snapshot) -> Iterable[Fix]:
     own, node = driver.container_library_version(snapshot), snapshot.view(versions.driver_versions).loaded
     is_older = own is not None and node is not None and version_key(own.version) < version_key(node.version)
     image = manual_step("remove", "build the image without packages of the driver: its libraries come from the node")
-    anew = manual_step("restart", "create the container anew, so that it gets the libraries of today's driver")
+    anew = manual_step("restart", "recreate the container, so that it gets the libraries of the present driver")
     yield from ((anew, image) if is_older and not versions.shipped_driver_files(snapshot) else (image, anew))
 
 
@@ -325,20 +325,20 @@ _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
 
 FAMILY: Final = RuleFamily(
     "versions",
-    "versions that do not match",
+    "mismatched versions",
     (
         Rule(
             cause=UNATTENDED,
             layer="package",
             shows_in="driver",
             disruption="reboot",
-            title="the system upgraded the driver by itself while the old module was loaded",
+            title="the system upgraded the driver automatically while the old module was loaded",
             story=(
-                "unattended-upgrades, or dnf-automatic, brought in a new driver at night. Libraries on disk are new at "
-                "once, the kernel keeps the module that it has loaded, and NVIDIA's libraries speak only to a module "
-                "of exactly their own version. What ran before goes on; every new program fails with «Driver/library "
-                "version mismatch», and so does every new container. Loading the new module is enough, and the next "
-                "such night is prevented by taking the driver out of automatic upgrades."
+                "unattended-upgrades or dnf-automatic installed a new driver. The libraries on disk are new at "
+                "once, the kernel keeps the loaded module, and NVIDIA's libraries only work with a module of "
+                "exactly their version. Running programs continue; every new program and container fails with "
+                "«Driver/library version mismatch». Load the new module, and exclude the driver from automatic "
+                "upgrades so that it does not happen again."
             ),
             sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
             check=_find_unattended,
@@ -353,7 +353,7 @@ FAMILY: Final = RuleFamily(
             cause=PENDING,
             layer="driver",
             disruption="reboot",
-            title="the driver was upgraded and its new module is not loaded yet",
+            title="the driver was upgraded but its new module is not loaded yet",
             story=(
                 "An upgrade replaced libraries and module on disk; the kernel still runs the module that was loaded at "
                 "boot. The two do not work together, so nvidia-smi and every new CUDA program or container fail until "
@@ -373,12 +373,12 @@ FAMILY: Final = RuleFamily(
             cause=PARTIAL,
             layer="package",
             disruption="reboot",
-            title="only a part of the driver's packages was upgraded",
+            title="only some of the driver's packages were upgraded",
             story=(
-                "Libraries and programs are of one version, and the kernel module on disk is of another, because a "
-                "package was held back, a repository offered only a part, or the new module was not built. A reboot "
-                "loads the same old module again and changes nothing. All packages have to be brought to one version "
-                "first."
+                "Libraries and programs have one version, the kernel module on disk has another, because a package "
+                "was held back, a repository offered only some packages, or the new module was not built. A reboot "
+                "loads the same old module again and changes nothing. First install all packages in the same "
+                "version."
             ),
             sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=_find_partial,
@@ -394,10 +394,10 @@ FAMILY: Final = RuleFamily(
             disruption="reboot",
             title="two drivers are installed side by side",
             story=(
-                "The driver was installed twice, by different means: the .run file and packages, packages of two "
-                "branches, or of two repositories. The kernel loads the module of one, programs the libraries of the "
-                "other. Which pair meets can change with every ldconfig and every kernel. One of the two has to go, "
-                "whole."
+                "The driver was installed twice, in different ways: the .run file and packages, packages of two "
+                "branches, or of two repositories. The kernel loads the module of one, programs the libraries of "
+                "the other. The combination can change with every ldconfig and every kernel. Remove one of the two "
+                "completely."
             ),
             sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=_find_mixed,
@@ -415,11 +415,11 @@ FAMILY: Final = RuleFamily(
             disruption="restart-container",
             title="the container has driver libraries of another version",
             story=(
-                "A container gets the driver's libraries from the node when it starts. An image that ships libraries "
-                "of its own, or a container that was started before the node's driver was upgraded, loads others, and "
-                "the node's module refuses them: «Driver/library version mismatch» inside, while nvidia-smi on the "
-                "node works. When the image's are the newer ones, ldconfig in the container prefers them to those that "
-                "were mounted."
+                "A container gets the driver's libraries from the node when it starts. An image with its own "
+                "libraries, or a container that was started before the node's driver was upgraded, loads others, "
+                "and the node's module rejects them: «Driver/library version mismatch» inside, while nvidia-smi on "
+                "the node works. If the image's libraries are newer, ldconfig in the container prefers them to the "
+                "mounted ones."
             ),
             sources=(
                 "https://github.com/NVIDIA/libnvidia-container/issues/266",

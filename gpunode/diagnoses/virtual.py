@@ -62,7 +62,7 @@ def _is_geforce(snapshot: Snapshot) -> bool | None:
 
 
 _GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
-_OTHER_GPU: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is no GeForce")
+_OTHER_GPU: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is not a GeForce")
 _OLD: Final = predicate(
     lambda snapshot: (_driver_branch(snapshot) or _FIRST_GUEST_BRANCH) < _FIRST_GUEST_BRANCH,
     "the driver is older than 465",
@@ -76,7 +76,7 @@ _FAULTS: Final = custom_sign(lambda snapshot: (one.citations[0] for one in snaps
 
 
 def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
+    text = "install a driver of branch 465 or newer, which supports GeForce cards in virtual machines"
     yield from change_driver(snapshot, text, oldest_branch=465)
     hide = "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features"
     yield manual_step("configure", hide, "the GPU is too old for a newer driver")
@@ -90,7 +90,7 @@ _LARGER_WINDOW: Final = always(
         "pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB for VMware",
     ),
     run_step(
-        "inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
+        "inspect", "check the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
     ),
 )
 
@@ -131,14 +131,14 @@ _NO_GRIDD: Final = message_line(
 
 
 _IS_LICENSED: Final = run_step("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
-_ASK_ANEW: Final = restart("nvidia-gridd", "have the licence asked for anew")
+_ASK_ANEW: Final = restart("nvidia-gridd", "request the licence again")
 
 
 def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_NO_GRIDD):
-        yield install_guest_driver("have nvidia-gridd installed, which asks for the licence")
+        yield install_guest_driver("install nvidia-gridd, which requests the licence")
     else:
-        text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
+        text = "copy the client configuration token of the licence server to /etc/nvidia/ClientConfigToken"
         yield manual_step("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
         yield _ASK_ANEW
     yield _IS_LICENSED
@@ -146,8 +146,8 @@ def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
 
 _GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
 _SERVER: Final = always(
-    run_step("inspect", "read why it is refused: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
-    manual_step("configure", "put a new client configuration token of the server (DLS or CLS) in place of the old one"),
+    run_step("inspect", "read why it is rejected: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
+    manual_step("configure", "replace the client configuration token by a new one of the server (DLS or CLS)"),
     _ASK_ANEW,
 )
 
@@ -191,7 +191,7 @@ def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield uninstall(snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names)
     else:
         look = (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib"))
-        yield Fix("remove", "look for NVIDIA libraries that do not come from Windows, and remove what owns them", look)
+        yield Fix("remove", "find NVIDIA libraries that do not come from Windows, and remove their packages", look)
     yield manual_step("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
 
 
@@ -217,13 +217,13 @@ FAMILY: Final = RuleFamily(
             context=GUEST,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
-            summary="the virtual machine's firmware has no room above 4 GiB for the memory region of the GPU",
+            summary="the virtual machine's firmware has no room above 4 GiB for the GPU's memory region",
             look_at=(Shell("sudo dmesg | grep -E 'BAR|nvrm'"), Shell("systemd-detect-virt")),
             story=(
-                "A GPU passed through to a virtual machine needs its memory region in the guest's address space too. "
-                "Guest firmware sizes the window above 4 GiB by a rule that large GPUs, or several of them, outgrow; "
-                "without UEFI there is none. The guest then sees the GPU with a region of 0M, and its driver refuses "
-                "it, or only some of several GPUs start."
+                "A GPU passed through to a virtual machine needs its memory region in the guest's address space "
+                "too. Guest firmware sizes the window above 4 GiB by a rule that is too small for large GPUs, or "
+                "for several; without UEFI there is no such window. The guest then sees the GPU with a region of "
+                "0M, and its driver rejects it, or only some of several GPUs start."
             ),
             sources=(
                 "https://github.com/kubevirt/kubevirt/issues/11093",
@@ -235,7 +235,7 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="vm-passthrough-hypervisor-detected",
             disruption="reboot",
-            title="an old driver refuses a GeForce in a virtual machine",
+            title="an old driver rejects a GeForce in a virtual machine",
             decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
             typical=any_of(
                 all_of(GUEST, any_of(_CODE_43, all_of(_NO_HANDLE, _GEFORCE))),
@@ -246,12 +246,13 @@ FAMILY: Final = RuleFamily(
             context=any_of(_HIDDEN, all_of(any_of(GUEST, _OLD), _GEFORCE)),
             share=0.2,
             against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, _IS_WSL),
-            summary="a driver before 465 does not start a GeForce in a virtual machine whose hypervisor it sees",
+            summary="a driver before 465 does not start a GeForce if it detects a hypervisor",
             look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
             story=(
-                "Drivers before 465 look for a hypervisor and do not start GeForce cards below one (Windows calls it "
-                "code 43). The module loads, nvidia-smi finds no device handle, and the same card works on the host. "
-                "Newer drivers do not care; for older GPUs the hypervisor can be hidden from the guest."
+                "Drivers before 465 detect a hypervisor and do not start GeForce cards in a virtual machine (code "
+                "43 in Windows). The module loads, nvidia-smi finds no device handle, and the same card works on "
+                "the host. Newer drivers have no such check; for older GPUs the hypervisor can be hidden from the "
+                "guest."
             ),
             sources=(
                 "https://github.com/NVIDIA/kubevirt-gpu-device-plugin/issues/2",
@@ -263,16 +264,16 @@ FAMILY: Final = RuleFamily(
         _rule(
             cause="vgpu-license-server-failure",
             disruption="restart-service",
-            title="the licence server gives this vGPU no licence",
+            title="the licence server does not grant this vGPU a licence",
             decisive=_REFUSED,
             symptoms=(_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
             against=(_ACQUIRED,),
-            summary="nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted",
+            summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",
             look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
             story=(
-                "nvidia-gridd in the guest has a server to ask and does not get a licence: the name does not resolve, "
-                "port 443 is closed, the clock is wrong, the token is of another server or too old, or all licences "
-                "are given away. After a grace time the vGPU is slowed down, and then refuses CUDA."
+                "nvidia-gridd in the guest has a server configured but gets no licence: the name does not resolve, "
+                "port 443 is closed, the clock is wrong, the token is for another server or too old, or all "
+                "licences are in use. After a grace period the vGPU is slowed down, and then rejects CUDA."
             ),
             sources=(_VGPU_GUIDE, "https://github.com/NVIDIA/nvidia-docker/issues/1787"),
             remedy=_SERVER,
@@ -288,13 +289,13 @@ FAMILY: Final = RuleFamily(
             symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
             context=_NO_GRIDD,
             against=(unless(_ACQUIRED, _UNLICENSED),),
-            summary="this vGPU has no licence: none was asked for, or it ran out",
+            summary="this vGPU has no licence: none was requested, or it expired",
             look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
             story=(
-                "A vGPU needs a licence, which nvidia-gridd asks for at boot. Without gridd, without a server's "
-                "token, or with the wrong feature type nobody asks, and the status stays Unlicensed: full speed for "
-                "some minutes, then slower and slower, at last 'CUDA-capable device is busy or unavailable' for every "
-                "program."
+                "A vGPU needs a licence, which nvidia-gridd requests at boot. Without gridd, without a server's "
+                "token, or with the wrong feature type no licence is requested, and the status stays Unlicensed: "
+                "full speed for some minutes, then slower and slower, finally 'CUDA-capable device is busy or "
+                "unavailable' for every program."
             ),
             sources=(_VGPU_GUIDE, "https://github.com/Azure/AKS/issues/4870"),
             remedy=_configure_license,
@@ -308,49 +309,49 @@ FAMILY: Final = RuleFamily(
             decisive=_INCOMPATIBLE,
             typical=_START_FAILED,
             symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
-            summary="a virtual machine's vGPU was not started: drivers of guest and host, and the GPU, do not fit",
+            summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",
             look_at=(Shell("sudo dmesg | grep -i xid"), Shell("sudo journalctl -u nvidia-vgpu-mgr -b")),
             story=(
-                "The host's vGPU manager could not start a virtual machine's vGPU: the guest's driver is older than "
-                "the host's supports, the profile does not fit the GPU, or the board is not made for vGPU. The "
-                "machine boots without a working GPU. Host and guest drivers of one vGPU release belong together."
+                "The host's vGPU manager could not start a virtual machine's vGPU: the guest's driver is older "
+                "than the host's driver supports, the profile does not fit the GPU, or the board does not support "
+                "vGPU. The machine boots without a working GPU. Use host and guest drivers of the same vGPU "
+                "release."
             ),
             sources=(XID_CATALOG, "https://docs.nvidia.com/vgpu/latest/index.html"),
             remedy=always(
-                manual_step("install", "install host and guest drivers of one vGPU release"),
+                manual_step("install", "install host and guest drivers of the same vGPU release"),
                 run_step(
-                    "inspect", "read what the vGPU manager says", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")
+                    "inspect", "read the vGPU manager's log", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")
                 ),
             ),
         ),
         _rule(
             cause="wsl-gpu-tcc-mode",
             disruption="reboot",
-            title="Windows drives the GPU in TCC mode",
+            title="Windows runs the GPU in TCC mode",
             decisive=all_of(_IN_TCC, _WSL),
             symptoms=(_BLOCKED, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
             context=_WSL,
-            summary="Windows drives the GPU in TCC mode, in which it has no display driver model that WSL could share",
+            summary="Windows runs the GPU in TCC mode, which WSL cannot share",
             look_at=(Shell("nvidia-smi.exe"),),
             story=(
                 "WSL shares the GPU through the Windows display driver model (WDDM). Data center cards run in TCC "
-                "mode by default, which has none, so WSL sees no GPU or is refused access; a TCC card beside a WDDM "
-                "card can spoil both. Some cards can be switched to WDDM or MCDM, others (H100) cannot be used from "
-                "WSL."
+                "mode by default, so WSL sees no GPU or is denied access; a TCC card beside a WDDM card can break "
+                "both. Some cards can be switched to WDDM or MCDM, others (H100) cannot be used from WSL."
             ),
             sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9952"),
             remedy=always(
                 manual_step(
                     "configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"
                 ),
-                manual_step("configure", "disable the TCC card in the device manager", "WSL is to use another card"),
+                manual_step("configure", "disable the TCC card in the device manager", "WSL should use another card"),
             ),
             explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
         ),
         _rule(
             cause="wsl-gpu-access-blocked",
             disruption="none",
-            title="WSL is not given the GPU",
+            title="WSL does not get the GPU",
             decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
             typical=any_of(
                 _BLOCKED,
@@ -364,13 +365,13 @@ FAMILY: Final = RuleFamily(
                 symptoms.CUDA_NO_DEVICE,
             ),
             context=_WSL,
-            summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not fit together",
+            summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",
             look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
             story=(
-                "In WSL the driver is that of Windows, shared under /usr/lib/wsl/lib. A Linux driver package inside "
-                "WSL puts its own libraries before it, and they are refused; so is everything when the Windows driver "
-                "or WSL itself is too old, or a container is given other libraries. The message is 'GPU access "
-                "blocked by the operating system'."
+                "WSL uses the Windows driver, shared under /usr/lib/wsl/lib. A Linux driver package inside WSL "
+                "shadows it with its own libraries, which are rejected; the same happens if the Windows driver or "
+                "WSL itself is too old, or a container gets other libraries. The message is 'GPU access blocked by "
+                "the operating system'."
             ),
             sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9938"),
             remedy=_remove_linux_driver,

@@ -91,7 +91,9 @@ def find_unexplained(snapshot: Snapshot) -> Iterator[OpenQuestion]:
         code = incident.root.code
         if incident.root.source == "xid" and code not in _HAVE_A_RULE:
             entry = xids.lookup(code)
-            meaning = entry.meaning if entry else "a code that neither NVIDIA's catalog nor the driver's headers have"
+            meaning = (
+                entry.meaning if entry else ("a code that is neither in NVIDIA's catalog nor in the driver's headers")
+            )
             advice = f"; NVIDIA's catalog says: {entry.advice}" if entry and entry.advice else ""
             question = (
                 f"{faults.gpu_label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
@@ -100,19 +102,19 @@ def find_unexplained(snapshot: Snapshot) -> Iterator[OpenQuestion]:
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from remedies.change_driver(snapshot, "go to another release of the driver", allow_older=True)
-    yield reboot("reboot, so that it is the one that is loaded")
-    yield write_nvidia_report("that release faults too")
+    yield from remedies.change_driver(snapshot, "install another driver release", allow_older=True)
+    yield reboot("reboot, so that it is loaded")
+    yield write_nvidia_report("that release fails too")
 
 
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
-    text = "keep the driver's state between programs, so that the GPU sleeps less"
+    text = "keep the driver loaded between programs, so that the GPU sleeps less"
     daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
     yield setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
     yield manual_step("firmware", "update the GPU's VBIOS and the driver", "it comes back")
-    yield manual_step("configure", "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
+    yield manual_step("configure", "avoid the GPU's lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
     yield write_nvidia_report()
 
 
@@ -138,16 +140,16 @@ FAMILY: Final = RuleFamily(
             shows_in="programs",
             severity="warning",
             disruption="restart-container",
-            title="a program did what the GPU forbids",
+            title="a program performed an illegal operation on the GPU",
             share=0.6,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             story=(
-                "A kernel or shader ran into an illegal instruction, an address out of range, a misaligned access "
-                "or an overrun stack, and the engine stopped it (Xid 13; Xid 69 where a command itself was wrong). "
-                "The program is ended with a CUDA error, its channels are taken down (Xid 43, 45, 109), and the "
-                "GPU goes on. It is nearly always the program's own fault.\n\n"
-                "The message names the place: GPC, TPC and SM. When different programs, right elsewhere, fail at one "
-                "and the same place, that part of the GPU is broken."
+                "A kernel or shader executed an illegal instruction, an address out of range, a misaligned access "
+                "or a stack overflow, and the engine stopped it (Xid 13; Xid 69 if a command itself was wrong). "
+                "The program ends with a CUDA error, its channels are closed (Xid 43, 45, 109), and the GPU "
+                "continues. It is nearly always the program's own fault.\n\nThe message names the place: GPC, TPC "
+                "and SM. If different programs that work elsewhere fail at the same place, that part of the GPU is "
+                "broken."
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
             check=faults.incident_check(13, 69, is_of_programs=True),
@@ -156,11 +158,11 @@ FAMILY: Final = RuleFamily(
                 r"|CUDA_EXCEPTION_\d"
             ),
             remedy=always(
-                manual_step("application", "start the program again, and find its fault with compute-sanitizer"),
+                manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
                 run_step(
-                    "inspect", "test the GPU", _DIAGNOSE, when="other programs fault on it too, at the same place"
+                    "inspect", "test the GPU", _DIAGNOSE, when="other programs also fail on it, at the same place"
                 ),
-                write_nvidia_report("programs that are known to be right go on faulting"),
+                write_nvidia_report("programs that are known to work keep failing"),
             ),
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
         ),
@@ -173,40 +175,43 @@ FAMILY: Final = RuleFamily(
             share=0.8,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
             story=(
-                "The GPU's memory unit met an address that no page is mapped to, or not for this use (Xid 31). The "
-                "message says which engine asked, at which address and for what; the program is ended. A pointer "
-                "used after it was freed, an index out of range or a mistake in a library is the usual reason.\n\n"
-                "Look further when it is not one program: many on one GPU only speak for the GPU, many on every GPU "
-                "for the driver."
+                "The GPU's memory unit found an address without a mapped page, or without permission for the "
+                "access (Xid 31). The message names the engine, the address and the access; the program is ended. "
+                "The usual reason is a pointer used after it was freed, an index out of range or a bug in a "
+                "library.\n\nLook further if it is not a single program: many programs on only one GPU point to "
+                "the GPU, many on every GPU to the driver."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
             check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
             against=(_BY_DRIVER,),
             typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
             remedy=always(
-                manual_step("application", "start the program again, and find its fault with compute-sanitizer"),
-                run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fault, and on this GPU only"),
-                manual_step("install", "try another release of the driver", "it began with an update of the driver"),
+                manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
+                run_step("inspect", "test the GPU", _DIAGNOSE, when="many programs fail, and only on this GPU"),
+                manual_step("install", "try another driver release", "it began with an update of the driver"),
             ),
             explains=_OF_PROGRAMS,
         ),
         _rule(
             cause="xid-31-driver-regression",
             disruption="reboot",
-            title="this release of the driver lets programs fault",
+            title="this driver release makes programs fail",
             share=1,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
             story=(
-                "Page faults (Xid 31) that no program is to blame for: they began with another release of the driver, "
-                "programs of different kinds fault at the very same address, or the release is known for it. The "
-                "driver's own page tables are wrong then. The same programs run clean on the release before, so go "
-                "back to it, or on to the one that mends it."
+                "Page faults (Xid 31) that are no program's fault: they began with another driver release, "
+                "different programs fail at the same address, or the release is known for it. The driver's own "
+                "page tables are then wrong. The same programs run well on the previous release, so go back to it, "
+                "or upgrade to one with a fix."
             ),
             sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
             typical=any_of(_BY_DRIVER, _COMPARED),
             context=_UPGRADED,
-            summary="the page faults are the driver's own doing: of this release, or at one address in every program",
+            summary=(
+                "the driver causes the page faults: they come with this release, or at the same address in "
+                "every program"
+            ),
             remedy=_change_release,
             explains=_OF_PROGRAMS,
         ),
@@ -217,11 +222,11 @@ FAMILY: Final = RuleFamily(
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
             story=(
-                "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own firmware "
-                "(Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power state on some "
-                "platforms, early Ryzen among them: the GPU hangs at its lowest clocks and everything on it stutters "
-                "or stops. Newer firmware for board and GPU mended most of it; keeping the GPU from its deepest idle "
-                "avoids it."
+                "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own "
+                "firmware (Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power "
+                "state on some platforms, early Ryzen among them: the GPU hangs at its lowest clocks and "
+                "everything on it stutters or stops. Newer firmware for board and GPU fixed most of it; avoiding "
+                "the GPU's deepest idle state works around it."
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.incident_check(61),
@@ -238,10 +243,10 @@ FAMILY: Final = RuleFamily(
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
             story=(
-                "The power management unit, a controller inside the GPU, halted (Xid 62), and with it clocks, fans and "
-                "power states. The driver asks for a reset (Xid 154); calls to the GSP time out and channels are taken "
-                "down after it. It is known from GPUs that wake from idling and from certain releases of the driver "
-                "under long load."
+                "The power management unit, a controller inside the GPU, halted (Xid 62), and with it the control "
+                "of clocks, fans and power states. The driver asks for a reset (Xid 154); calls to the GSP time "
+                "out and channels are closed afterwards. It is known from GPUs that wake from idle and from "
+                "certain driver releases under long load."
             ),
             sources=(f"{OPEN_MODULES}/issues/1045", XID_CATALOG),
             check=faults.incident_check(62, 169),
@@ -254,22 +259,19 @@ FAMILY: Final = RuleFamily(
             cause="xid-109-ctx-switch-timeout",
             shows_in="programs",
             disruption="restart-container",
-            title="a program does not let go of the GPU",
+            title="a program does not release the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
             story=(
-                "The GPU wanted to give an engine to another context, and the one on it did not stop in time (Xid "
-                "109). A kernel or shader that never ends does that, and so do releases of the driver with a bug. The "
-                "program's channels are taken down; mostly that is all. Behind an Xid 13 or 31 it is only their "
-                "consequence."
+                "The GPU tried to switch an engine to another context, and the running one did not stop in time "
+                "(Xid 109). The reason is a kernel or shader that never ends, or a bug of the driver release. The "
+                "program's channels are closed; mostly that is all. After an Xid 13 or 31 it is only a consequence."
             ),
             sources=(f"{OPEN_MODULES}/issues/502", f"{OPEN_MODULES}/issues/1146"),
             check=faults.incident_check(109, is_of_programs=True),
             remedy=always(
-                manual_step("application", "end the program, and start it again"),
-                reset_gpu(when="the GPU does not come back with that"),
-                manual_step(
-                    "install", "try another release of the driver", "it comes back with programs that ran before"
-                ),
+                manual_step("application", "end the program, and restart it"),
+                reset_gpu(when="that does not recover the GPU"),
+                manual_step("install", "try another driver release", "it comes back with programs that ran before"),
                 write_nvidia_report(),
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"},
@@ -282,16 +284,19 @@ FAMILY: Final = RuleFamily(
             title="errors on the link between CPU and GPU",
             symptoms=(symptoms.ANY_XID,),
             story=(
-                "Grace Hopper and Grace Blackwell join CPU and GPU by a link between the chips, NVLink-C2C. It reports "
-                "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
-                "that fails for good is Xid 173. Reset the GPU when it is free, and open a case if it happens often."
+                "Grace Hopper and Grace Blackwell connect CPU and GPU by a chip-to-chip link, NVLink-C2C. It "
+                "reports corrected errors (Xid 121): nothing was lost and no immediate action is needed. A link "
+                "that fails permanently is Xid 173. Reset the GPU when it is free, and open a case if it happens "
+                "often."
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.incident_check(*_CHIP_LINK),
             context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
             remedy=always(
-                manual_step("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
-                run_step("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
+                manual_step(
+                    "wait", ("no action now: the errors were corrected; reset the GPU at the next opportunity")
+                ),
+                run_step("inspect", "check the state of the links", Shell("nvidia-smi c2c -s")),
                 write_nvidia_report("it happens often, or a link is down"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
@@ -305,16 +310,16 @@ FAMILY: Final = RuleFamily(
             symptoms=(symptoms.ANY_XID,),
             story=(
                 "The GPU keeps its InfoROM in a flash chip behind the power management unit, and a read, write or "
-                "erase of it failed (Xid 122, 123, 124). Programs are not touched, but serial number, ECC history and "
-                "the list of bad memory may not be kept. Once is a hiccup; if it stays after a reset the chip or the "
-                "board fails."
+                "erase of it failed (Xid 122, 123, 124). Programs are not affected, but serial number, ECC history "
+                "and the list of bad memory may not be saved. Once is harmless; if it persists after a reset, the "
+                "chip or the board is failing."
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.incident_check(*_FLASH),
             remedy=always(
                 reset_gpu(),
                 reboot(when="the reset is refused"),
-                run_step("inspect", "see whether nvidia-smi warns of the InfoROM", Shell("nvidia-smi")),
+                run_step("inspect", "check whether nvidia-smi warns about the InfoROM", Shell("nvidia-smi")),
                 remedies.replace_gpu(when="it comes back"),
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
@@ -326,18 +331,17 @@ FAMILY: Final = RuleFamily(
             title="the GPU could not be initialised",
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
             story=(
-                "The driver got as far as the GPU and could not bring it up (Xid 143), at the load of the module or "
-                "when the first program or the persistence daemon opened it. If no other Xid and no message of the GSP "
-                "stands before it, the GPU itself does not start: reset it, then take its power away, then look at "
-                "seat and cables."
+                "The driver reached the GPU but could not initialise it (Xid 143), when the module was loaded or "
+                "when the first program or the persistence daemon opened it. Without an earlier Xid or GSP message "
+                "the GPU itself does not start: reset it, then power-cycle the node, then check seating and cables."
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
             check=faults.incident_check(143),
             remedy=always(
                 reset_gpu(),
-                power_cycle("power the node off and on again, where the reset is refused"),
-                manual_step("hardware", "check seat and power of the GPU", "it stays so"),
-                write_nvidia_report("it stays so"),
+                power_cycle("power the node off and on again, if the reset is refused"),
+                manual_step("hardware", "check seating and power of the GPU", "it persists"),
+                write_nvidia_report("it persists"),
             ),
             explains=_GPU_DOWN,
         ),
@@ -345,13 +349,13 @@ FAMILY: Final = RuleFamily(
             cause="xid-154-recovery-action",
             shows_in="gpu",
             disruption="reset-gpu",
-            title="the GPU waits to be recovered",
+            title="the GPU needs recovery",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
             story=(
-                "Newer drivers say what they want done about a GPU: nothing, a reset, a reboot of the node, or its "
-                "work moved away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). It never stands for an "
-                "error of its own. Another Xid on the same GPU came before it; where a log begins too late to have it, "
-                "the action is still to be taken, and the cause is still to be found."
+                "Newer drivers say what a GPU needs: nothing, a reset, a reboot of the node, or moving its work "
+                "away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). This is never an error of its "
+                "own: another Xid on the same GPU came before it. If the log begins too late to show that Xid, "
+                "take the action anyway and look for the cause."
             ),
             sources=("https://github.com/leptonai/gpud", XID_CATALOG),
             check=recovery_requests.find_pending_actions,

@@ -27,7 +27,7 @@ class Family:
         id: as in os-release.
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
         cuda_origins: likewise of those archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
-        driver_packages: what the package manager is asked for: the fewest names that bring the driver of a scope.
+        driver_packages: the smallest set of package names that installs the driver of a scope.
         dkms_package: the one of them that builds the kernel modules.
         headers: the headers of exactly this kernel.
         headers_meta: the package that brings the headers of later kernels too, as the kernel's own meta package brings

@@ -1,4 +1,4 @@
-"""Write access to files that root reads or runs: only root may have it."""
+"""Write access to files that root reads or runs, which only root should have."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _GROUP, _OTHERS = 0o020, 0o002
 def describe_write_access(state: FileState) -> str:
     """Return how users other than root can write to the file; empty if none can."""
     if state.uid != 0:
-        return f"belongs to the user with the id {state.uid}"
+        return f"belongs to uid {state.uid}"
     if state.mode & _OTHERS or (state.mode & _GROUP and state.gid != 0):
-        return f"may be written by others (mode {state.mode:04o}, group {state.gid})"
+        return f"is writable for others (mode {state.mode:04o}, group {state.gid})"
     return ""
 
 
@@ -32,11 +32,13 @@ def restrict_to_root(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ..
 def explain_restriction(changes: Iterable[FileChange]) -> str:
     """Return the reason for the changes of ``restrict_to_root``."""
     found = (f"{change.path} {describe_write_access(change.before)}" for change in changes if change.before)
-    return f"{' and '.join(found)}; root acts on its content, so check it"
+    return f"{' and '.join(found)}; root relies on its content, so check it"
 
 
 def exposure_notes(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
     """Yield a note for each file that users other than root can replace, because of its folder or a link to it."""
     for path in dict.fromkeys(paths):
         if place := facts.exposed.get(path, ""):
-            yield f"users other than root can replace {path}, which root acts on: {place}; gpunode does not change that"
+            yield (
+                f"users other than root can replace {path}, which root relies on: {place}; gpunode does not change that"
+            )

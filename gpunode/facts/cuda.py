@@ -15,13 +15,14 @@ SCHEMA = 1
 _READ_KERNEL_LOG = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode verify`"
 # CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
 REMEDIES: Mapping[int, str] = {
-    2: "the GPU's memory is taken: `nvidia-smi` lists by which processes; stop them, then try again",
-    46: "another process has the GPU to itself, or its compute mode forbids CUDA: `nvidia-smi -q -d COMPUTE` tells",
+    2: "the GPU's memory is in use: `nvidia-smi` lists the processes; stop them, then try again",
+    46: "another process has exclusive use of the GPU, or its compute mode forbids CUDA: see `nvidia-smi -q -d "
+    "COMPUTE`",
     100: "load the driver (`modprobe nvidia`) and compare `nvidia-smi -L` with `lspci -d 10de:`",
-    218: "report it with the output of `gpunode verify --cuda --json`: the driver does not take gpunode's PTX",
+    218: "report it with the output of `gpunode verify --cuda --json`: the driver rejects gpunode's PTX",
     802: "an NVSwitch machine: start nvidia-fabricmanager, and wait until it has trained the links",
     803: "libcuda.so.1 and the loaded nvidia module are of different versions: reboot, or reload the modules",
-    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and see that /dev/nvidia-uvm exists; then " + _READ_KERNEL_LOG,
+    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and check that /dev/nvidia-uvm exists; then " + _READ_KERNEL_LOG,
 }
 _INSTALL_LIBRARY = "install the driver's CUDA library (`gpunode setup`), then run `ldconfig`"
 
@@ -31,7 +32,7 @@ class CudaError:
     """A call into libcuda that failed.
 
     Attributes:
-        call: the function's name as it stands in cuda.h, or ``dlopen``.
+        call: the function's name in cuda.h, or ``dlopen``.
         code: its CUresult; 0 for ``dlopen``.
         text: CUDA's own words.
     """

@@ -223,7 +223,7 @@ def _read_clock(reader: EvidenceReader, *, image: bool) -> Fact[date]:
         seconds = parse_int(text)
         # Python's calendar ends with the year 9999.
         if seconds is None or seconds > _MAX_TIMESTAMP:
-            raise ValueError(f"{text[:40]!r} is no number of seconds")
+            raise ValueError(f"{text[:40]!r} is not a number of seconds")
         return datetime.fromtimestamp(seconds, tz=timezone.utc).date()
 
     return derive_fact("clock", read)

@@ -109,7 +109,7 @@ class Found:
 
     Attributes:
         link: the target when the match is a symbolic link.
-        data: the content, when the probe asked for it and it could be read.
+        data: the content, if the probe requests it and it could be read.
         denied: whether we may not read it.
     """
 

@@ -317,14 +317,14 @@ def _node_name(evidence: Evidence) -> str:
 FOLLOW_UPS: Final = (
     FollowUp("the driver is loaded and every GPU has its device file", _driver_probes),
     FollowUp("dockerd runs on this machine", _docker_probes),
-    FollowUp("a socket of containerd's or CRI-O's is there", _cri_probes),
+    FollowUp("containerd or CRI-O has a socket", _cri_probes),
     FollowUp("rpm has a database", _rpm_probes),
     FollowUp("the driver is not loaded, another one is on disk, or nouveau is loaded", _missing_driver_probes),
     FollowUp("apt's lists name it", _keyring_probes),
-    FollowUp("apt's present log says nothing of NVIDIA", _rotated_log_probes),
-    FollowUp("the log is there", _log_tail_probes),
-    FollowUp("the program is there", _version_probes),
-    FollowUp("a kubelet has its key in /etc/kubernetes, and starts no program for it", _cluster_probes),
+    FollowUp("apt's current log does not mention NVIDIA", _rotated_log_probes),
+    FollowUp("the log exists", _log_tail_probes),
+    FollowUp("the program is installed", _version_probes),
+    FollowUp("the kubelet has its key in /etc/kubernetes and needs no program for it", _cluster_probes),
 )
 FINAL_FOLLOW_UPS: Final = (FollowUp("docker has containers", _container_probes),)
 

@@ -36,7 +36,7 @@ class Item:
     """A piece of evidence.
 
     Attributes:
-        key: of the evidence that it stands in.
+        key: of the evidence that contains it.
         written: its source, as it was written.
         outcome: ``absent`` if the text only says that the thing does not exist.
         error: the command's standard error, or the system's error.

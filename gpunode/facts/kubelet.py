@@ -343,7 +343,7 @@ def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k0s, which writes containerd's configuration only if it runs containerd itself (no --cri-socket)."""
     if _read_text(facts, _K0S) is None:
-        reason = f"{_K0S} is not there: k0s has not started yet, or was told to use another runtime (--cri-socket)"
+        reason = f"{_K0S} is not there: k0s has not started yet, or uses another runtime (--cri-socket)"
         return Unknown(reason, f"file:{_K0S}")
     return Known(Kubelet(kind, _choose_unit(facts, kind), _SOCKETS[kind], None), f"file:{_K0S}")
 
@@ -358,7 +358,7 @@ _READERS: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet
 
 def _parse_driver(word: str | None) -> CgroupDriver | None:
     if word and word not in _CGROUP_DRIVERS:
-        raise ValueError(f"{word!r} is no cgroup driver of the kubelet")
+        raise ValueError(f"{word!r} is not a cgroup driver of the kubelet")
     return _CGROUP_DRIVERS[word] if word else None
 
 

@@ -339,7 +339,7 @@ class Facts:
         packages: those that there are, and those that left configuration files behind. Versions that stand beside one
             another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
-        toolkit_program: whether the program is there that runtimes are told to run.
+        toolkit_program: whether the program exists that runtimes are configured to run.
         replaced_programs: the toolkit's programs in whose place something small stands that no package brought, such
             as a wrapper; larger files are compared by verify.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.

@@ -1,6 +1,6 @@
 """Parsing of numbers in evidence, which may be of any length.
 
-Python reads no whole number of thousands of digits, and what is as long as that counts nothing: it is no number here.
+Python parses no integer of thousands of digits. Nothing in evidence counts that high, so it is not a number here.
 """
 
 from __future__ import annotations

@@ -322,11 +322,11 @@ def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: st
         lines = capture.error.strip().splitlines()
         ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
         said = f": {lines[-1]}" if lines else ""
-        return NoAnswer("crashed", f"the {library} child ended{ended} and without an answer{said}")
+        return NoAnswer("crashed", f"the {library} child process ended{ended} without an answer{said}")
     try:
         return parse(capture.data)
     except ValueError as error:
-        return NoAnswer("garbled", f"the {library} child printed what gpunode cannot read: {error}")
+        return NoAnswer("garbled", f"the {library} child process printed what gpunode cannot read: {error}")
 
 
 def list_mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
@@ -346,12 +346,12 @@ def list_mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
 
 def _make_mig_gpu(gpu: Gpu) -> MigGpu:
     if not isinstance(gpu.uuid, str) or not isinstance(gpu.pci, str) or not _UUID.fullmatch(gpu.uuid):
-        raise ValueError(f"GPU {gpu.index} does not tell its UUID and its address")
+        raise ValueError(f"GPU {gpu.index} does not report its UUID and its address")
     if isinstance(gpu.mig, NvmlUnread) and not gpu.mig.supported:
         return MigGpu(gpu.index, gpu.uuid, gpu.pci, None)
     for reading in (gpu.mig, gpu.mig_pending, gpu.instances):
         if isinstance(reading, NvmlUnread):
-            raise ValueError(f"GPU {gpu.index} does not tell how MIG divides it: {reading.meaning}")
+            raise ValueError(f"GPU {gpu.index} does not report its MIG layout: {reading.meaning}")
     assert isinstance(gpu.mig, bool)
     assert isinstance(gpu.mig_pending, bool)
     assert isinstance(gpu.instances, tuple)
@@ -437,34 +437,32 @@ _RESET_GPU = (
     "stop what uses the GPU, then `nvidia-smi --gpu-reset -i` and its address, or a reboot; if it comes back, have the "
     "board serviced"
 )
-_REPORT_BUG = "this is between gpunode and the driver: report it with the output of `gpunode verify --json`"
+_REPORT_BUG = "this is a bug in gpunode or the driver: report it with the output of `gpunode verify --json`"
 ERRORS: Mapping[int, ErrorRow] = {
-    1: ErrorRow("Uninitialized", "NVML was asked before it was initialised", _REPORT_BUG),
-    2: ErrorRow("InvalidArgument", "NVML was asked with an argument that it does not take", _REPORT_BUG),
-    3: ErrorRow("NotSupported", "this GPU does not have what was asked for", "nothing: it is a property of the model"),
+    1: ErrorRow("Uninitialized", "NVML was called before it was initialised", _REPORT_BUG),
+    2: ErrorRow("InvalidArgument", "NVML was called with an argument that it rejects", _REPORT_BUG),
+    3: ErrorRow("NotSupported", "this GPU does not support the query", "nothing: it is a property of the model"),
     4: ErrorRow(
         "NoPermission",
-        "the driver does not let this user look at the GPU",
+        "the driver does not let this user query the GPU",
         "run it as root; in a container, give it the device nodes /dev/nvidia*",
     ),
     5: ErrorRow("AlreadyInitialized", "NVML was initialised twice", _REPORT_BUG),
     6: ErrorRow("NotFound", "NVML has no object of that name", _REPORT_BUG),
-    7: ErrorRow("InsufficientSize", "the answer does not fit where NVML was told to put it", _REPORT_BUG),
+    7: ErrorRow("InsufficientSize", "the buffer given to NVML is too small for its answer", _REPORT_BUG),
     8: ErrorRow(
         "InsufficientPower",
-        "the GPU's auxiliary power connectors are not plugged in, or give too little",
+        "the GPU's auxiliary power connectors are not plugged in, or do not supply enough power",
         "power the machine off and plug in every power connector of the board",
     ),
     9: ErrorRow(
         "DriverNotLoaded",
-        "the nvidia kernel module is not loaded, or no GPU answered to it",
+        "the nvidia kernel module is not loaded, or it found no GPU",
         "run `modprobe nvidia` and read what it and `dmesg` say; "
-        "without a module for this kernel, `gpunode plan` says why",
+        "`gpunode plan` shows whether there is a module for this kernel",
     ),
     10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET_GPU),
-    11: ErrorRow(
-        "IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; look at the BIOS and at MSI settings"
-    ),
+    11: ErrorRow("IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; check the BIOS and the MSI settings"),
     12: ErrorRow(
         "LibraryNotFound",
         "libnvidia-ml.so.1 is not installed, or the dynamic loader does not find it",
@@ -478,7 +476,7 @@ ERRORS: Mapping[int, ErrorRow] = {
     14: ErrorRow(
         "CorruptedInforom",
         "the board's infoROM is corrupted",
-        "the GPU may work on; have the board serviced, nothing on the node repairs it",
+        "the GPU may keep working; have the board serviced, software cannot repair it",
     ),
     15: ErrorRow(
         "GpuIsLost",
@@ -488,8 +486,8 @@ ERRORS: Mapping[int, ErrorRow] = {
     16: ErrorRow("ResetRequired", "the GPU must be reset before it can be used again", _RESET_GPU),
     17: ErrorRow(
         "OperatingSystem",
-        "the operating system or a cgroup blocks the way to the GPU",
-        "look at the device rules of the container or of the service; read `dmesg`",
+        "the operating system or a cgroup blocks access to the GPU",
+        "check the device rules of the container or the service; read `dmesg`",
     ),
     18: ErrorRow(
         "LibRmVersionMismatch",
@@ -502,19 +500,19 @@ ERRORS: Mapping[int, ErrorRow] = {
     22: ErrorRow("VgpuEccNotSupported", "a vGPU cannot do this while ECC is on", "switch ECC off on the vGPU host"),
     23: ErrorRow("InsufficientResources", "the driver is out of a resource other than memory"),
     24: ErrorRow(
-        "FreqNotSupported", "the GPU does not run at that frequency", "nothing: it is a property of the model"
+        "FreqNotSupported", "the GPU does not support that frequency", "nothing: it is a property of the model"
     ),
-    25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the structure that it was given", _REPORT_BUG),
-    26: ErrorRow("Deprecated", "this driver no longer answers that", _REPORT_BUG),
+    25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the data structure of the query", _REPORT_BUG),
+    26: ErrorRow("Deprecated", "this driver no longer supports this query", _REPORT_BUG),
     27: ErrorRow(
         "NotReady",
         "the GPU is not ready yet",
         "wait until nvidia-persistenced, and the fabric manager where there is one, have started; then try again",
     ),
     28: ErrorRow("GpuNotFound", "no GPU was found", "compare with `lspci -d 10de:`; read `dmesg`"),
-    29: ErrorRow("InvalidState", "the GPU is in a state in which this cannot be answered"),
+    29: ErrorRow("InvalidState", "the GPU is in a state in which this query is not possible"),
     30: ErrorRow("ResetTypeNotSupported", "the GPU does not support that kind of reset", _REPORT_BUG),
-    999: ErrorRow("Unknown", "the driver failed and does not say why", "read `dmesg`: an Xid line names the cause"),
+    999: ErrorRow("Unknown", "the driver failed without giving a reason", "read `dmesg`: an Xid line names the cause"),
 }
 
 

@@ -15,7 +15,7 @@ from gpunode.facts.probes import PROBES
 from gpunode.facts.sessions import split_session
 from gpunode.facts.sources import identify_source
 
-_FORMAT_HINT: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
+_FORMAT_HINT: Final = 'a report is a JSON list of {"source": "the command or path", "text": "its output"}'
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {
     **{probe.path: probe.key for probe in PROBES if probe.path},
@@ -36,7 +36,7 @@ def parse_json_report(text: str, place: str) -> Evidence:
     if isinstance(rows, dict):
         rows = rows.get("evidence")
     if not isinstance(rows, list):
-        raise UsageError(f"{place} is JSON, but no list", hint=_FORMAT_HINT)
+        raise UsageError(f"{place} is JSON, but not a list", hint=_FORMAT_HINT)
     return collect_pieces(tuple(_parse_entry(row, number, place, text)) for number, row in enumerate(rows, 1))
 
 
@@ -122,7 +122,7 @@ def collect_pieces(pieces: Iterable[tuple[str, ...]]) -> Evidence:
 
 def _too_many_error() -> UsageError:
     why = f"it has more than {MAX_PIECES} pieces of evidence"
-    return UsageError("the report is not read", why=why, hint="send what one node said, once")
+    return UsageError("the report is not read", why=why, hint="send the output of one node, once")
 
 
 def _make_capture(source: str, text: str) -> Capture:

@@ -62,7 +62,7 @@ def explain_missing(capture: Capture) -> str:
     """Explain why ``capture`` has nothing to read."""
     if capture.outcome == "absent" and not capture.source.startswith("/"):
         return f"{capture.source.partition(' ')[0]}{NOT_INSTALLED}"
-    word = {"absent": "is not there", "denied": "may not be read", "timeout": "did not answer in time"}
+    word = {"absent": "does not exist", "denied": "is not readable", "timeout": "did not answer in time"}
     status = "" if capture.exit_status is None else f" (exit status {capture.exit_status})"
     said = capture.error.strip().split("\n")[0][:200]
     return f"{capture.source} {word.get(capture.outcome, 'failed')}{status}" + (f": {said}" if said else "")

@@ -318,9 +318,9 @@ class Apt:
         simulation = self.simulate(changes)
         if simulation is not None and (differences := differences_from_plan(changes, simulation)):
             raise ChangeFailed(
-                "with the refreshed package index apt would not do what was planned; no package was changed",
+                "with the refreshed package index apt would no longer do what was planned; no package was changed",
                 why="\n".join(differences),
-                hint="run the same command again: it plans with the refreshed index",
+                hint="run the same command again: it makes a new plan with the refreshed index",
             )
 
     def _mark(self, changes: Sequence[PackageChange]) -> None:
@@ -376,9 +376,9 @@ class Apt:
     def _error(self, doing: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[Path]) -> GpunodeError:
         if finished.timed_out:
             return ChangeFailed(
-                f"could not {doing}: it did not end within {finished.seconds / 60:.0f} minutes and was stopped",
+                f"could not {doing}: it did not finish within {finished.seconds / 60:.0f} minutes and was stopped",
                 why=finished.last_lines(8),
-                hint="see what hangs in gpunode's log; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
+                hint="see gpunode's log for what hangs; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
             )
         if kind == "lock" and (found := find_first_holder(locks)):
             return busy_error(found, self._lock_timeout_s)
@@ -545,7 +545,7 @@ def _too_large_error(url: str, limit_bytes: int) -> ChangeFailed:
     return ChangeFailed(
         f"could not fetch {redact(url)}: it is larger than {limit_bytes} bytes",
         why="no file of this kind is that large, so this is something else",
-        hint="open the address in a browser: a proxy or a login page may answer in its place",
+        hint="open the address in a browser: a proxy or a login page may answer instead",
     )
 
 

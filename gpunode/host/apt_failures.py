@@ -139,7 +139,7 @@ def explain_failure(doing: str, stdout: str, stderr: str, *, make_log: str = "")
     Args:
         doing: the action, as it follows "could not".
         stdout: what apt printed.
-        stderr: likewise.
+        stderr: its error output.
         make_log: the content of the file that ``find_build_log`` names, where it could be read.
     """
     everything = f"{stdout}\n{stderr}"
@@ -180,7 +180,7 @@ def _package_error(doing: str, output: str, make_log: str) -> ChangeFailed:
     return ChangeFailed(
         f"could not {doing}: {named} could not be set up or removed",
         why=quote_failure(output),
-        hint=f"the lines above are its maintainer script's; once their cause is gone:\n{_REPAIR}",
+        hint=f"its maintainer script printed the lines above; once their cause is fixed:\n{_REPAIR}",
     )
 
 
@@ -208,7 +208,7 @@ WHAT: dict[FailureKind, str] = {
 }
 
 _UNREACHABLE = (
-    "check the network, the DNS and the proxy, which apt takes from its configuration or from the environment "
+    "check the network, the DNS and the proxy, which apt reads from its configuration or from the environment "
     "(http_proxy, https_proxy), then run the same command again:\n"
     "  apt-config dump | grep -i proxy\n  env | grep -i _proxy\n"
     "without access to NVIDIA's servers, name a mirror in the recipe: [repositories], keys cuda and toolkit "
@@ -226,28 +226,28 @@ _HINT: dict[FailureKind, str] = {
         "gpunode never turns verification off"
     ),
     "release-changed": (
-        "read what changed, and if it is meant, accept it:\n  apt-get update --allow-releaseinfo-change\n"
+        "read what changed, and accept it if it is intended:\n  apt-get update --allow-releaseinfo-change\n"
         "then run the same command again"
     ),
     "release-date": "compare the clock with the dates above, then run the same command again:\n  timedatectl",
     "mid-sync": "this is the repository's fault; wait half an hour, then run the same command again",
-    "stale-index": "the index was refreshed and still names them: the repository is broken or in mid-sync; try later",
+    "stale-index": "the index was refreshed and still lists them: the repository is broken or in mid-sync; try later",
     "denied": (
         "check the proxy (Acquire::http::Proxy) and the credentials (/etc/apt/auth.conf.d), then run the same command "
-        "again; apt takes it from its configuration, or from the environment (http_proxy, https_proxy):\n"
+        "again; apt takes the proxy from its configuration, or from the environment (http_proxy, https_proxy):\n"
         "  apt-config dump | grep -i proxy\n  env | grep -i _proxy"
     ),
     "missing": "check the address in the list file or the recipe's [repositories]",
     "certificate": (
         "if a proxy opens encrypted connections, give apt its CA (docs/how-to/behind-a-mirror-or-proxy.md), then run "
-        "the same command again; Acquire::https::Verify-Peer does not switch the check off for what gpunode adds:\n"
+        "the same command again; Acquire::https::Verify-Peer does not turn the check off for what gpunode adds:\n"
         "  apt-config dump | grep -i -e cainfo -e verify"
     ),
     "refused": _UNREACHABLE,
     "network": _UNREACHABLE,
-    "held": "release the hold if it may be changed, then run the same command again:\n  apt-mark showhold",
+    "held": "release the hold if the package may be changed, then run the same command again:\n  apt-mark showhold",
     "unmet": (
-        "nothing was changed; see which versions there are and what is on hold:\n  apt-cache policy PACKAGE\n"
+        "nothing was changed; list the available versions and the holds:\n  apt-cache policy PACKAGE\n"
         "  apt-mark showhold"
     ),
     "other": "read apt's messages above; gpunode's log has the whole output",

@@ -1,4 +1,4 @@
-"""Captures stand in for nodes: probed like one, saved without secrets, and read as untrusted input."""
+"""Captures, which replace nodes: probed like one, saved without secrets, and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -227,9 +227,9 @@ def _unrecognised_error(path: Path, start: bytes) -> UsageError:
     if is_bug_report(start.decode("utf-8", "replace")):
         kind = "it is the log of nvidia-bug-report.sh, which lacks files that this command needs"
     elif start.lstrip()[:1] == b"[":
-        kind = "it is a JSON list, such as people paste into reports, which lacks files that this command needs"
+        kind = "it is a JSON list of pasted texts, which lacks files that this command needs"
     elif start and unreadable_format(start) is None:
-        kind = "it is text, such as people paste into reports, which lacks files that this command needs"
+        kind = "it is pasted text, which lacks files that this command needs"
     else:
         kind = f"it is neither a .tar.gz nor a folder with {INDEX}"
     return UsageError(f"{path} is not a capture of a node", why=kind, hint=f"{_RETAKE}; `gpunode doctor` reads text")
@@ -283,11 +283,11 @@ def _read_archive(file: Readable, path: Place) -> Mapping[str, bytes]:
 def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
-        raise _harmful_error(path, name, "its name leads out of the capture")
+        raise _harmful_error(path, name, "its name points outside of the capture")
     if member.isreg() and _plain_name(name) in seen:
         raise _harmful_error(path, name, "appears twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
-        raise _harmful_error(path, name, "is a link, a device or the like, not a file")
+        raise _harmful_error(path, name, "is a link or a device, not a file")
     if not 0 <= member.size <= MAX_BYTES:
         raise _harmful_error(path, name, f"is larger than {MAX_BYTES >> 20} MiB")
     if len(seen) >= MAX_MEMBERS:
@@ -348,7 +348,7 @@ def _decode_evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
     try:
         index = json.loads(packed)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{INDEX} is not JSON, or not as gpunode writes it: {str(error)[:80]}") from error
+        raise ValueError(f"{INDEX} is not JSON that gpunode wrote: {str(error)[:80]}") from error
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
         raise ValueError(f"{INDEX} has no schema")
@@ -446,8 +446,8 @@ _TAR: Final = UnreadableFormat(
     "a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it"
 )
 _BINARY: Final = UnreadableFormat(
-    "not text in a known encoding: it is full of zero bytes",
-    "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text, a capture or a bug report",
+    "not text in a known encoding: it contains many zero bytes",
+    "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text file, a capture or a bug report",
 )
 _TEXT_CONTROLS: Final = b"\t\n\r\f\x08\x1b"
 

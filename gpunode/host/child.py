@@ -1,6 +1,6 @@
 """Child programs of gpunode: their command lines and answers.
 
-They exist because a call into a GPU driver can block in the kernel for ever. As a child, this module loads nothing
+They exist because a call into a GPU driver can block in the kernel forever. As a child, this module loads nothing
 but the standard library.
 """
 

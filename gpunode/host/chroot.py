@@ -55,7 +55,7 @@ def _refuse_without_system(root: str) -> None:
             raise UsageError(
                 f"{root} is not the root of a system",
                 why=f"there is no {root}/{place}",
-                hint="mount the image there, or make one with debootstrap or mmdebstrap",
+                hint="mount the image there, or create one with debootstrap or mmdebstrap",
             )
 
 

@@ -145,7 +145,7 @@ def _show_units(runner: Runner, *units: str) -> dict[str, dict[str, str]]:
 
 
 def _describe_stage(found: LockHolder) -> str:
-    stage = str(found) if found.pid else f"{found.path} has yet to run"
+    stage = str(found) if found.pid else f"{found.path} has not run yet"
     return f"cloud-init is still setting this machine up: {stage}"
 
 

@@ -280,7 +280,7 @@ class Cluster:
         if b"rejected our request due to an error in our request" in done.stderr:
             raise Conflict(
                 f"{target['kind']} {target['metadata']['name']} was changed meanwhile",
-                why="somebody wrote it after gpunode had read it; gpunode changed nothing",
+                why="somebody changed it after gpunode had read it; gpunode changed nothing",
                 hint="run the same command again",
             )
         if not done.ok:
@@ -439,7 +439,7 @@ def find_kubectl() -> tuple[str, ...]:
 def _install_hint() -> str:
     return (
         f"put a kubectl of your cluster's version into {describe_install_location('kubectl')}: "
-        "https://kubernetes.io/docs/tasks/tools\nnot that of Debian 12 (kubernetes-client), which is 1.20 and too old"
+        "https://kubernetes.io/docs/tasks/tools\nthe one of Debian 12 (kubernetes-client) is 1.20 and too old"
     )
 
 

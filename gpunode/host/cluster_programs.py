@@ -52,7 +52,7 @@ def describe_install_location(name: str) -> str:
     if os.geteuid() != 0:
         return "a folder of your PATH"
     elsewhere = None if find_program(name) else shutil.which(name, path=os.environ.get("PATH", ""))
-    return "/usr/local/bin" + (f" (as root gpunode passes over {elsewhere})" if elsewhere else "")
+    return "/usr/local/bin" + (f" (as root, gpunode ignores {elsewhere})" if elsewhere else "")
 
 
 def caller_environment() -> dict[str, str]:

@@ -46,7 +46,7 @@ class CommandLog:
     def _write(self, entry: bytes) -> None:
         folder = Path(self._root + files.make_parents(_FOLDER, root=self._root or "/")[0])
         if why := explain_foreign(folder):
-            raise OSError(errno.EPERM, f"{folder} may be another user's: {why}")
+            raise OSError(errno.EPERM, f"{folder} may belong to another user: {why}")
         folder.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(folder / Path(self.path).name, flags, 0o600)

@@ -226,7 +226,7 @@ def docker_commands(token: str, *, runtime: str = "nvidia") -> ContainerCommands
 def podman_commands(token: str) -> ContainerCommands:
     """Return the commands for podman, which takes the GPUs as CDI devices.
 
-    Without SELinux's confinement, which lets no container near /dev/nvidia* on the hosts that have it.
+    Without SELinux's confinement, which denies containers /dev/nvidia* on hosts with SELinux.
     """
     return _engine_commands("podman", token, "--device", "nvidia.com/gpu=all", "--security-opt", "label=disable")
 
@@ -273,7 +273,7 @@ class ContainerCheck:
         if self.failure:
             return (self.failure,)
         if not self.expected:
-            return ("NVML lists no GPU on the host, so there is nothing that a container could see",)
+            return ("NVML lists no GPU on the host, so a container cannot see any",)
         missing = f"the container does not see {', '.join(sorted(self.expected - self.seen))}"
         strange = f"the container sees {', '.join(sorted(self.seen - self.expected))}, which NVML does not list"
         return (missing,) * (not self.expected <= self.seen) + (strange,) * (not self.seen <= self.expected)
@@ -329,7 +329,7 @@ def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
         raise ValueError(f"ldd may run {program}, and {why}")
     listed = runner.run(("ldd", program), timeout_s=_LDD_TIMEOUT_S, only_reads=True)
     if listed.missing:
-        raise ValueError("ldd is missing, which comes with glibc (libc-bin, glibc-common); nvidia-smi needs glibc")
+        raise ValueError("ldd is missing; it comes with glibc (libc-bin, glibc-common); nvidia-smi needs glibc")
     if not listed.ok:
         raise ValueError(_quote_output(f"the libraries of {program} are not known", listed))
     return {path: Path(path).read_bytes() for path in parse_ldd(listed.stdout.decode("utf-8", "surrogateescape"))}

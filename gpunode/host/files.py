@@ -171,7 +171,7 @@ def _replace_place(place: OpenPlace, path: str, state: FileState, precheck: PreR
         precheck(_state_of_place(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
-    _sync_parent(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
+    _sync_parent(place, f"{path} was replaced, but a power cut may bring the old one back", new=former is None)
 
 
 def _sync_parent(place: OpenPlace, otherwise: str, *, new: bool = False) -> None:
@@ -333,7 +333,7 @@ def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = _acce
             if _replaceable_status(place, path) is not None:
                 precheck(_state_of_place(place, path))
                 os.unlink(place.name, dir_fd=place.folder)
-                _sync_parent(place, f"{path} was removed, but may be there again after a power cut")
+                _sync_parent(place, f"{path} was removed, but a power cut may bring it back")
     except OSError as error:
         if error.errno not in ABSENT:
             raise _write_error(path, "removed", error) from error
@@ -375,7 +375,7 @@ _HINTS = {
 
 def _write_error(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
     if isinstance(error, ForeignLinkError):
-        hint = f"name the file itself, or make the link root's: {command('chown', '-h', 'root', str(error.filename))}"
+        hint = f"name the file itself, or give the link to root: {command('chown', '-h', 'root', str(error.filename))}"
         return ChangeFailed(f"{path} could not be {verb}", why=f"{error.strerror}{then}", hint=hint)
     hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
     folder = path.rpartition("/")[0] or "/"
@@ -499,13 +499,13 @@ def _refuse_flags(path: str, folder: int, name: str) -> None:
         if flags & bit:
             raise Refused(
                 f"{path} {what}",
-                why=f"somebody has sealed it with chattr(1); {_LEFT_UNCHANGED}",
+                why=f"somebody protected it with chattr(1); {_LEFT_UNCHANGED}",
                 hint=f"if it may change, `{command('chattr', f'-{letter}', path)}`, then run the command again",
             )
     if flags & _VERITY:
         raise Refused(
             f"{path} is sealed by fs-verity",
-            why=f"the new file would not be, and whoever relies on the seal would not notice; {_LEFT_UNCHANGED}",
+            why=f"the new file would not be sealed, and programs that rely on it would not notice; {_LEFT_UNCHANGED}",
             hint=f"if it may change, make it an ordinary file, then run the command again:\n{_copy_command(path)}",
         )
 
@@ -545,7 +545,7 @@ def _refuse_mount_point(path: str, folder: int, name: str) -> None:
         raise Refused(
             f"{path} is a mount point of its own",
             why=f"a mounted file cannot be replaced; {_LEFT_UNCHANGED}",
-            hint=f"see where it comes from (`{command('findmnt', path)}`), change it there or unmount it, "
+            hint=f"see what is mounted there (`{command('findmnt', path)}`), change it there or unmount it, "
             "then run the command again",
         )
 

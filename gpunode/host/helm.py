@@ -31,7 +31,7 @@ class Helm:
         if program is None:
             raise HelmMissing(
                 "helm was not found",
-                why="a chart owns these objects, and Helm installs charts",
+                why="these objects come from a chart, which Helm installs",
                 hint=f"install Helm (https://helm.sh/docs/intro/install) into {describe_install_location('helm')}",
             )
         options = (("--kube-context", context) if context else ()) + (

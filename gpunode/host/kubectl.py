@@ -12,7 +12,7 @@ from gpunode.host.process import FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
 CommandBuilder: TypeAlias = Callable[..., Command]
-# --show-managed-fields, by which gpunode tells its own fields from those of others, came with it: kubernetes issue
+# --show-managed-fields, which gpunode needs to tell its own fields from those of others, came with it: kubernetes issue
 # 107947 names the change, number 96878. Debian 12 packages 1.20.
 MINIMUM_VERSION: Final = (1, 21)
 # kubectl supports API servers of one minor version to either side. Source: kubernetes.io, "Version Skew Policy".
@@ -139,7 +139,7 @@ def _explain_incomplete_list(output: str, build_command: CommandBuilder) -> Chan
 def _explain_configuration(output: str, build_command: CommandBuilder) -> UsageError | None:
     """Return an error if the kubeconfig is wrong, else None."""
     if match := _NO_CONTEXT.search(output):
-        hint = f"see which there are:\n{build_command('config', 'get-contexts')}"
+        hint = f"list them:\n{build_command('config', 'get-contexts')}"
         return UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
@@ -169,7 +169,7 @@ def _explain_login(
         program = match[1] or match[2]
         advice = _INSTALL_HINT.search(output)
         install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
-        location = "" if "/" in program else f"\nit has to be in {install_location(program)}"
+        location = "" if "/" in program else f"\nit must be in {install_location(program)}"
         return Refused(
             f"your kubeconfig logs in by {program}, which cannot be run",
             why=main_error_line(output),
@@ -179,7 +179,7 @@ def _explain_login(
         return Refused(
             f"the login by {match[1] or 'your kubeconfig'} failed",
             why=output,
-            hint=f"log in again as your cluster's provider says, {check}",
+            hint=f"log in again as your cluster's provider describes, {check}",
         )
     if _LOGIN_REJECTED.search(output):
         return Refused(
@@ -204,7 +204,7 @@ def _explain_connection(done: FinishedCommand, output: str, build_command: Comma
         return Undetermined(
             "the cluster does not answer",
             why=main_error_line(output) or f"kubectl took longer than {done.seconds:.0f} s",
-            hint=f"check that you reach it:\n{build_command('cluster-info')}",
+            hint=f"check that you can reach it:\n{build_command('cluster-info')}",
         )
     return None
 
@@ -214,10 +214,11 @@ def _certificate_hint(output: str) -> str:
     if "expired" in output or "not yet valid" in output:
         return "see whether this machine's clock is right: date\nif it is, renew the certificate on the control plane"
     if "valid for" in output:
-        return "name the server in the kubeconfig as its certificate does, or set tls-server-name there"
+        return "use the server name of its certificate in the kubeconfig, or set tls-server-name there"
     return (
-        "fetch the kubeconfig of this cluster anew: its certificate-authority-data is another cluster's, or older than "
-        "the cluster's present one; or a proxy answers in the cluster's place"
+        "download the kubeconfig of this cluster again: its certificate-authority-data is another cluster's, or "
+        "older than "
+        "the cluster's present one; or a proxy answers instead of the cluster"
     )
 
 
@@ -228,7 +229,7 @@ def _explain_request(done: FinishedCommand, output: str, build_command: CommandB
         return Refused(
             f"the admission webhook {match[1]} of this cluster does not answer",
             why=main_error_line(output),
-            hint=f"have its owner mend it; see to whom it belongs: {build_command('get', kinds)}",
+            hint=f"have its owner fix it; this shows whose it is: {build_command('get', kinds)}",
         )
     if match := _NO_KIND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
@@ -249,18 +250,19 @@ def _explain_request(done: FinishedCommand, output: str, build_command: CommandB
         return Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,
-            hint="change the recipe to what is there, or have its owner give it up; gpunode does not force it",
+            hint="set the recipe to the present value, or have the owner release the field; gpunode does not force it",
         )
     if match := _DELETE_TIMED_OUT.search(output):
         return ChangeFailed(
             f"{match[1]} is still being deleted",
-            why="it goes when all of it has ended: a node whose kubelet is away ends no pod, and a finalizer may wait",
-            hint=f"see what has not ended:\n{build_command('get', 'pods', '--all-namespaces', '--output', 'wide')}",
+            why="it is deleted once everything in it has ended; a pod on an unreachable node or a finalizer can "
+            "block that",
+            hint=f"see what is still there:\n{build_command('get', 'pods', '--all-namespaces', '--output', 'wide')}",
         )
     return ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
         why=output or f"exit status {done.exit_status}",
-        hint=f"see whether kubectl reaches the cluster at all:\n{build_command('get', 'nodes')}",
+        hint=f"check that kubectl reaches the cluster:\n{build_command('get', 'nodes')}",
     )
 
 
@@ -288,7 +290,8 @@ def refuse_old(version_text: str, program: str, install: str) -> None:
         needed = ".".join(map(str, MINIMUM_VERSION))
         raise Refused(
             f"kubectl {version_text.lstrip('v')} is too old: gpunode needs {needed} or newer",
-            why=f"{program} has no --show-managed-fields, by which gpunode tells its own fields from those of others",
+            why=f"{program} has no --show-managed-fields, which gpunode needs to tell its own fields from those of "
+            "others",
             hint=install,
         )
 
@@ -300,7 +303,7 @@ def version_skew_warning(client: str, server: str) -> str:
         return ""
     return (
         f"kubectl {ours[0]}.{ours[1]} and this cluster's Kubernetes {theirs[0]}.{theirs[1]} are more than one minor "
-        "version apart, which Kubernetes does not support: use a kubectl nearer to the cluster's version"
+        "version apart, which Kubernetes does not support: use a kubectl closer to the cluster's version"
     )
 
 

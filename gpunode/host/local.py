@@ -88,7 +88,7 @@ class LocalHost:
         No program of a mounted root is run for it.
         """
         if probe.argv and self.root != "/":
-            return Capture(probe.source, "absent", error=f"gpunode runs no program of {self.root} to look at it")
+            return Capture(probe.source, "absent", error=f"gpunode does not run programs of {self.root} to inspect it")
         if probe.argv:
             done = self.runner.run(
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
@@ -251,8 +251,8 @@ class LocalHost:
         after = change.after
         if after is not None and not isinstance(after, FileState):
             raise ChangeFailed(
-                f"{change.path} is not known yet",
-                why=f"it waits for {after.known_after}; nothing was written",
+                f"the content of {change.path} is not known yet",
+                why=f"it is known only after {after.known_after}; nothing was written",
                 hint="run the command again",
             )
         current = files.read_state(change.path, root=self.root)
@@ -287,7 +287,7 @@ class LocalHost:
 
         if self.root != "/":
             raise Refused(
-                f"{change.gpu} cannot be divided for {self.root}",
+                f"{change.gpu} cannot get a MIG layout in {self.root}",
                 why="a GPU is not part of an image",
                 hint="boot the image, then run `gpunode setup` on it",
             )
@@ -375,11 +375,11 @@ def _refuse_edited_file(change: FileChange, current: FileState | None) -> None:
     elif change.before and current.content == change.before.content:
         is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
     else:
-        is_now = "its content is neither the former nor the planned one"
+        is_now = "its content is neither the former nor the planned content"
     raise Conflict(
         f"{change.path} was edited during the run",
         why=f"{is_now}; it was left as it is",
-        hint="run the command again; it looks anew and shows the change first",
+        hint="run the command again: it checks the node again and shows the change first",
     )
 
 

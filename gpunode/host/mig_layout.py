@@ -26,12 +26,12 @@ def apply_mig_change(runner: Runner, change: MigChange) -> None:
         return
     if answer.get("result") == "changed":
         raise Conflict(
-            f"{change.gpu} was divided otherwise during the run",
+            f"{change.gpu} got another MIG layout during the run",
             why="its MIG layout is neither the former nor the planned one; it was left as it is",
-            hint="run the command again; it looks anew and shows the change first",
+            hint="run the command again: it checks the node again and shows the change first",
         )
     raise ChangeFailed(
-        f"{change.gpu} could not be divided: {change.after}",
+        f"{change.gpu} could not get its MIG layout: {change.after}",
         why=f"{_describe_cause(answer)}\n{_restore_layout(runner, change, answer)}",
         hint="if the GPU is in use, stop what uses it, monitoring agents such as DCGM included, then run the command "
         "again; this lists the processes:\nfuser -v /dev/nvidia*",
@@ -75,5 +75,5 @@ def _restore_layout(runner: Runner, change: MigChange, failure: Mapping[str, obj
         left = MigLayout(bool(now["enabled"]), tuple(nvml.parse_instance(row) for row in now["instances"]))
         again = _run_child(runner, replace(back, before=left))
     if again.get("result") in {"done", "pending"}:
-        return f"put back: {change.before}"
-    return f"the former layout ({change.before}) could not be put back: {_describe_cause(again)}"
+        return f"restored: {change.before}"
+    return f"the former layout ({change.before}) could not be restored: {_describe_cause(again)}"

@@ -1,7 +1,7 @@
 """Write output files that the user requested: complete or not at all, through open folders.
 
 The folder above is opened once, by the walk that follows no link of another user's. What is made in it is made, checked
-and renamed by that descriptor, so whoever owns the folder can spoil the result and reach nothing outside of it.
+and renamed by that descriptor, so the owner of the folder can spoil the result but reach nothing outside of it.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _refuse_occupied(path: Path, above: int) -> None:
             with _open_new_folder(path.name, above) as folder:
                 is_folder = not places.list_names(folder)
         if not is_folder:
-            raise FileExistsError(errno.EEXIST, "it is there and is not an empty folder", str(path))
+            raise FileExistsError(errno.EEXIST, "it exists and is not an empty folder", str(path))
 
 
 @contextmanager

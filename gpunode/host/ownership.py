@@ -1,4 +1,4 @@
-"""Trust checks of gpunode's own folders and files: root would obey what another user could put there."""
+"""Trust checks of the folders and files of gpunode: root would obey what another user could put there."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def explain_foreign(folder: Path) -> str:
     try:
         itself = folder.lstat()
         if stat.S_ISLNK(itself.st_mode) and itself.st_uid not in ours:
-            return f"it is a link that the user with the id {itself.st_uid} made"
+            return f"it is a link made by uid {itself.st_uid}"
         status = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return "it is a link to nothing" if folder.is_symlink() else ""
+        return "it is a dangling link" if folder.is_symlink() else ""
     except PermissionError:
         raise
     except OSError as error:  # such as links in a circle
         return error.strerror or str(error)
     if status.st_uid not in ours:
-        return f"it belongs to the user with the id {status.st_uid}"
+        return f"it belongs to uid {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE:
-        return f"others may write to it (its mode is {stat.S_IMODE(status.st_mode):04o})"
+        return f"others can write to it (its mode is {stat.S_IMODE(status.st_mode):04o})"
     return ""
 
 
@@ -53,13 +53,13 @@ def refuse_foreign(folder: Path, root: Path) -> None:
     if not leads.is_relative_to(os.path.realpath(root)):
         raise Refused(
             f"{folder} is a link out of {root}",
-            why=f"it leads to {leads}, so what belongs to this image would land on another system",
-            hint="replace the link by a folder",
+            why=f"it leads to {leads}, so files of this image would end up on another system",
+            hint="replace the link with a folder",
         )
     if why := explain_foreign(folder):
         raise Refused(
             f"{folder} is not used: it may hold another user's work",
-            why=f"{why}; root would later put back what is recorded there",
+            why=f"{why}; root would later restore what is recorded there",
             hint=f"look at it (`{command('ls', '-la', str(folder))}`); if all of it is yours:\n"
             f"  {command('chown', '-Rh', 'root:root', str(folder))}\n"
             f"  {command('chmod', '-R', 'go-rwx', str(folder))}\n"
@@ -138,11 +138,11 @@ def _describe_user(uid: int) -> str:
     try:
         return f"the user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
-        return f"the user with the id {uid}"
+        return f"uid {uid}"
 
 
 def read_own_file(path: Path, limit: int, *, private: bool = False) -> bytes:
-    """Read one of gpunode's own files, without blocking.
+    """Read a file that gpunode wrote, without blocking.
 
     Raises:
         OSError: if it or its folder is a link; it is not a regular file, or longer than ``limit`` bytes; or it should
@@ -157,10 +157,10 @@ def read_own_file(path: Path, limit: int, *, private: bool = False) -> bytes:
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if private and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o077):
             whose = f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}"
-            raise OSError(errno.EPERM, f"it is not root's alone ({whose})", str(path))
+            raise OSError(errno.EPERM, f"it does not belong to root alone ({whose})", str(path))
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB", str(path))
         return file.readall()

@@ -85,11 +85,11 @@ def _open_folder(name: str, folder: int | None = None) -> int:
 def _exposed_folder(path: str, status: os.stat_result) -> str:
     """Return how users other than root could replace files in the folder; empty if none could."""
     if status.st_uid not in {0, os.geteuid()}:
-        return f"{path} belongs to the user with the id {status.st_uid}"
+        return f"{path} belongs to uid {status.st_uid}"
     mode = stat.S_IMODE(status.st_mode)
     by_others = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and status.st_gid not in {0, os.getegid()})
     # Of a sticky folder nobody but an entry's owner can take anything away.
-    return f"others may write to {path} (mode {mode:04o})" if by_others and not mode & stat.S_ISVTX else ""
+    return f"others can write to {path} (mode {mode:04o})" if by_others and not mode & stat.S_ISVTX else ""
 
 
 def _make_folder(name: str, folder: int) -> None:
@@ -202,7 +202,7 @@ def _walk_path(place: OpenPlace, path: str, *, make: bool) -> None:
             # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
             # links, root's, and those that lead a user to what is his.
             if owner not in {0, os.geteuid()}:
-                place.exposed = place.exposed or f"it goes through a link made by the user with the id {owner}"
+                place.exposed = place.exposed or f"its path contains a link made by uid {owner}"
                 todo.append(_OwnerCheck("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
                 place.to_root()

@@ -262,7 +262,7 @@ class Runner:
                 printed more than ``limit_bytes``.
         """
         if not self._agreed():
-            return FinishedCommand(tuple(argv), 127, b"", f"no program of {self.root} is run".encode(), 0.0, False)
+            return FinishedCommand(tuple(argv), 127, b"", f"programs of {self.root} are not run".encode(), 0.0, False)
         with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
             finished = self._ended(
                 argv, fd, _make_environment(env), timeout_s, limit_bytes, on_line, status, only_reads

@@ -83,7 +83,7 @@ class RehearsalHost:
 
     def _write(self, change: FileChange) -> None:
         if self.files.get(change.path) != change.before:
-            raise Conflict(f"{change.path} has changed since it was planned", why="something else wrote it meanwhile")
+            raise Conflict(f"{change.path} has changed since it was planned", why="another program wrote it meanwhile")
         self.files[change.path] = change.after if isinstance(change.after, FileState) else None
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:

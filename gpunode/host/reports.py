@@ -170,7 +170,7 @@ def _is_subfolder(entry: os.DirEntry[str]) -> bool:
 def _report_of_entry(entry: os.DirEntry[str], top: Path) -> FleetReport | None:
     name = str(Path(entry.path).relative_to(top))
     if entry.is_symlink():
-        return FleetReport(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
+        return FleetReport(name, entry.path, "it is a link, and links in a folder are not followed: name it directly")
     if entry.is_dir() or _looks_like_report(entry):
         return FleetReport(name, entry.path)
     is_pipe = not entry.is_file() and entry.name.endswith(_SUFFIXES)
@@ -311,5 +311,5 @@ def _unpack(data: bytes, place: str) -> tuple[bytes, str]:
     except (zlib.error, gzip.BadGzipFile, EOFError) as error:
         if not found:
             raise Refused(f"{place} is damaged", why=str(error), hint="copy it again") from error
-        why = f"it is cut off or damaged after {len(found)} bytes: {error}"
+        why = f"it is truncated or damaged after {len(found)} bytes: {error}"
     return bytes(found), why

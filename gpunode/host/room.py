@@ -45,7 +45,7 @@ def refuse_full_boot(
         if free < needed:
             raise Refused(
                 f"/boot is too full for a new initramfs: {free / _MIB:.1f} MiB are free",
-                why=f"the largest one there has {needed / _MIB:.0f} MiB, and a new one is written beside it; "
+                why=f"the largest existing one has {needed / _MIB:.0f} MiB, and a new one is written beside it; "
                 "nothing was changed",
                 hint="remove kernels that this node no longer needs, or enlarge /boot; then run the same command again",
             )

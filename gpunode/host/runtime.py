@@ -37,7 +37,7 @@ def check_candidates(runner: Runner, expectation: RuntimeExpectation, changes: S
         Refused: if the runtime's parser rejects it, or reads something unexpected.
     """
     if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
-        return f"not checked: {expectation.path} will not be there"
+        return f"not checked: {expectation.path} will not exist"
     row = runtime(expectation.runtime)
     match row.parser:
         case "containerd config dump":
@@ -271,8 +271,8 @@ def check_written(runner: Runner, expectation: RuntimeExpectation) -> None:
         raise ChangeFailed(
             f"containerd does not read its new configuration ({expectation.path}) as intended",
             why=said,
-            hint="`containerd config dump` shows what it reads; a file among its imports that gpunode did not see, or "
-            "does not take for one, has the last word: name it in your report",
+            hint="`containerd config dump` shows what it reads; an imported file that gpunode does not know overrides "
+            "it: name that file in your report",
         )
 
 
@@ -300,7 +300,7 @@ def find_contradiction(runner: Runner, expectation: RuntimeExpectation, patience
 def read_effective(runner: Runner, name: str) -> ObservedConfig | None:
     """Return the runtime's configuration: docker's and CRI-O's by the daemon, containerd's by its parser.
 
-    podman has none of NVIDIA's; what it has is the runtime by which it starts containers.
+    podman registers no NVIDIA runtime; this is the runtime with which it starts containers.
 
     Returns:
         None if the runtime is not installed.

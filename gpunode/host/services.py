@@ -99,7 +99,7 @@ class Services:
         since, started = time.time(), time.monotonic()
         done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
-            raise self._failed(unit, "did not come up again", _explain_failure(done), since)
+            raise self._failed(unit, "did not start again", _explain_failure(done), since)
         self._await_socket(unit, since)
         down = time.monotonic() - started
         self._watch(unit, since, self.settle_s)
@@ -126,7 +126,7 @@ class Services:
         if line := self._rejection(unit, since):
             raise ChangeFailed(
                 f"{unit} rejected its configuration",
-                why=f"{unit} keeps running with the former one and would not start with this one; its log:\n{line}",
+                why=f"{unit} keeps running with the former one, and would not start with the new one; its log:\n{line}",
                 hint=f"correct what it names, then run the same command again\njournalctl -u {unit} -n 50",
             )
         return TriggerResult(trigger, time.monotonic() - started)
@@ -155,7 +155,7 @@ class Services:
     def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
         """Write the CDI specification by the toolkit's unit or, if that does not run, by nvidia-ctk."""
         if self._runner.root != "/":
-            return TriggerResult(trigger, 0.0, "it is written when the image has booted")
+            return TriggerResult(trigger, 0.0, "it is written after the image has booted")
         started = time.monotonic()
         if not self._cdi_unit_runs():
             done = self._runner.run(
@@ -228,7 +228,7 @@ class Services:
         while Path(path).is_socket() and not _is_socket_answering(path):
             if time.monotonic() >= deadline:
                 reason = f"{path} does not answer after {_SOCKET_TIMEOUT_S:.0f} s"
-                raise self._failed(unit, "did not come up again", reason, since)
+                raise self._failed(unit, "did not start again", reason, since)
             time.sleep(0.1)
 
     def _show(self, unit: str) -> Mapping[str, str]:

@@ -36,7 +36,7 @@ class ChangeSpan(Generic[StatefulT]):
     """Changes of one thing that count as one: from the state before the first to the state after the last.
 
     Attributes:
-        stage: of the first of them, likewise ``step``.
+        stage: of the first of them, like ``step``.
         is_known: False if the last one may not have been made.
         folders: those that were made for a file.
         passed: the states between, in which the thing may be where that is so; a file's with its digest as content.
@@ -76,7 +76,7 @@ class Footprint:
 
     Attributes:
         packages: from the state of each before the first run to the state in which the last one left it.
-        units: likewise, and ``layouts`` by GPU; those that are as they were are left out.
+        units: the same for units, and ``layouts`` by GPU; unchanged ones are left out.
         conffiles: the backups of packages' own configuration files that a purge deleted; of one run alone.
     """
 
@@ -113,7 +113,7 @@ def footprint_of_node(entries: Iterable[Entry]) -> Footprint:
     A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
     in its middle, if it was not spared. What was undone leaves no trace, nor what a removal took back; what it left,
     since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
-    was to take back is still gpunode's: whoever reads the footprint compares it with the node.
+    was to remove is still gpunode's: readers of the footprint compare it with the node.
     """
     runs = _split_runs(entries)
     undos, withdrawals = _standing_undos(runs), _withdrawals(runs)
@@ -130,7 +130,7 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
     """Return the footprint of one run, whose ``entries`` are without the bytes of files.
 
     A file that the run wrote more than once, such as one that a daemon rejected and that was put back, is one span: in
-    between lie states that nobody wants. A change that failed counts, too, since whoever undoes it compares it with the
+    between are states that nobody wants. A change that failed counts, too, since the undo compares it with the
     node; only a package is known not to have been touched then.
     """
     known = tuple(entries)
@@ -231,7 +231,7 @@ def _made_changes(run: Sequence[Entry], undos: AbstractSet[str], withdrawals: Ab
 
 
 def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSpan[StatefulT], ...]:
-    """Return a span for each thing of a kind that is not as it was, whoever else changed it in between."""
+    """Return a span for each thing of a kind that differs from its first state, even if others changed it since."""
     found: dict[str, ChangeSpan[StatefulT]] = {}
     for made in changes:
         if not isinstance(change := made.change, kind) or not change.is_settled:

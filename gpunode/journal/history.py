@@ -81,8 +81,8 @@ def _changes_something(intent: Intent) -> bool:
 def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """Return the unsettled triggers in settle order, each with the time when it last became pending.
 
-    An intended file change owes its triggers, since a crash may have come right after it. A failed one does not: the
-    file is as it was. A restart settles a reload of the same unit.
+    An intended file change leaves its triggers pending, since a crash may have come right after it. A failed one does
+    not: the file is as it was. A restart settles a reload of the same unit.
 
     Args:
         entries: of one run, or of several in their order: a later run may settle what an earlier one owed.

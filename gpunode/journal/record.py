@@ -88,7 +88,7 @@ class Intent:
     """A change is about to be made; from here on it may have happened.
 
     Attributes:
-        stage: the name of the stage as this version of gpunode calls it, likewise ``step``.
+        stage: the name of the stage in this version of gpunode, like ``step``.
     """
 
     seq: int
@@ -316,7 +316,7 @@ def _decode_line(line: bytes, above: bytes, load: Load, file: str, number: int) 
     if match is not None and int(match[1]) not in READABLE_FORMATS:
         readable = " and ".join(map(str, READABLE_FORMATS))
         raise damaged_line(
-            file, number, f"another gpunode wrote it, in format {int(match[1])}; this one reads {readable}"
+            file, number, f"it was written by another gpunode, in format {int(match[1])}; this one reads {readable}"
         )
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
         raise damaged_line(file, number, "this line or the one before it was altered: the checksum does not match")
@@ -384,7 +384,7 @@ def _check_scalar(annotation: str, value: Any) -> Any:
     """Return ``value`` if a field of that type can hold it: no number is negative, no time that far away."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if type(value) not in _SCALARS[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
-        raise ValueError(f"{str(value)[:40]!r} is no {annotation}")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid {annotation}")
     return value
 
 
@@ -394,7 +394,7 @@ def damaged_line(file: str, line: int, why: str) -> JournalDamaged:
         f"the journal {file} is damaged in line {line}",
         why=why,
         hint="Nothing was changed. Restore that file from a backup of this machine, or move its folder away:\n"
-        "gpunode then goes on, but can no longer undo that run (its saved files stay in objects/).",
+        "gpunode then works again, but can no longer undo that run (its saved files stay in objects/).",
     )
 
 

@@ -13,7 +13,7 @@ from gpunode.journal.disk import sync_folder, unwritable, write_all, write_file
 from gpunode.journal.objects import Objects
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
-# Beside a run's journal: what was asked for.
+# Beside a run's journal: what was requested.
 REQUEST = "request.toml"
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 

@@ -154,7 +154,7 @@ class Store:
         if (given_up := retention.find_forget(self._read_entries(run))) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
-                why=f"{given_up.user} had its backups forgotten",
+                why=f"{given_up.user} deleted its backups",
                 hint="`gpunode log` still shows what it changed; `gpunode remove` removes what gpunode added",
             )
         return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
@@ -336,7 +336,7 @@ class Store:
     def _bytes(self, run: str) -> bytes:
         """Return the journal of ``run``; empty if the power went before its first line."""
         if run not in self.ids():
-            raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
+            raise UsageError(f"there is no run {run!r}", hint="list the recorded runs: gpunode rollback --list")
         return self._journal(run)
 
     def _journal(self, run: str) -> bytes:

@@ -94,7 +94,7 @@ def _title(body: Body) -> str:
 
 
 def is_advertiser(daemon_set: Body) -> bool:
-    """Return whether the DaemonSet offers GPUs, whoever made it."""
+    """Return whether the DaemonSet offers GPUs, regardless of its creator."""
     return _advertiser_kind(daemon_set) is not None
 
 
@@ -165,8 +165,8 @@ def refuse_second_advertiser(
     active = [one for one in advertisers if not _is_idle(one.body, labels)]
     if not active:
         return tuple(
-            f"{one.title} is {_ADVERTISER_NAMES[one.kind]}, too. It runs on no node, and these nodes lack the labels "
-            "that it asks for; a node that gets them would offer each GPU twice."
+            f"{one.title} is {_ADVERTISER_NAMES[one.kind]}, too. It runs on no node now, because these nodes lack "
+            "the labels that it selects; a node with these labels would offer each GPU twice."
             for one in advertisers
         )
     raise _second_advertiser_error(active, kubectl, helm)
@@ -238,15 +238,15 @@ def _way_out(found: AdvertiserObject, kubectl: CommandBuilder, helm: CommandBuil
     metadata = found.body["metadata"]
     where = ("--namespace", metadata["namespace"]) if metadata.get("namespace") else ()
     target = (found.body["kind"].lower(), *where, metadata["name"])
-    removal = f"or take it away first: {kubectl('delete', *target)}"
+    removal = f"or remove it first: {kubectl('delete', *target)}"
     if found.release:
         namespace, _, name = found.release.partition("/")
         uninstall = helm("uninstall", name, "--namespace", namespace)
-        removal = f"or take it away first, with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
+        removal = f"or remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if found.kind == "gpu-operator" and found.release:
         return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{removal}"
     if _is_operand(found):
-        return f"find the operator that made it, and keep that or take it away: {helm('list', '--all-namespaces')}"
+        return f"find the operator that made it, and keep or remove it: {helm('list', '--all-namespaces')}"
     if found.release:
         values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{removal}"

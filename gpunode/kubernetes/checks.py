@@ -24,7 +24,7 @@ def refuse_bad_tables(recipe: Recipe) -> None:
     desired = recipe.kubernetes
     if desired is None or desired.stack == "none":
         raise Refused(
-            f"the recipe {recipe.name} asks nothing of Kubernetes",
+            f"the recipe {recipe.name} does not configure Kubernetes",
             why="it has no [kubernetes] table with a stack",
             hint='add one, such as:\n[kubernetes]\nstack = "device-plugin"',
         )
@@ -64,13 +64,13 @@ def _refuse_bad_argocd(argocd: ArgoCd) -> None:
     if argocd.server and argocd.cluster:
         raise Refused(
             "[kubernetes.argocd] has both a server and a cluster",
-            why="each names the cluster that has the GPUs, and Argo CD takes one of them",
+            why="both name the cluster that has the GPUs, and Argo CD takes only one of them",
             hint="leave one of them out",
         )
     if is_elsewhere(argocd) and not argocd.repository:
         raise Refused(
             "[kubernetes.argocd] names another cluster and no repository",
-            why="Argo CD brings the namespace and other plain objects to that cluster from git",
+            why="Argo CD applies the namespace and other plain objects to that cluster from git",
             hint="set repository to the git repository that holds the rendered folder, and path to the folder in it",
         )
 
@@ -80,7 +80,7 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
     row = CONTAINER_RUNTIMES.get(runtime.name)
     if row is not None and not row.runs_pods:
         raise Refused(
-            f"no kubelet runs its pods with {row.id}",
+            f"kubelets do not run pods with {row.id}",
             why=f"the recipe {recipe.name} configures {row.id}",
             hint='set name in [runtime] to "containerd" or "crio"',
         )
@@ -88,7 +88,7 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
     if desired.kind.workers and not (is_docker and runtime.set_as_default and recipe.toolkit.volume_mounts):
         raise Refused(
             "the nodes of the kind cluster would get no GPU",
-            why="they are containers of docker, get its default runtime, and ask for GPUs by mounts",
+            why="they are docker containers with docker's default runtime, and request GPUs by mounts",
             hint='set name = "docker" and set_as_default = true in [runtime], and volume_mounts = true in [toolkit]',
         )
     needs_class = desired.stack in {"device-plugin", "hami"} and runtime.name != "none"
@@ -101,7 +101,7 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
     if desired.stack == "dra" and row is not None and row.cdi == "switch" and not runtime.cdi:
         raise Refused(
             "the DRA driver needs CDI in containerd",
-            why="it hands GPUs to containers as CDI devices",
+            why="it gives GPUs to containers as CDI devices",
             hint="set cdi = true in [runtime]",
         )
 
@@ -111,7 +111,7 @@ def _refuse_ignored_sharing(desired: Kubernetes) -> None:
         return
     if desired.stack == "hami":
         raise Refused(
-            f"HAMi has no use for {', '.join(ignored)}",
+            f"HAMi does not use {', '.join(ignored)}",
             why="it shares GPUs itself: its scheduler gives each pod the memory and cores that it asks for",
             hint="leave them out; in [kubernetes.sharing], HAMi takes replicas",
         )

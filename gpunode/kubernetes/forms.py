@@ -56,7 +56,7 @@ def make_files(rendered: Rendered, form: Form) -> Mapping[str, str]:
         contents |= _kustomize_files(rendered, sorted(contents))
     if kind := rendered.kind:
         contents[KIND_CONFIG] = yaml.document(
-            kind.config, f"{HEADER}\nThe NVIDIA runtime takes the mounts for requests."
+            kind.config, f"{HEADER}\nThe NVIDIA runtime reads these mounts as requests for GPUs."
         )
         contents["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
     contents["apply.sh"] = _apply_script(rendered, form, tuple(contents))
@@ -118,13 +118,13 @@ def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]
         about = f"{HEADER}\n{one.why}{note}"
         contents[f"applications/{one.name}.yaml"] = yaml.document(argocd.chart_application(one, options), about)
     if plain and argocd.is_elsewhere(options):
-        about = f"{HEADER}\nBrings the objects in manifests/ to the cluster that has the GPUs."
+        about = f"{HEADER}\nApplies the objects in manifests/ to the cluster that has the GPUs."
         contents[f"applications/{argocd.PLAIN_OBJECTS}.yaml"] = yaml.document(
             argocd.objects_application(options), about
         )
         plain = ()
     body = make_kustomization((*plain, *sorted(contents)))
-    contents["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD takes from this folder.")
+    contents["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD applies from this folder.")
     if options.repository:
         about = f"{HEADER}\nThe Application of this folder: apply it once, where Argo CD runs."
         contents["argocd.yaml"] = yaml.document(argocd.folder_application(options), about)
@@ -198,7 +198,7 @@ def _apply_commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> Ite
         case "kustomize" if rendered.releases:
             build = command(*_kubectl_command(rendered), "kustomize", "--enable-helm", ".")
             yield f"apply() {{ {build} | {command(*apply, '-f', '-')}; }}"
-            yield "# The first time, objects of a kind that a chart defines may come too early."
+            yield "# The first time, objects may be applied before the chart that defines their kind."
             yield "apply || { sleep 10; apply; }"
         case "kustomize":
             yield command(*apply, "-k", ".")
@@ -328,7 +328,7 @@ def _argocd_usage(rendered: Rendered) -> str:
     if place.repository:
         return (
             f"Argo CD: commit this folder to `{place.repository}` as `{place.path}`, then apply `argocd.yaml` once, in "
-            "the cluster in which Argo CD runs. It brings the other objects, in the order of their sync waves."
+            "the cluster in which Argo CD runs. It applies the other objects, in the order of their sync waves."
         )
     return (
         "Argo CD: commit this folder and make an Application of it. Its `kustomization.yaml` names what Argo CD takes. "
@@ -340,7 +340,7 @@ def _flux_usage(rendered: Rendered) -> str:
     place = rendered.flux
     return (
         f"Flux: commit this folder as `{place.path}` to the repository of the GitRepository `{place.source}` in the "
-        f"namespace `{place.namespace}`. Then apply `flux.yaml` once, or have Flux apply it: it brings the other "
+        f"namespace `{place.namespace}`. Then apply `flux.yaml` once, or have Flux apply it: it applies the other "
         "folders, one after the other."
     )
 

@@ -141,8 +141,8 @@ prepare() {{
 }}
 """
 _HIDE_SCRIPT: Final = """\
-# A worker is privileged, so it has the device files of all GPUs: here those of the other workers' GPUs go. The driver
-# would make them anew, were it not for ModifyDeviceFiles, which container toolkit 1.19 and later set in the worker.
+# A worker is privileged, so it has the device files of all GPUs: this removes those of the other workers' GPUs. The
+# driver would create them again, but ModifyDeviceFiles prevents that; container toolkit 1.19 and later set it.
 hide() {
     worker=$1
     shift

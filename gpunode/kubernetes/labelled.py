@@ -45,8 +45,8 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
     if not with_gpus:
         raise Undetermined(
             "no Node of this cluster says that it has an NVIDIA GPU",
-            why=f"none has the label {GPU_PRESENT}, one of GPU Feature Discovery, or Node Feature Discovery's of a PCI "
-            "device of NVIDIA",
+            why=f"none has the label {GPU_PRESENT}, a label of GPU Feature Discovery, or the label of Node Feature "
+            "Discovery for a PCI device of NVIDIA",
             hint=_capture_hint("GPU-NODE"),
         )
     found = {name: _node_from_labels(name, one) for name, one in with_gpus.items()}

@@ -39,7 +39,7 @@ def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     """
     id, title = f"node/{edit.node}", f"Node {edit.node}"  # noqa: A001 - the check's own word
     if live is None:
-        hint = f"see its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
+        hint = f"list its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
         return Check(id, title, "failed", "there is no such Node in this cluster", hint)
     if why := why_not_ready(live):
         return Check(id, title, "failed", f"it is not ready: {why}", _unready_hint(why, edit.node))
@@ -56,7 +56,7 @@ def why_not_ready(live: Body) -> str:
     for condition in live.get("status", {}).get("conditions", ()):
         if condition.get("type") == "Ready":
             message = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
-            return "" if condition.get("status") == "True" else message or "its kubelet says nothing"
+            return "" if condition.get("status") == "True" else message or "its kubelet gives no reason"
     return "its kubelet has not reported yet"
 
 
@@ -98,7 +98,7 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
         id,
         title,
         "skipped",
-        f"{runtime} does not tell the cluster its handlers (containerd 2 does, from Kubernetes 1.30 on); "
+        f"{runtime} does not report its handlers to the cluster (containerd 2 does, from Kubernetes 1.30 on); "
         f"on {node}: {sudo_gpunode('verify')}",
     )
 
@@ -132,10 +132,10 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
             id, title, "failed", why, f"look at the device plugin's pod on {node.name}: {_pods_command(node.name)}"
         )
     if not allocatable:
-        why = f"0 of {capacity} can be given: the device plugin is gone, or calls every GPU unhealthy"
+        why = f"0 of {capacity} are allocatable: the device plugin is gone, or reports every GPU as unhealthy"
         return Check(id, title, "failed", why, f"look at its pod: {_pods_command(node.name)}\n{doctor}")
     if allocatable < capacity:
-        why = f"{capacity - allocatable} of {capacity} are unhealthy to the device plugin"
+        why = f"{capacity - allocatable} of {capacity} are reported as unhealthy by the device plugin"
         return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
     if allocatable != expected:
         why = (
@@ -229,7 +229,7 @@ def check_kubelet(
             return Check(id, title, "failed", why, f'name it in [kubernetes.taint]: key = "{taint["key"]}"')
     if settings.get("cpuManagerPolicy") == "static" and not (passes_devices or desired.stack in _STACKS_WITH_DEVICES):
         why = "its CPU manager is static, and the device plugin does not pass device specs: pods may lose their GPUs"
-        hint = f"take a new capture of {node}, which says so: {sudo_gpunode('capture', f'{node}.tar.gz')}\n"
+        hint = f"take a new capture of {node}, which records that: {sudo_gpunode('capture', f'{node}.tar.gz')}\n"
         hint += "then apply with it, which renders the device plugin for a static CPU manager"
         return Check(id, title, "failed", why, hint)
     policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _POLICY_KEYS.items()]

@@ -74,7 +74,7 @@ def make_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject
         "metadata": {"name": "gpunode", "labels": dict(MANAGED_BY)},
         "spec": {"rules": rules},
     }
-    return RenderedObject(body, "Node Feature Discovery labels the nodes by it, as apply.sh does.", EXTRAS_WAVE + 1)
+    return RenderedObject(body, "With it Node Feature Discovery sets the labels that apply.sh sets.", EXTRAS_WAVE + 1)
 
 
 def _rules_by_name(edits: Sequence[NodeEdit], shared: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:

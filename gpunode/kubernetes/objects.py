@@ -80,7 +80,7 @@ def make_namespace(name: str) -> RenderedObject:
     enforce = {"pod-security.kubernetes.io/enforce": "privileged"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {**MANAGED_BY, **enforce}}}
     return RenderedObject(
-        body, "Its pods mount folders of the node, such as the kubelet's; only privileged ones may.", NAMESPACE_WAVE
+        body, "Its pods mount host folders, such as the kubelet's; only privileged pods may do that.", NAMESPACE_WAVE
     )
 
 
@@ -111,7 +111,7 @@ def explain_static_cpus(nodes: Sequence[ClusterNode]) -> str:
     if not names:
         return ""
     nodes_text = _join_first(names)
-    return f"Privileged, and passes device nodes to the kubelet: the static CPU manager of {nodes_text} needs that."
+    return f"Privileged, and passes device nodes to the kubelet, because {nodes_text} uses the static CPU manager."
 
 
 def _join_first(names: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ _SANDBOX_MESSAGES: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
     (
         re.compile(r"fork/exec (\S+): no such file or directory"),
         "toolkit-not-installed",
-        "{node} has no {0}, which its container runtime is told to run",
+        "{node} has no {0}, which its container runtime is configured to run",
         _SETUP_HINT,
     ),
     (
@@ -88,7 +88,7 @@ def find_untolerated_taint(pod: Body, node: Body) -> PodProblem | None:
             continue
         if not any(tolerates(one, taint) for one in pod.get("spec", {}).get("tolerations", ())):
             taint_text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
-            hint = f'if GPU nodes are to have it, name it in [kubernetes.taint]: key = "{taint["key"]}"'
+            hint = f'if GPU nodes should have it, name it in [kubernetes.taint]: key = "{taint["key"]}"'
             return PodProblem("", f"{name} has the taint {taint_text}, which the pod does not tolerate", hint)
     return None
 
@@ -124,7 +124,7 @@ def _admission_problems(status: Mapping[str, Any], node: str) -> Iterator[PodPro
             why = f"the topology manager of {node} did not admit the pod: {message}"
             yield PodProblem("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
         case "DeadlineExceeded":
-            yield PodProblem("", f"it did not end in time on {node}", _DOCTOR_HINT.format(node=node))
+            yield PodProblem("", f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
         case _:
             pass
 
@@ -193,7 +193,7 @@ def _container_problems(status: Mapping[str, Any], name: str, namespace: str) ->
     elif reason == "CrashLoopBackOff" or failure:
         code = f"with exit status {failure['exitCode']}" if failure else "again and again"
         logs = command("kubectl", "logs", "--namespace", namespace, name)
-        yield PodProblem("", f"its program ended {code}", f"see what it said: {logs}")
+        yield PodProblem("", f"its program ended {code}", f"read its log: {logs}")
 
 
 def _last_failure(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -121,9 +121,9 @@ def refuse_other_handler(rendered: Rendered, live: Sequence[Body]) -> None:
         if one["kind"] == "RuntimeClass" and handler != desired.get(name, handler):
             raise Conflict(
                 f"RuntimeClass {name} has the handler {handler}; gpunode's pods need {desired[name]}",
-                why=f"{_describe_creator(one)} made it, and nobody can change the handler of a RuntimeClass",
-                hint=f'leave it, and have gpunode make another one: runtime_class = "{name}-gpunode" in [kubernetes]\n'
-                f"or take it away, if no pod names it: {command('kubectl', 'delete', 'runtimeclass', name)}",
+                why=f"{_describe_creator(one)} made it, and the handler of a RuntimeClass cannot be changed",
+                hint=f'leave it, and let gpunode create another one: runtime_class = "{name}-gpunode" in [kubernetes]\n'
+                f"or delete it, if no pod uses it: {command('kubectl', 'delete', 'runtimeclass', name)}",
             )
 
 
@@ -187,7 +187,7 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
         raise Refused(
             f"there is no Node {edit.node} in this cluster",
             why="the capture may be of a node of another cluster, or the Node may have another name than the host",
-            hint="see its Nodes: kubectl get nodes\n"
+            hint="list its Nodes: kubectl get nodes\n"
             "then name the Node with --node NAME=CAPTURE, or the cluster with --context NAME",
         )
     _refuse_other_taint(edit, live)
@@ -219,9 +219,9 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
     for one in _node_taints(live):
         if desired and (one["key"], one["effect"]) == (desired["key"], desired["effect"]) and one != desired:
             raise Conflict(
-                f"Node {edit.node} has the taint {_format_taint(one)}, the recipe wants {edit.taint}",
-                why="a Node can have one taint of a key and effect, and somebody else set this one",
-                hint=f'set value = "{one.get("value", "")}" in [kubernetes.taint], or take the other taint away',
+                f"Node {edit.node} has the taint {_format_taint(one)}, but the recipe sets {edit.taint}",
+                why="a Node can have only one taint with a key and effect, and somebody else set this one",
+                hint=f'set value = "{one.get("value", "")}" in [kubernetes.taint], or remove the other taint',
             )
 
 
@@ -276,7 +276,7 @@ def removal_of_labels(live: Body, cluster: str) -> ObjectChange | None:
 
 
 def removal_of_fields(live: Body, cluster: str) -> ObjectChange | None:
-    """Return the change that removes everything of gpunode's from the object; None if there is nothing."""
+    """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = owned_node_fields(live) if live["kind"] == "Node" else owned_fields(live, MANAGER)
     if before is None:
         return None
@@ -334,9 +334,9 @@ def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:
     chart_key = live.chart.replace("dra-driver-nvidia-gpu", "dra-driver").replace("nvidia-", "").replace("-", "_")
     raise Refused(
         f"the release {live.namespace}/{live.name} has chart {live.chart} {live.version}, newer than {desired.version}",
-        why="the recipe would take it back to the older chart, which does not know what the newer one made",
+        why="the recipe would downgrade it to an older chart, which does not know the objects of the newer one",
         hint=f'keep its version: set {chart_key} = "{live.version}" in [kubernetes.versions]\n'
-        "or take it back yourself first: " + command("helm", "history", live.name, "--namespace", live.namespace),
+        "or roll it back yourself first: " + command("helm", "history", live.name, "--namespace", live.namespace),
     )
 
 
@@ -381,14 +381,14 @@ def _helm_undo_command(verb: str, name: str, namespace: str, *more: str) -> tupl
 def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
     kind, namespace, name = object_key(live)
     # A plugin is removed before another is applied; a configuration after the pods that mount it.
-    wave, why = 0 if kind == "DaemonSet" else _CLEANUP_WAVE, "from a former recipe of gpunode's"
+    wave, why = 0 if kind == "DaemonSet" else _CLEANUP_WAVE, "from an earlier recipe of gpunode"
     is_kept = is_shared(live) or is_applied_by_kubectl(live)
     if is_kept and kind == "DaemonSet":
         raise Conflict(
-            f"DaemonSet {namespace}/{name} is from a former recipe, and {describe_owners(live)}",
-            why="gpunode deletes nothing that is also somebody else's, and beside the recipe's plugin it would "
+            f"DaemonSet {namespace}/{name} is from an earlier recipe, and {describe_owners(live)}",
+            why="gpunode deletes nothing that somebody else also manages, and beside the recipe's plugin it would "
             "offer each GPU twice",
-            hint=f"have it taken away: {command('kubectl', 'delete', 'daemonset', '--namespace', namespace, name)}",
+            hint=f"have it removed: {command('kubectl', 'delete', 'daemonset', '--namespace', namespace, name)}",
         )
     if is_applied_by_kubectl(live):
         return PlanItem(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")

@@ -146,7 +146,7 @@ def _select_gpu_nodes(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     if not found:
         raise Refused(
             "no NVIDIA GPU found on " + (", ".join(node.name for node in nodes) or "any node"),
-            why="nothing would be offered to pods",
+            why="there is nothing to offer to pods",
             hint="save each GPU node there: sudo gpunode capture node.tar.gz\n"
             "then name the captures here with --node node.tar.gz",
         )

@@ -86,7 +86,7 @@ def refuse_bad_configs(desired: Kubernetes) -> None:
         _refuse_impossible(config, where)
         if not one.model:
             raise Refused(
-                f"{where} has no model",
+                f"{where} has no key model",
                 why="gpunode cannot tell which nodes it is for",
                 hint=f'say which GPUs it is for, such as model = "A100", in {where}',
             )
@@ -284,7 +284,7 @@ def plugin_config(
 
     Args:
         config: how the GPUs are offered.
-        nodes: those that have it.
+        nodes: those with this configuration.
         direct: which devices of GPUDirect pods get.
         strategies: how the plugin hands GPUs to the container runtime; empty for its default.
     """

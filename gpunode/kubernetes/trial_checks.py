@@ -84,7 +84,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
     if result.diagnosis:
         why += f"; {result.diagnosis}"
     elif result.log and (last := _last_line(result.log)):
-        why += f"; it said: {last}"
+        why += f"; its last line: {last}"
     other_image = ", or an image that it has with --image" if found.hint == NO_REGISTRY_HINT else ""
     return Check(id, title, "failed", why, f"{found.hint}{other_image}")
 
@@ -114,11 +114,11 @@ def _missing_driver_problem(result: GpuTestPodResult) -> PodProblem | None:
 def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
     message = " ".join(error.split())
     if "namespaces" in message and "not found" in message:
-        return "its namespace is not there", str(apply)
+        return "its namespace does not exist", str(apply)
     if match := re.search(r'RuntimeClass "([^"]+)" not found', message):
         return f"there is no RuntimeClass {match[1]}", str(apply)
     if "violates PodSecurity" in message:
-        return f"the namespace does not take it: {message}", str(apply)
+        return f"the namespace rejects it: {message}", str(apply)
     return f"it was not created: {message}", "see what limits the namespace: kubectl get resourcequota --all-namespaces"
 
 
@@ -133,10 +133,12 @@ def _timeout_problem(result: GpuTestPodResult, pod: Body) -> PodProblem:
 
 def _check_success(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
     if result.log is None:
-        return Check(id, title, "skipped", f"{on}: it ended well, but its log cannot be read: {result.error}")
+        return Check(id, title, "skipped", f"{on}: it succeeded, but its log cannot be read: {result.error}")
     if PASSED_TEXT not in result.log:
         last = _last_line(result.log)
-        why = f"{on}: it ended well, but its log does not say {PASSED_TEXT}" + (f"; it said: {last}" if last else "")
+        why = f"{on}: it succeeded, but its log does not say {PASSED_TEXT}" + (
+            f"; its last line: {last}" if last else ""
+        )
         return Check(id, title, "failed", why, "with --image, name an image of NVIDIA's vectoradd sample")
     if result.test_pod.purpose in {"mig", "memory"}:
         is_right, why, hint = _check_mig_instance(result) if result.test_pod.purpose == "mig" else _check_memory(result)
@@ -168,9 +170,9 @@ def _check_memory(result: GpuTestPodResult) -> tuple[bool, str, str]:
     requested = int(resource_limits(result.test_pod.pod)[MEMORY_RESOURCE])
     seen = next((int(text) for text in (result.log or "").splitlines() if text.strip().isdigit()), None)
     if seen is None:
-        return False, "it could not tell how much memory it has (nvidia-smi)", "look at HAMi's device plugin"
+        return False, "it could not read how much memory it has (nvidia-smi)", "look at HAMi's device plugin"
     if seen > requested:
-        hint = "HAMi's limit is not in force: look at its webhook and scheduler, kubectl get pods -n kube-system"
+        hint = "HAMi's limit is not enforced: look at its webhook and scheduler, kubectl get pods -n kube-system"
         return False, f"it asked for {requested} MiB of memory and saw {seen} MiB", hint
     return True, f"it saw {seen} MiB of memory, asked for {requested}", ""
 
@@ -195,14 +197,14 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
     if len(results) < 2:
         return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
     if any((one.pod or {}).get("status", {}).get("phase") != "Succeeded" for one in results):
-        return Check(id, title, "skipped", f"not all of the {len(results)} pods ended well")
+        return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
     longest: tuple[float, str, str, str] | None = None
     for number, one in enumerate(results):
         for other in results[:number]:
             if (uuid := _seen_uuid(one)) and uuid == _seen_uuid(other) and (overlap := _overlap_s(one, other)) > 0:
                 longest = max(longest or (0.0, "", "", ""), (overlap, uuid, other.test_pod.name, one.test_pod.name))
     if longest is None:
-        why = f"{len(results)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not tell which"
+        why = f"{len(results)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not show which"
         return Check(id, title, "skipped", why)
     overlap, uuid, first, second = longest
     return Check(id, title, "passed", f"{first} and {second} had {uuid} for {overlap:.0f} s at the same time")

@@ -86,7 +86,11 @@ def find_release_workloads(releases: Sequence[ChartRelease], daemon_sets: Sequen
             live for live in daemon_sets if release_of(live) in names or (is_operator and is_made_by_operator(live))
         ]
         if not any(map(is_advertiser, made)) and release.chart != "dcgm-exporter":
-            why = "it has no DaemonSet that offers GPUs" if made else "it has made no DaemonSet: is it installed?"
+            why = (
+                "it has no DaemonSet that offers GPUs"
+                if made
+                else "it has created no DaemonSet: check that it is installed"
+            )
             yield Workload(release.title, None, why=why, release=release)
         for live in made:
             must_run = is_advertiser(live) or release.chart == "dcgm-exporter"
@@ -119,10 +123,10 @@ def check_workload(
     if workload.is_ready:
         return Check(id, title, "passed", f"{ready} of {desired} pods ready")
     if not desired and not workload.must_run:
-        return Check(id, title, "skipped", "no node is for it")
+        return Check(id, title, "skipped", "no node matches it")
     if not desired:
         return Check(
-            id, title, "failed", "no node is for it: none has the label that it asks for", _missing_label_hint(apply)
+            id, title, "failed", "no node matches it: none has the label that it selects", _missing_label_hint(apply)
         )
     found = first_problem(pods, events)
     why = f"{ready} of {desired} pods ready" + (f": {found.why}" if found else "; no pod says why")

@@ -37,10 +37,10 @@ class PackageFacts:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository of NVIDIA's, or a mirror of it, as it is to be enabled.
+    """An NVIDIA repository, or a mirror of it, to be enabled.
 
     Attributes:
-        uri: as it stands in the file that lists it; ``$(ARCH)`` for the architecture.
+        uri: as written in the file that lists it; ``$(ARCH)`` for the architecture.
         list_file: gpunode's own, where nobody else has listed the repository.
         keyring: where the key is kept.
         alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
@@ -71,11 +71,11 @@ class Database(Protocol):
     """The answers of a package database beyond ``Facts``, for changes that depend on every file."""
 
     def packages(self) -> Mapping[PackageId, PackageState]:
-        """The packages that there are. Raises ValueError where that cannot be told."""
+        """All packages by id. Raises ValueError if the database cannot be read."""
         ...
 
     def half_installed(self) -> frozenset[str]:
-        """The names of packages that have lost some of their files. Raises ValueError where that cannot be told."""
+        """The names of packages that have lost some of their files. Raises ValueError if that is unknown."""
         ...
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
@@ -110,8 +110,8 @@ class PackageSystem:
         locks: the files that are locked while packages change, below /.
         probes: what its facts are read from.
         probed_files: the files among them, by probe key, that steps ask for, too.
-        files: likewise read, each by its path.
-        folders: likewise, read whole, by probe key.
+        files: also read, each by its path.
+        folders: also read, completely, by probe key.
         line_folders: the places of configuration that people write line by line, without secrets.
         table_folders: the places of files that no person writes.
         pin_file: what holds the driver at its branch.
@@ -142,7 +142,7 @@ class PackageSystem:
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
 
         packages_in: every word of a refused transaction that may be a package.
-        versions_not_found: the packages that no archive has in the version asked for, from a refusal.
+        versions_not_found: the packages that no archive has in the requested version, from a refusal.
         hint: what to do about a refused transaction while the package index is fresh.
         archives_of: what tells the archives of each version of the packages.
         archives: the archives by a package's name and version, from the answer to it.

@@ -22,7 +22,7 @@ _WHOLE_LINES: Final = 400
 _WHOLE_CHARACTERS: Final = 48_000
 _MOST_LISTED: Final = 300
 _OUTCOMES: Final = {
-    "absent": "not there",
+    "absent": "missing",
     "denied": "not allowed",
     "failed": "failed",
     "timeout": "took too long",

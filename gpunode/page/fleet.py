@@ -90,7 +90,7 @@ def _page_body(seen: FleetSummary, about: PageOrigin, recipe: str, filters: Sequ
         _render_verdict(seen),
         _render_kinds("What is wrong", "", map(_render_cause, seen.causes)),
         _render_kinds("Odd ones out", "Unlike most nodes of the same model", _render_outliers(seen), "odd"),
-        _render_kinds("Drift", f"Not as {recipe} has it", _render_drift(seen), "drift") if recipe else None,
+        _render_kinds("Drift", f"Drifted from {recipe}", _render_drift(seen), "drift") if recipe else None,
         _render_kinds(
             "Undetermined", "No fault found, and no proof that the driver works", _render_skipped(seen.unknown)
         ),

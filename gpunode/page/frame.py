@@ -57,7 +57,7 @@ def page_body(about: PageOrigin, skip: str, to: str, *parts: Part) -> Markup:
     """Return the body: a skip link, the origin, ``parts`` and a foot."""
     origin = (tag("b", about.node) if about.node else "", about.source, about.made)
     foot = (
-        f"Made by gpunode {about.version}, which only read; passwords, tokens and keys are replaced. "
+        f"Made by gpunode {about.version}, which changed nothing; passwords, tokens and keys are replaced. "
         "This page fetches nothing and runs no script."
     )
     return tag(

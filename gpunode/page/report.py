@@ -42,10 +42,10 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
 def _verdict_title(examined: Examination) -> str:
     """Return the verdict where no fault was found."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return "What was seen fits several causes and decides none"
+        return "The evidence fits several causes and does not decide between them"
     if examined.diagnosis.open_questions:
-        return "Something is wrong, and what was seen does not tell what"
-    return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
+        return "Something is wrong, but the evidence does not show what"
+    return "Nothing is wrong" if examined.works else "No fault detected, but nothing shows that the driver works"
 
 
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
@@ -138,12 +138,12 @@ def _render_remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Mark
 def _render_fault(root: Finding, examined: Examination, number: int, detail: EvidenceDetail) -> Markup:
     """Return the proof, the causes ruled out and the consequences of a root cause."""
     level = "h3" if number else "h2"
-    beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
+    beside = "another fault, with its own cause" if root.severity == "error" else _LABELS[root.severity]
     consequences = (_render_consequence(one, examined, detail) for one in examined.diagnosis.consequences_of(root))
     parts = (
-        ("What proves it", join_markup(render_citations(root.citations, examined.snapshot, detail))),
-        ("What it is not", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
-        ("What follows from it", join_markup(consequences)),
+        ("Evidence", join_markup(render_citations(root.citations, examined.snapshot, detail))),
+        ("What was ruled out", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
+        ("Consequences", join_markup(consequences)),
     )
     return tag(
         "article",
@@ -169,7 +169,7 @@ def _render_story(level: str, finding: Finding) -> Markup | None:
         return None
     story = (tag("p", _render_prose(" ".join(part.split()))) for part in rule.story.split("\n\n"))
     sources = tag("p.sources", "Sources: ", comma_list(map(_render_link, rule.sources))) if rule.sources else None
-    return tag("section", tag(level, "How this comes about"), story, sources)
+    return tag("section", tag(level, "How this happens"), story, sources)
 
 
 def _render_link(source: str) -> Markup:
@@ -181,7 +181,7 @@ def _render_link(source: str) -> Markup:
 
 def _render_denied(sources: Iterable[str]) -> Markup | None:
     rows = [tag("li", tag("code", source)) for source in sources]
-    told = tag("p", tag("code", "sudo gpunode doctor"), " shows what these hold.")
+    told = tag("p", tag("code", "sudo gpunode doctor"), " shows them.")
     return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
 
 
@@ -212,7 +212,7 @@ def _render_suspects(suspects: Sequence[Suspect], examined: Examination, detail:
         )
         for suspect in suspects
     )
-    return tag("section.card.unknown", tag("h2", "Likeliest causes, and what would show which it is"), tag("ol", rows))
+    return tag("section.card.unknown", tag("h2", "Most likely causes, and how to tell them apart"), tag("ol", rows))
 
 
 def _render_topology(examined: Examination) -> Markup | None:

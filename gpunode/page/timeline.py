@@ -44,7 +44,7 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
             tag("p", f"and {more} more") if more > 0 else None,
             open=True,
         ),
-        legend="Bold is what began a failure.",
+        legend="Bold lines began a failure.",
     )
 
 

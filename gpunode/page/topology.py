@@ -95,7 +95,7 @@ def _layout_rows(devices: Sequence[Device]) -> tuple[list[_DrawnRow], int]:
     y = 8
     for numa in nodes:
         if len(nodes) > 1 or numa is not None:
-            rows.append(_DrawnRow(y, 0, f"NUMA node {numa}" if numa is not None else "NUMA node not told"))
+            rows.append(_DrawnRow(y, 0, f"NUMA node {numa}" if numa is not None else "NUMA node unknown"))
             y += _ROW
         tree = _Branch("")
         for device in devices:
@@ -231,7 +231,7 @@ def _draw_nvlinks(rows: Sequence[_DrawnRow], topology: Topology) -> Iterator[Mar
         ends = [at[gpu] for gpu in gpus]
         d = f"M{x + 16} {min(ends)}V{max(ends)}" + "".join(f"M{x} {end}h16" for end in ends)
         label = next(iter(pairs.values()))
-        yield tag("path", tag("title", f"each with each: {label}"), d=d, class_="nvlink rail")
+        yield tag("path", tag("title", f"all pairs: {label}"), d=d, class_="nvlink rail")
         middle = (min(ends) + max(ends)) // 2
         yield tag("text", label, x=x + 22, y=middle + 4, class_="nvlink-label")
         return

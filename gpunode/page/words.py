@@ -29,7 +29,7 @@ DISRUPTIONS: Final[Mapping[Disruption, str]] = {
 STATES: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warning": ("!", "at risk"),
-    "affected": ("!", "suffers"),
+    "affected": ("!", "affected"),
     "works": ("✓", ""),
     "no-fault": ("○", ""),
     "unknown": ("?", "not seen"),
@@ -99,5 +99,5 @@ def condition_of(row: FleetRow) -> Condition:
 
 def describe_outlier(odd: Outlier) -> str:
     """Return ``VBIOS 96.00.89 among 511 nodes with 96.00.A5``."""
-    here, usual = odd.actual or "not there", odd.usual or "none"
+    here, usual = odd.actual or "missing", odd.usual or "none"
     return f"{odd.name} {here} among {count(odd.usual_on, 'node')} with {usual}"

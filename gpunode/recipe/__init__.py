@@ -131,8 +131,8 @@ class Toolkit:
     volume_mounts: Annotated[
         bool | None,
         Says(
-            "whether a container gets GPUs by mounts below /var/run/nvidia-container-devices, as kind's nodes do; left "
-            "out, it stays as it is"
+            "whether a container gets GPUs by mounts below /var/run/nvidia-container-devices, as kind nodes do; if "
+            "left out, it is not changed"
         ),
     ] = None
 
@@ -169,7 +169,7 @@ class RuntimeSettings:
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
     set_as_default: Annotated[
         bool | None,
-        Says("whether nvidia is the default runtime; left out, the default stays as it is"),
+        Says("whether nvidia is the default runtime; if left out, the default is unchanged"),
     ] = None
     cgroup_driver: Annotated[
         CgroupDriver, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
@@ -177,7 +177,7 @@ class RuntimeSettings:
     cdi: Annotated[
         bool | None,
         Says(
-            "whether the runtime's own CDI support is switched on; left out: where pods get their GPUs by it "
+            "whether the runtime's own CDI support is enabled; if left out: only where pods get their GPUs by CDI "
             "(stack device-plugin or gpu-operator, containerd 1.7 and later)"
         ),
     ] = None
@@ -229,7 +229,7 @@ class Mps:
 
     enabled: Annotated[bool, Says("whether the MPS control daemon runs, also after a reboot")] = False
     exclusive: Annotated[
-        bool, Says("whether the GPUs take no process but the MPS server (compute mode EXCLUSIVE_PROCESS)")
+        bool, Says("whether only the MPS server may use the GPUs (compute mode EXCLUSIVE_PROCESS)")
     ] = True
 
 
@@ -273,7 +273,7 @@ class Recipe:
         kubernetes: None where the recipe has no such table.
         upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
             command line alone, never by a file, so that re-runs do not drift.
-        lock: the versions that packages must have; asked for on the command line alone, likewise.
+        lock: the versions that packages must have; also set on the command line alone.
     """
 
     name: str

@@ -64,19 +64,19 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """``row`` with the configuration that containerd's unit names, unless one is asked for, or a product brings it."""
+    """Return ``row`` with the configuration that containerd's unit names, unless requested or a product's."""
     named = None if row.product else _configuration_of_unit(files, desired)
     return replace(row, config=named.path) if named else row
 
 
 def _here(files: Files, desired: DesiredConfig) -> DesiredConfig:
-    """``desired`` for the configuration that containerd's unit names, unless one is asked for."""
+    """Return ``desired`` for the configuration that containerd's unit names, unless one is requested."""
     named = _configuration_of_unit(files, desired)
     return replace(desired, config=named.path) if named else desired
 
 
 def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_unit.Named | None:
-    """The configuration that containerd's unit names in the usual one's place; None where one is asked for."""
+    """Return the configuration that containerd's unit names instead of the usual one; None if one is requested."""
     named = None if desired.config else containerd_unit.find_named_configuration(files)
     return named if named and named.path != CONFIG else None
 
@@ -137,7 +137,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 
 
 def _check_own(named: containerd_unit.Named) -> None:
-    """Refuse a configuration that is its vendor's: the next update would bring the former one back.
+    """Refuse a configuration that is its vendor's: the next update would restore it.
 
     Raises:
         Refused: it is.
@@ -146,7 +146,7 @@ def _check_own(named: containerd_unit.Named) -> None:
         return
     raise Refused(
         f"{named.said_in} makes containerd read {named.path}, which belongs to its vendor",
-        why="updates replace files below /usr, and on images such as Flatcar's it is read-only",
+        why="updates replace files below /usr, and /usr is read-only on systems such as Flatcar",
         hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= "
         f"and one that names {CONFIG}; then run the command again",
     )
@@ -226,7 +226,7 @@ def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
             hint="edit the configuration itself:\n"
             "sudo gpunode ctk runtime configure --runtime containerd --mode in-place",
         )
-    return with_whole_path(desired, "containerd does not search for it as a shell does", f"{path}: ")
+    return with_whole_path(desired, "containerd does not search PATH for it", f"{path}: ")
 
 
 def _how(root: ConfigFile, desired: DesiredConfig) -> str:
@@ -236,10 +236,8 @@ def _how(root: ConfigFile, desired: DesiredConfig) -> str:
     version = ".".join(map(str, desired.version)) if desired.version else ""
     if is_drop_in(root, desired):
         return f"as a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
-    before = (
-        f"containerd {version} lets" if version else "which containerd reads it is not known, and before 2.1 it lets"
-    )
-    return f"in place: {before} a drop-in replace the whole CRI table"
+    before = f"in containerd {version}" if version else "this containerd's version is unknown, and before 2.1"
+    return f"in place: {before} a drop-in would replace the whole CRI table"
 
 
 def _check_readable(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
@@ -272,7 +270,7 @@ def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     root = loaded[0]
     if root.schema != 1 or desired.mode != "drop-in":
         return
-    why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
+    why = "without `version = 2` containerd reads the file as schema 1, which uses other names for everything"
     if line := _stray_version(root):
         why += f"; the version on line {line} is below a table header, so it belongs to that table"
     raise Refused(
@@ -303,8 +301,9 @@ def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfi
     read_by = guilty[-1] if guilty else loaded[0].path
     raise Refused(
         f"{read_by} overrides the runtime {desired.handler} of {loaded[0].path}",
-        why="containerd reads it later, so its CRI table wins"
+        why="containerd reads it later, so its CRI table takes effect"
         + ("" if before.handlers.get(desired.handler) else "; it does not have the runtime yet"),
-        hint="edit the file that wins:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place\n"
+        hint="edit the file that takes effect:\nsudo gpunode ctk runtime configure --runtime containerd --mode "
+        "in-place\n"
         f"or remove the table from {read_by}",
     )

@@ -170,7 +170,7 @@ def _settings_of_ours(present: Document, base: Document, desired: DesiredConfig)
 def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
     """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and the whole entry.
 
-    Also an entry that ``base`` has: whoever does not know that this containerd merges files reads the drop-in alone.
+    Also an entry that ``base`` has: readers who do not know that this containerd merges files see only the drop-in.
     """
     kept = merged(own)
     kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)

@@ -55,7 +55,7 @@ class ConfigFile(TomlFile):
         read_as: the schema by whose names the daemon takes the CRI plugin's table.
     """
 
-    consequence = "containerd cannot use it either"
+    consequence = "containerd cannot read it either"
 
     schema: int
     read_as: int

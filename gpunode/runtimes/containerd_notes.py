@@ -39,7 +39,7 @@ def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: De
         yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load"
     yield from _alone(loaded, desired)
     if desired.cdi and root.read_as == 1 and follows_blindly(desired):
-        yield f"{root.path}: enable_cdi is where nvidia-ctk puts it in schema 1; containerd does not read it there"
+        yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
     if is_drop_in(root, desired) and present is not None:
         ours = (f"runtimes.{desired.handler}.", "default_runtime_name")
@@ -78,13 +78,16 @@ def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -
 
 
 def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """Note what becomes of the nameless default runtime if another one is asked for as the default."""
+    """Note what becomes of the nameless default runtime if another default is requested."""
     former = overruling(effective(loaded, desired), desired)
     if not former or not desired.default:
         return
     said = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
     if overruling(effective(load(after, desired), desired), desired):
-        yield f"{desired.handler} does not become the default: default_runtime overrides it ({said}); remove that"
+        yield (
+            f"{desired.handler} does not become the default: default_runtime overrides it ({said}); remove "
+            "default_runtime"
+        )
     else:
         yield f"removed default_runtime, which overrode every other default: {said}"
 
@@ -97,7 +100,8 @@ def _lost_keys(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfi
     )
     if gone := sorted(_unsaid(former, now)):
         yield (
-            f"the entry {desired.handler} ran the shim {former.get('runtime_type')} and is replaced; these of its keys "
+            f"the entry {desired.handler} used the shim {former.get('runtime_type')} and is replaced; these of its "
+            "keys "
             f"are removed: {', '.join(gone)}"
         )
 

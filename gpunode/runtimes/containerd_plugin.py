@@ -36,7 +36,7 @@ class Surroundings:
 
     Attributes:
         inherited: the table whose default runtime the entry is copied from, and whose runtimes count beside its own.
-        schema: of the file that the table stands in.
+        schema: of the file with the table.
         is_loaded: whether the CRI plugin is switched on, so that it needs a default runtime.
     """
 

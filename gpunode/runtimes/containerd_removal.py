@@ -75,12 +75,12 @@ def _without_entry(
         return files[file.path]
     document = _without_empty_tables(file, _plugin_without(plugin, desired))
     if plugin.get("containerd", {}).get("default_runtime_name") == desired.handler:
-        notes.append(f"{file.path}: no record of the former default; it is runc now, unless the file names one")
+        notes.append(f"{file.path}: the former default is not on record; it is now runc, unless the file names another")
     root = desired.config or CONFIG
     if not is_recorded and file.path == (desired.drop_in or DROP_IN) and file.path != root:
         rest = {key: value for key, value in document.items() if key != "version"}
         if _says_all(read(files.get(root), root).document, rest):
-            notes.append(f"{root} still imports the folder of {file.path}: no record of who added that import")
+            notes.append(f"{root} still imports the folder of {file.path}: it is not on record who added that import")
             return None
     return edit_document(file, document, files[file.path])
 

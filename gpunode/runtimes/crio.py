@@ -72,7 +72,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already.
 
     Raises:
-        Refused: a file cannot be read, or what was asked for would have no effect; nothing is half made.
+        Refused: a file cannot be read, or what was requested would have no effect; nothing is half made.
     """
     desired = with_whole_path(desired, "CRI-O resolves a relative path from its working folder")
     read = _read(files, desired)
@@ -110,7 +110,7 @@ def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, Recor
     edits = tuple(
         Edit(path, files[path], after[path]) for path in in_order(files, desired) if after[path] != files[path]
     )
-    how = f"{desired.handler} is removed" if edits else f"no file of CRI-O's has {desired.handler}"
+    how = f"{desired.handler} is removed" if edits else f"no CRI-O file has {desired.handler}"
     return ConfigEdit(edits, how, (*notes, *_dead(files)))
 
 
@@ -233,13 +233,13 @@ def _entry(read: Sequence[_File], desired: DesiredConfig) -> tuple[Document, tup
 
 
 def _copy(model: Document, desired: DesiredConfig) -> Document:
-    """The handler's table, after that of the runtime which it stands in for."""
+    """Return the handler's table, copied from that of the runtime which it replaces."""
     entry = {key: value for key, value in copy.deepcopy(model).items() if key not in _OTHER_BINARY}
     return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
 
 
 def _models(told: Sequence[_File], desired: DesiredConfig) -> list[str]:
-    """Return the runtimes that the handler may stand in for, the first choice first; some may not be there."""
+    """Return the runtimes that the handler may replace, the first choice first; some may be missing."""
     named = (at(file.document, _DEFAULT) for file in reversed(told))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
     return list(dict.fromkeys((*defaults[:1], *RUNC_FAMILY)))

@@ -19,7 +19,7 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def config_of(desired: DesiredConfig) -> str:
-    """The root file: the usual one, unless another is asked for."""
+    """Return the root file: the usual one, unless another is requested."""
     return desired.config or CRIO_CONFIG
 
 

@@ -157,7 +157,7 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
     except jsonread.Repeated as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
-            why="gpunode cannot tell which one is meant; dockerd uses the last",
+            why="gpunode cannot tell which one is intended; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
     except jsonread.Malformed as error:
@@ -199,7 +199,7 @@ def _misshapen(text: str, path: str, keys: Path) -> Refused:
     return Refused(
         f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
         why=f"it is {found}"[:200],
-        hint=f"correct {path}; dockerd cannot use it either",
+        hint=f"correct {path}; dockerd cannot read it either",
     )
 
 
@@ -218,7 +218,9 @@ def _check_names(desired: DesiredConfig, path: str) -> None:
     if desired.handler in {"", _RESERVED}:
         raise Refused(
             f"{path}: a runtime cannot be named {desired.handler!r}",
-            why="dockerd reserves that name and would not start with it" if desired.handler else "nobody could",
+            why="dockerd reserves that name and would not start with it"
+            if desired.handler
+            else "an empty name cannot be selected",
             hint="give another name, such as nvidia",
         )
     for word in (desired.handler, desired.binary):
@@ -263,7 +265,7 @@ def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> 
         f"{node.config}: {directive} cannot be set here: dockerd's command line already sets it",
         why=f"{unit} starts dockerd with {values} ({node.said_in(flag)}); with it in both places dockerd neither "
         "starts nor reloads",
-        hint=f"either give dockerd --{flag}{wanted} there, or take --{flag} out of there; when its containers may "
+        hint=f"either set dockerd --{flag}{wanted} there, or remove --{flag} there; once its containers may "
         f"stop: systemctl daemon-reload && systemctl restart {unit}; then run the command again",
     )
 

@@ -87,7 +87,7 @@ def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
 
 
 def node_of(files: Files, desired: DesiredConfig) -> Node:
-    """The docker whose file is asked for, else the one that is installed."""
+    """Return the docker whose file is requested, else the installed one."""
     if home := _home(desired.config):
         folders = _user_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
@@ -118,7 +118,7 @@ def check_usable(files: Files, node: Node, desired: DesiredConfig) -> None:
         raise Refused(
             f"{node.config} is Docker Desktop's" if desired.config else "the docker of this machine is Docker Desktop",
             why="its daemon runs in a virtual machine that reads no file of this machine and has no GPU",
-            hint="install Docker Engine beside it (docker.io or docker-ce), choose it with `docker context use "
+            hint="install Docker Engine beside it (docker.io or docker-ce), select it with `docker context use "
             "default`, then run the command again",
         )
     if node.kind is SNAP and desired.binary.startswith("/") and not desired.binary.startswith(_SNAP_PROGRAMS):

@@ -82,9 +82,9 @@ def _undo_without_record(files: Files, node: Node, desired: DesiredConfig) -> Co
         changes.append((("runtimes", desired.handler), DROPPED))
     if default_of(document) == desired.handler:
         changes.append((("default-runtime",), DROPPED))
-        notes.append("no record of the former default runtime: the default is docker's own, runc")
+        notes.append("the former default runtime is not on record: the default is now runc, docker's own")
     if changes and object_at(document, "features").get("cdi") is True:
-        notes.append("features.cdi stays: no record of who enabled it")
+        notes.append("features.cdi is kept: it is not on record who enabled it")
     if desired.handler in node.flags.runtimes:
         notes.append(f"dockerd's command line has {desired.handler} too ({node.said_in('add-runtime')})")
     how = f"gpunode has no record of {node.config}: the entry {desired.handler} and a default that names it are removed"
@@ -101,7 +101,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Undoing:
-    """The removal of gpunode's changes from the file as others have left it since.
+    """The removal of recorded changes from a file that others have edited since.
 
     Attributes:
         before: the document before gpunode, whose text is ``former_text``.
@@ -151,9 +151,9 @@ class _Undoing:
         if same(now, after):
             yield _Step(change)
         elif binary_of(now) == binary_of(after):
-            yield _Step(change, f"what was added to runtimes.{name} since is removed with it")
+            yield _Step(change, f"keys added to runtimes.{name} since are removed with it")
         else:
-            yield _Step(None, f"runtimes.{name} stays: somebody changed its program since")
+            yield _Step(None, f"runtimes.{name} is kept: its program was changed since")
 
     def _default(self, gone: set[str]) -> Iterator[_Step]:
         now, after, before = (default_of(document) for document in (self.now, self.after, self.before))

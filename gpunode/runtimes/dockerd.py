@@ -1,6 +1,6 @@
 """dockerd's command line, and its conflicts with the configuration file. Pure.
 
-dockerd does not start, and reloads nothing, when a directive stands in both; of the runtimes alone it takes those of
+dockerd does not start, and reloads nothing, when a directive is in both; only for runtimes it accepts those of
 either, the file's first.
 
 Source: dockerd 20.10.24, 26.1.5 and 28.5.2, started; moby, daemon/config, findConfigurationConflicts.

@@ -38,7 +38,7 @@ def file_changes(
     """The edits as changes of files. A file keeps its mode and owner.
 
     A new one may hold the secrets of the file that it is made ``like``, so no more users may read it. Where a daemon
-    of root's reads it, only root may write it, whoever may write that other file.
+    of root reads it, only root may write it, even if others may write that other file.
     """
     return tuple(_file_change(edit, present, triggers, is_roots) for edit in edited.edits)
 
@@ -86,7 +86,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredC
 
     Raises:
         Undetermined: one may be read by root alone.
-        Refused: one is no file, or too long.
+        Refused: one is not a file, or too long.
     """
     states: dict[str, FileState] = {}
 

@@ -55,7 +55,7 @@ class Member:
 
 
 class Object(dict[str, Any]):
-    """An object, and where it and its members stand in the text.
+    """An object with its position and those of its members in the text.
 
     Attributes:
         start: the offset of its opening brace; ``end`` is the one behind its closing brace.

@@ -137,7 +137,7 @@ class _Style:
         )
 
     def render(self, value: Any, indent: str) -> str:
-        """``value`` as it stands in a line that ``indent`` begins."""
+        """Return ``value`` as text for a line indented by ``indent``."""
         match value:
             case Spelt() | Number():
                 return str(value)

@@ -45,15 +45,15 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The edits that register the handler; none if it is registered already.
 
     Raises:
-        Refused: a file cannot be read, or what was asked for cannot be had there.
+        Refused: a file cannot be read, or the request is impossible there.
     """
     if not is_managed(files.get(CONFIG)):
         edited = containerd.configure(files, _locate_drop_in(files, desired))
-        return replace(edited, how=f"{edited.how}; {CONFIG} lacks k0s' mark, so k0s leaves it alone")
+        return replace(edited, how=f"{edited.how}; {CONFIG} lacks the mark of k0s, so k0s leaves it alone")
     if CONFIG not in files:
         raise Refused(
             f"{CONFIG} does not exist yet",
-            why="k0s creates it at its first start, and its schema is not known before",
+            why="k0s creates it at its first start, and its schema is not known until then",
             hint="start k0s once, then run the command again",
         )
     if desired.mode == "in-place":

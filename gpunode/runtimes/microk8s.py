@@ -35,7 +35,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The template with the requested handler; no edits if it has it already.
 
     Raises:
-        Refused: it is not there or cannot be read, or a drop-in was asked for.
+        Refused: it is not there or cannot be read, or a drop-in was requested.
     """
     if TEMPLATE not in files:
         raise Refused(

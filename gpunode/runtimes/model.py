@@ -95,7 +95,7 @@ class ConfigEdit:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEdit:
-    """The effect of gpunode's recorded changes on a file: it was ``before``, and they left it ``after``."""
+    """The effect of recorded changes on a file: it was ``before``, and they left it ``after``."""
 
     before: bytes | None
     after: bytes | None
@@ -106,7 +106,7 @@ class ObservedConfig:
     """A runtime's configuration, without the daemon's defaults.
 
     Attributes:
-        handlers: each handler with the binary that it is told to run; empty where it takes its shim's default, or
+        handlers: each handler with the binary that it runs; empty where it takes its shim's default, or
             where it lacks the type without which it can run nothing.
         default: the default runtime's name; None when the text names none.
         cri_disabled: whether containerd's CRI plugin is switched off, so that no kubelet can use it.
@@ -215,7 +215,7 @@ def with_whole_path(desired: DesiredConfig, why: str, where: str = "") -> Desire
 
 
 def runs(binary: str | None, desired: DesiredConfig) -> bool:
-    """Return whether a handler that is told to run ``binary`` runs what is desired.
+    """Return whether a handler with this ``binary`` runs what is desired.
 
     dockerd looks the bare name up in its PATH, where the package puts it.
     """

@@ -1,6 +1,6 @@
 """CDI devices for pods: which container runtimes read them, and where setup switches that on. Pure.
 
-Sources: containerd pkg/cri/config (1.6.20 has no ``enable_cdi``; 1.7.0 to 1.7.27 have it off by default) and
+Sources: containerd pkg/cri/config (1.6.20 has no ``enable_cdi``; 1.7.0 to 1.7.27: off by default) and
 internal/cri/config (2.0.0: on by default); CRI-O always reads them.
 """
 

@@ -30,7 +30,7 @@ located = as_installed
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """The files in which podman is told where its CDI specifications are."""
+    """Return the files that set podman's CDI folders."""
     del files, desired
     return _CONFIGS
 

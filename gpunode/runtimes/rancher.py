@@ -1,7 +1,7 @@
 """k3s and RKE2: they generate containerd's configuration at every start, from a template and their PATH.
 
 gpunode writes a drop-in where the generated file imports a folder of them. Elsewhere the product registers NVIDIA's
-runtime by itself, and gpunode restarts it where that is due. The default runtime is a setting of the product's own.
+runtime by itself, and gpunode restarts it where needed. The default runtime is a setting of the product's own.
 Templates belong to the user: gpunode reads them, and takes back what an earlier gpunode wrote into one.
 
 Source: docs.k3s.io and docs.rke2.io, "Configuring containerd" and "Alternative Container Runtime Support"; k3s PR 3890
@@ -90,7 +90,7 @@ class Rancher:
         """Return the edits that register the handler from the next start on; none if it is or will be registered.
 
         Raises:
-            Refused: a file cannot be read, or what was asked for cannot be had there.
+            Refused: a file cannot be read, or the request is impossible there.
         """
         if desired.mode == "in-place":
             raise Refused(
@@ -146,7 +146,7 @@ class Rancher:
         if not self._is_found(desired):
             raise Refused(
                 f"{self.config} does not exist yet",
-                why=f"{self.product} creates it at its first start, and its schema is not known before",
+                why=f"{self.product} creates it at its first start, and its schema is not known until then",
                 hint=f"start {self.product} once, then run the command again",
             )
         return ConfigEdit(tuple(self._default(files, desired, None)), self._detection(desired))
@@ -184,7 +184,7 @@ class Rancher:
         template = self.template(self._root(files).schema)
         if template in files and not _RENDERS_FOUND.search(files[template]):
             raise Refused(
-                f"{template} keeps {self.product} from registering {desired.handler}",
+                f"{template} prevents {self.product} from registering {desired.handler}",
                 why=f"the template includes none of the runtimes that {self.product} finds by itself",
                 hint=f'begin the template with {{{{ template "base" . }}}}, or delete it, then restart {self.product}',
             )
@@ -228,7 +228,7 @@ class Rancher:
             edit = _restore_template(path, files[path], former.get(path), desired.handler)
             edits += [edit] if edit else []
             if edit is None and b"gpunode: begin" in files[path]:
-                notes.append(f"{path} keeps the lines between gpunode's two marks: delete them if they are for this")
+                notes.append(f"{path} keeps the lines between gpunode's two marks: delete them if they were for this")
         if self.settings in files and files[self.settings] == _setting(desired):
             back = former.get(self.settings, RecordedEdit(None, None)).before
             edits.append(Edit(self.settings, files[self.settings], back))

@@ -1,4 +1,4 @@
-"""A handler taken out of a runtime's files again: by what is on record of gpunode's edits, else by its name. Pure."""
+"""Removal of a handler from a runtime's files: by the record of its edits, else by its name. Pure."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def remove_handler(row: Runtime, desired: DesiredConfig, files: Files, recorded:
     notes = [note for one in rounds for note in one.notes]
     if edits and desired.handler in row.inspect(after, desired).handlers and not row.product:
         notes.append(
-            f"{row.id} still has a runtime {desired.handler}: an entry that gpunode has on no record stays; the same "
-            "command, run again, takes it out by its name"
+            f"{row.id} still has a runtime {desired.handler}: gpunode has no record of that entry and kept it; run "
+            "the same command again to remove it by its name"
         )
     return ConfigEdit(edits, rounds[0].how, tuple(dict.fromkeys(notes)))
 
@@ -115,7 +115,7 @@ def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
     raise Refused(
         f"the runtime {desired.handler} of {row.id} was not added by configure",
         why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
-        hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's all the same, name its "
+        hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
         f"program: --nvidia-runtime-path={binary or 'FILE'}",
     )
 

@@ -44,7 +44,7 @@ def encode(text: str, former: bytes | None) -> bytes:
 def same(one: Any, other: Any) -> bool:
     """Return whether two documents or parts are equal in value and kind: 1 is not true, nor is "1.0" a number.
 
-    Members may stand in another order. Dates are the same when they are written alike.
+    Members may have another order. Dates are the same when they are written alike.
     """
     pairs = [(one, other)]
     while pairs:

@@ -28,7 +28,7 @@ def parse(text: str) -> Document:
     """The document; floats keep their spelling. Nobody changes it: who asks for the same text again gets the same one.
 
     Reading takes longer than all else that is done with a large file, and what was read to prove an edit is read again
-    by whoever checks what the edit means.
+    by the check of what the edit means.
 
     Raises:
         ValueError: the text is not TOML, or holds a number that Python will not read.
@@ -85,7 +85,7 @@ def put(document: Document, keys: Sequence[str], value: Any, *, prune: bool = Fa
 class TomlFile:
     """A file of a program's, parsed."""
 
-    consequence: ClassVar[str] = "its program cannot use it either"
+    consequence: ClassVar[str] = "its program cannot read it either"
 
     path: str
     text: str
@@ -130,7 +130,7 @@ class TomlFile:
                 "every edit that it tried would also change other lines or settings",
             )
             if error.line:
-                place, why = f"{self.path}:{error.line}", "tomlkit, which edits it, would not keep this line as it is"
+                place, why = f"{self.path}:{error.line}", "tomlkit, which edits the file, would change this line"
                 advice = f"write line {error.line} with headers or one value a line instead of braces; or {advice}"
             raise Refused(
                 f"{place}: gpunode found no way to write {error} that leaves the rest of the file as it is",

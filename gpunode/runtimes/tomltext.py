@@ -83,7 +83,7 @@ def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[s
     _restore_indents(root, headers)
     if (written := document.as_string()) != text:
         pairs = enumerate(zip(written.split("\n"), text.split("\n"), strict=False), 1)
-        raise ParseError(next((line for line, (one, other) in pairs if one != other), 0), 0, "it is written otherwise")
+        raise ParseError(next((line for line, (one, other) in pairs if one != other), 0), 0, "it has another syntax")
     editor = _Editor(root, text, [*headers.values()])
     editor.change((), before, after)
     return _lay_out(document.as_string(), has_gaps=editor.has_gaps), editor.replaced

@@ -1,9 +1,9 @@
 """The NVIDIA container toolkit's config.toml, with the keys and the ``--set`` of nvidia-ctk, edited as text.
 
-Every container start reads this file anew, so a change of it owes nobody a restart.
+Every container start reads this file anew, so a change of it needs no restart.
 
 Source: nvidia-container-toolkit@v1.20.0, api/config/v1 and cmd/nvidia-ctk/config; what that release printed and wrote.
-Four of its habits are not followed. Comments, order and layout stay. A key that stands in the file as a comment is set
+Four of its habits are not followed. Comments, order and layout stay. A key that is commented out in the file is set
 below it, and no such comment is added to a file that is there. A comma in a value stays part of it. A value with which
 the toolkit itself would start no container is refused.
 """
@@ -188,7 +188,7 @@ def _unknown(name: str) -> UsageError:
     hint = "write one of these instead" if beside else "`gpunode ctk config default` shows the usual ones"
     return UsageError(
         f"--set {name}: the toolkit's configuration has no such key",
-        why=f"there are {', '.join(beside.values())}" if beside else "nor such a table",
+        why=f"there are {', '.join(beside.values())}" if beside else "there is no such table either",
         hint=f"did you mean {' or '.join(near)}?" if near else hint,
     )
 
@@ -302,7 +302,7 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, 
 
 class _ConfigFile(TomlFile):
     __slots__ = ()
-    consequence = "the toolkit cannot use it either"
+    consequence = "the toolkit cannot read it either"
 
 
 def _parse_config(data: bytes | None, path: str) -> tuple[str, Document]:
@@ -347,7 +347,7 @@ def _check_ldconfig(document: Document) -> None:
     if not isinstance(value, str) or value.startswith("@") or at(document, _FOREIGN_LDCONFIG.path) is True:
         return
     raise Refused(
-        f"{_LDCONFIG.name} = {value!r} would keep every GPU container from starting",
+        f"{_LDCONFIG.name} = {value!r} would prevent every GPU container from starting",
         why="a path without @ is inside the container's image, and the toolkit refuses to run it unless "
         f"{_FOREIGN_LDCONFIG.name} is on",
         hint=f"the host's own: --set {_LDCONFIG.name}=@{value if value.startswith('/') else '/sbin/ldconfig'}",

@@ -81,7 +81,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
     if not judged.fault:
         return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH if units else ''}", judged.notes)
-    promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk has asked it")
+    promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk asks it")
     trigger = Trigger("cdi", "" if requests_cdi(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
     reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT_FRESH if units else ''}"
@@ -226,14 +226,14 @@ def _can_fix(offer: CdiDevices, written: str, places: Sequence[str]) -> bool:
 def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     """Return why ``spec`` does not fit the driver and its GPUs, a clause; empty if it does or that is unknown."""
     if spec.drivers and not any(f"{version}.".startswith(loaded.version) for version in spec.drivers):
-        return f"{spec.path} is of driver {', '.join(sorted(spec.drivers))}, and {loaded.version} is loaded"
+        return f"{spec.path} is of driver {', '.join(sorted(spec.drivers))}, but {loaded.version} is loaded"
     layout: GpuLayout | None = known(facts.layout, None)
     if layout is None or not spec.gpus:
         return ""
     if layout.minors and spec.gpus != layout.minors:
-        return f"{spec.path} names {_describe_nodes(spec.gpus)}, and the driver has {_describe_nodes(layout.minors)}"
+        return f"{spec.path} names {_describe_nodes(spec.gpus)}, but the driver has {_describe_nodes(layout.minors)}"
     if spec.mig_caps != layout.mig_caps:
-        return f"{spec.path} has other MIG instances than the driver"
+        return f"{spec.path} does not have the MIG instances of the driver"
     named = frozenset(name for name in spec.devices if name.startswith("GPU-"))
     if strange := sorted(named - layout.uuids):
         return f"{spec.path} names {strange[0]}, which is missing" if len(layout.uuids) == len(layout.minors) else ""

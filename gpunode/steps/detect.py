@@ -32,7 +32,7 @@ def secure_boot_note(facts: Facts) -> Iterator[str]:
         how = gpunode("doctor", "secure-boot-key-not-enrolled")
         yield (
             "Secure Boot is on: the kernel loads the modules that DKMS builds only after this machine's key is "
-            "enrolled, which a person confirms at the console during a reboot and gpunode does not do yet; "
+            "enrolled, which somebody must confirm at the console during a reboot; gpunode does not do this yet; "
             f"`{how}` shows the commands"
         )
 
@@ -58,7 +58,7 @@ _LOOKED = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Name the GPUs; refuse what cannot have a driver where one is asked for, and a lock of other systems."""
+    """Name the GPUs; refuse systems without a driver if one is requested, and a lock of other systems."""
     if recipe.lock is not None and (refused := _refuse_foreign_lock(recipe.lock, facts)):
         return refused
     if known(facts.provider, None):
@@ -102,9 +102,9 @@ def _unmet_expectations(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterat
     names = sorted({lookup(device.device).name for device in usable if lookup(device.device).listed})
     found = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
     if expect.gpus not in {None, len(usable)}:
-        yield f"the recipe expects gpus = {expect.gpus}, and this node has {found}: verify will fail"
+        yield f"the recipe expects gpus = {expect.gpus}, but this node has {found}: verify will fail"
     if expect.model and names and not all(expect.model in name for name in names):
-        yield f'the recipe expects model = "{expect.model}", and this node has {", ".join(names)}: verify will fail'
+        yield f'the recipe expects model = "{expect.model}", but this node has {", ".join(names)}: verify will fail'
 
 
 def _without_driver(recipe: Recipe, facts: Facts) -> Planned:
@@ -130,7 +130,7 @@ def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
     if here == there:
         return None
     return Refusal(
-        what=f"{lock.file} is for {' '.join(there)}, and this is {' '.join(here)}",
+        what=f"{lock.file} is for {' '.join(there)}, but this is {' '.join(here)}",
         why="every distribution, release and architecture has its own packages, so none of its versions fit here",
         hint="write a lock for this kind of node: set one up without --lock, then gpunode plan --lock OTHER-FILE there",
     )

@@ -132,13 +132,13 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
     changes = tuple(PackageChange(package, state, None) for package, state in old.items())
     reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
-    may_go = f"; {helpers} helpers may go, too" if helpers else ""
+    may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
     return Planned(changes, reason + may_go, notes)
 
 
 def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
-    """Return why files that no package brought stand in the way, and what to know of those that do not."""
+    """Return why files of no package block the installation, and notes on those that do not."""
     if isinstance(facts.driver_libraries, Unknown) or not facts.driver_libraries.value:
         return None, ()
     from gpunode.steps.foreign_files import local_libraries, refuse_leftovers  # loaded on use
@@ -272,7 +272,7 @@ def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     if not cards or not desktop:
         return ()
     where, what = ", ".join(cards), ", ".join(desktop)
-    return (f'{what}: a display on {where} may go dark; driver.scope = "full" in the recipe keeps it',)
+    return (f'{what}: a display on {where} may turn off; driver.scope = "full" in the recipe keeps it',)
 
 
 def _reason(chosen: Choice, recipe: Recipe) -> str:

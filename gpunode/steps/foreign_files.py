@@ -42,7 +42,7 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     machine = _ARCHITECTURES.get(known(facts.architecture, ""), "x86_64")
     uninstall = command("sudo", "sh", f"NVIDIA-Linux-{machine}-{version}.run", "--uninstall")
     return Refusal(
-        what=f"files of driver {version} are here that no package brought, and no uninstaller for them",
+        what=f"files of driver {version} are installed that belong to no package, and their uninstaller is missing",
         why=f"{', '.join((*sorted(foreign), *modules))}: NVIDIA's .run installer leaves such files; packages would "
         "overwrite some of them, and no rollback could bring those back",
         hint=f"download the installer of that version again and have it remove its driver: `{uninstall}`; or move "
@@ -57,10 +57,10 @@ def local_libraries(facts: Facts) -> Iterator[str]:
     file with the system's own folders.
     """
     if paths := [path for path in _libraries(facts) if path.startswith(_LOCAL)]:
-        are = "is" if len(paths) == 1 else "are"
+        belong = "belongs" if len(paths) == 1 else "belong"
         yield (
-            f"{', '.join(paths)} {are} of no package, and programs load what is in /usr/local/lib before the driver's "
-            "own libraries: remove it, then run ldconfig"
+            f"{', '.join(paths)} {belong} to no package, and programs load libraries in /usr/local/lib before the "
+            "driver's own: remove it, then run ldconfig"
         )
 
 

@@ -67,7 +67,7 @@ def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
     if loaded is None:
         return Refusal(
             what="GPUDirect needs a driver, but none is loaded and the recipe installs none",
-            why="what a node can do depends on the version and the kernel modules of its driver",
+            why="what GPUDirect can do depends on the version and the kernel modules of the driver",
             hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
         )
     is_prebuilt = preexisting.prebuilt if preexisting else not any(file.dkms for file in known(facts.module_files, ()))
@@ -102,7 +102,7 @@ def _find_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) -> Ref
     if feature.ofed and not _has_peer_memory(feature, facts):
         return Refusal(
             what=f"{feature.name} needs MLNX_OFED or DOCA-OFED",
-            why=f"neither is installed, and the kernel's own RDMA stack has nothing that {feature.module} could use",
+            why=f"neither is installed, and {feature.module} cannot use the kernel's own RDMA stack",
             hint=f"install one of them, then build the driver's modules again for it; or {feature.instead}",
         )
     return None
@@ -114,7 +114,7 @@ def _find_build_obstacle(feature: Feature, facts: Facts, driver: _DriverTraits) 
         return Refusal(
             what=f"{feature.name} cannot be built for this driver",
             why=f"DKMS builds {feature.module} from the driver's source, and {driver.label} came as prebuilt modules",
-            hint=f"have gpunode replace it by NVIDIA's packages (driver.version and --upgrade), or {feature.instead}",
+            hint=f"let gpunode replace it with NVIDIA's packages (driver.version and --upgrade), or {feature.instead}",
         )
     built_for = need(facts.headers, "which kernels have headers")
     wanted = need(facts.kernels, "which kernels are installed").wanted

@@ -22,7 +22,7 @@ from gpunode.packages.version import without_epoch
 from gpunode.recipe import KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
 
-MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
+MACHINE = "whether this is bare metal, a virtual machine or a container (a container gets no driver)"
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
@@ -57,7 +57,7 @@ _MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia
 
 @dataclass(frozen=True, slots=True)
 class PreexistingDriver:
-    """A whole driver that is not of NVIDIA's repository, such as Ubuntu's own, and stays as it is.
+    """A complete driver from another source than NVIDIA's repository, such as Ubuntu's, which is kept.
 
     Attributes:
         version: of its libraries, and of its modules on disk.

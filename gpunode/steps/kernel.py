@@ -87,7 +87,7 @@ _DRIVER: Final = frozenset({"nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uv
 _DOES_NOTHING: Final = frozenset({"true", "false", ":"})
 # Kernel parameters that keep modules out: kernel-parameters.txt (module_blacklist) and modprobe.d(5).
 _KEEPS_OUT: Final = ("modprobe.blacklist=", "module_blacklist=")
-_DISPLAY: Final = "makes nouveau drive the display when it is loaded"
+_DISPLAY: Final = "makes nouveau take the display when it is loaded"
 _GRUB_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*)")
 _DEVICE_FILES: Final = "/dev/nvidia*"
 _MODE: Final = "NVreg_DeviceFileMode="
@@ -105,7 +105,7 @@ def hazard_notes(facts: Facts) -> tuple[str, ...]:
 def _notes_of_module_lists(facts: Facts) -> Iterator[str]:
     for one in modules_loaded_by_name(facts):
         if one.words[0] in RIVALS:
-            yield f"{one.file}:{one.line} loads {one.words[0]} by name, despite any blacklist: remove it"
+            yield f"{one.file}:{one.line} loads {one.words[0]} by name, which ignores any blacklist: remove it"
 
 
 def _notes_of_directives(facts: Facts) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _argument_effect(word: str, group: int) -> str:
 
 
 def _closed_devices(facts: Facts) -> Iterator[str]:
-    """Yield a note where the loaded driver gives its device files a mode that only root can use, whoever set it."""
+    """Yield a note where the loaded driver gives its device files a mode that only root can use."""
     state = known(facts.file(DRIVER_PARAMETERS), None)
     found = {
         match["what"]: int(match["value"]) for match in _IN_USE.finditer(_decode_text(state.content) if state else "")
@@ -195,7 +195,7 @@ def _closed_devices(facts: Facts) -> Iterator[str]:
 def _describe_closed_mode(mode: int, group: int) -> str:
     """Return what a mode of the device files does to users; empty where others, or a group of its own, may open them.
 
-    Source: the README of NVIDIA's driver, "How can I specify the permissions of the device files?".
+    Source: the README of the NVIDIA driver, "How can I specify the permissions of the device files?".
     """
     if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and group != 0):
         return ""

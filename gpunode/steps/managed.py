@@ -25,7 +25,7 @@ _ALONE: Final[dict[Provider, tuple[str, str]]] = {
         "the Machine Config Operator manages this system, and reports every other change as drift",
         (
             "install the Node Feature Discovery Operator and the NVIDIA GPU Operator from OperatorHub: "
-            "they bring driver, toolkit and device plugin"
+            "they install driver, toolkit and device plugin"
         ),
     ),
     "bottlerocket": (
@@ -36,9 +36,9 @@ _ALONE: Final[dict[Provider, tuple[str, str]]] = {
 # Sources: docs.aws.amazon.com/eks, "Use EKS-optimized accelerated AMIs for GPU instances", and eksctl's "GPU Support":
 # Ubuntu's AMIs have no driver; learn.microsoft.com/azure/aks/use-nvidia-gpu, "Skip GPU driver installation".
 _BRINGS: Final[dict[Provider, str]] = {
-    "eks": "its AMI has driver and toolkit, so nothing is to be set up here; to bring your own driver, use an AMI "
+    "eks": "its AMI has driver and toolkit, so there is nothing to set up here; to bring your own driver, use an AMI "
     "without one, such as Ubuntu's for EKS",
-    "aks": "AKS installed driver and toolkit, so nothing is to be set up here; to bring your own driver, create the "
+    "aks": "AKS installed driver and toolkit, so there is nothing to set up here; to bring your own driver, create the "
     "node pool with `az aks nodepool add --gpu-driver none`",
 }
 
@@ -54,7 +54,7 @@ def refuse_managed_host(facts: Facts) -> Refusal | None:
     if has_providers_driver(facts):
         return Refusal(
             f"this is {PROVIDERS[provider]} with a driver of its provider, and gpunode leaves both alone",
-            "a driver is loaded, and no installed package brought it",
+            "a driver is loaded that belongs to no installed package",
             f"{_BRINGS[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
         )

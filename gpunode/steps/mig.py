@@ -67,13 +67,13 @@ def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
     if recipe.mig.file and not own:
         raise Refused(
             "[mig] names a file and no layout",
-            why=f"{recipe.mig.file} may hold several",
+            why=f"{recipe.mig.file} may contain several",
             hint='set layout in [mig] to one of the names under mig-configs, such as layout = "all-1g.10gb"',
         )
     if own and wanted is not None and _is_operators(wanted):
         raise Refused(
             "[mig] and the GPU Operator would both set MIG layouts",
-            why="the operator's MIG manager sets the layout of [kubernetes.mig] and takes others away",
+            why="the operator's MIG manager sets the layout of [kubernetes.mig] and removes all others",
             hint="move layout from [mig] to [kubernetes.mig]; a file of mig-parted goes into the operator's ConfigMap",
         )
     theirs = _cluster_layout(wanted, names)
@@ -142,7 +142,7 @@ def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
     if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN:
         return Planned((), "set once the driver is loaded", later=True)
     if not isinstance(facts.mig, Known):
-        why = facts.mig.reason if facts.mig else "it was not asked"
+        why = facts.mig.reason if facts.mig else "it was not queried"
         return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", later=True)
     return facts.mig.value
 
@@ -166,7 +166,7 @@ def _plan_layouts(recipe: Recipe, facts: Facts, name: str, present: Sequence[Mig
     every: list[Change] = [*files, *changes]
     if not every:
         layouts = dict.fromkeys(str(layout) for layout in wanted.values())
-        return Planned((), f"{name}: {'; '.join(layouts) or 'no GPU that it is for'}")
+        return Planned((), f"{name}: {'; '.join(layouts) or 'it matches no GPU'}")
     reason = f"the layout {name}" + ("" if changes else ", made again at each boot")
     return Planned(tuple(every), reason)
 
@@ -218,8 +218,8 @@ def _instance_counts(
     if found is None:
         raise Refused(
             f"gpunode knows no MIG layout {name}",
-            why="it knows those of one profile and those that mig-parted calls all-balanced, all-enabled, all-disabled",
-            hint="name a configuration file of mig-parted that holds it, as file in [mig]",
+            why="it knows the layouts with one profile, and all-balanced, all-enabled and all-disabled of mig-parted",
+            hint="set file in [mig] to a configuration file of mig-parted that has it",
         )
     return True, None if name == mig.NO_LAYOUT else found
 
@@ -235,8 +235,8 @@ def _counts_from_file(
     configurations = read(state.content, path)
     if name not in configurations:
         raise Refused(
-            f"{path} holds no layout {name}",
-            why=f"it holds {', '.join(configurations)}",
+            f"{path} has no layout {name}",
+            why=f"it has {', '.join(configurations)}",
             hint="set layout in [mig] to one of these",
         )
     parts = [part for part in configurations[name] if part.fits(index, device.device, device.subsystem)]
@@ -296,7 +296,7 @@ def make_unit(divided: Mapping[str, MigLayout]) -> bytes:
 
     Not by gpunode: the driver brings nvidia-smi, always to the same place, while gpunode may have moved or gone. One
     GPU that cannot be divided does not keep the others from it. The driver forgets instances with every boot, and newer
-    GPUs the mode, too. nvidia-mig-manager's unit waits for nvidia-persistenced and the fabric manager likewise.
+    GPUs the mode, too. nvidia-mig-manager's unit also waits for nvidia-persistenced and the fabric manager.
     """
     lines = " \\\n".join(f"  {_nvidia_smi_commands(uuid, layout)} || failed=1;" for uuid, layout in divided.items())
     return f"""# Written by gpunode: makes the MIG layout of its recipe again at each boot.

@@ -58,7 +58,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if kubelet and kubelet.kind != register:
         return Refusal(
             f"node_registration is {register}, and this node has {kubelet.kind}",
-            "each takes its labels from another file",
+            "every kind of kubelet reads its labels from a different file",
             f'set node_registration = "{kubelet.kind}" in [kubernetes]'
             if kubelet.kind in {"kubelet", "k3s", "rke2"}
             else 'set node_registration = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
@@ -70,7 +70,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         if taints and (elsewhere := _file_with_taints(facts)):
             return Refusal(
                 f"{elsewhere} has the kubelet register its Node with taints already",
-                f"--register-with-taints in {ENVIRONMENT} would replace them and not add to them",
+                f"--register-with-taints in {ENVIRONMENT} would replace them, not add to them",
                 'set node_registration = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
             )
     else:
@@ -81,7 +81,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if after is None:
         return Refusal(
             f"{path} has a {_VARIABLE} that gpunode cannot extend",
-            "it has quotes or escapes within, or a flag and its value as two words",
+            "it contains quotes or escapes, or separates a flag and its value by a blank",
             f'write it as one line, {_VARIABLE}="--flag=value …", or add there: {" ".join(_flags(labels, taints))}',
         )
     reason = f"the kubelet registers its Node with {', '.join(labels + taints)}"

@@ -31,8 +31,8 @@ from gpunode.steps.selection import WantedDriver, installed_version, wanted_driv
 def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan what makes every package whole, where a change of packages was stopped in its middle."""
     del recipe
-    if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
-        return Planned((), "no change of packages was interrupted")
+    if not need(facts.packages_interrupted, "whether a package change was interrupted"):
+        return Planned((), "no package change was interrupted")
     repair = system(facts).repair
     return Planned((repair,), repair.purpose)
 
@@ -125,7 +125,7 @@ def refusal_of_hold(facts: Facts, packages: Iterable[PackageId], asks: str) -> R
     """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
-        what=f"{', '.join(map(str, listed))} is held, and {asks} asks for another version",
+        what=f"{', '.join(map(str, listed))} is held, and {asks} needs another version",
         why="somebody put it on hold; gpunode breaks no holds",
         hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
         held=listed,
@@ -151,7 +151,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan to install what the recipe's packages need, directly or not, and the node lacks.
 
     Each missing package is named to the package manager, which refuses to do anything to a node with unmet
-    dependencies unless it is told all of them. What these need in turn comes along.
+    dependencies unless all of them are named. What these need in turn is installed with them.
     """
     packages = need(facts.packages, "which packages are installed")
     if not isinstance(facts.dependencies, Known):
@@ -193,7 +193,7 @@ def _target_state(
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
     if driver is not None and missing.package.name in pinned_names(driver.chosen.branch):
-        # Whoever asks for another version, the driver has one.
+        # Whoever needs another version, the driver has one.
         version = "" if recipe.upgrade else installed_version(facts, driver)
         anyhow = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver", auto=True)
     return replace(wanted_state(recipe, missing.package, anyhow), auto=True)

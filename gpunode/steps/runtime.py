@@ -49,7 +49,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     if row.product:
-        return Planned((), f"{row.product} brings its own {row.id}")
+        return Planned((), f"{row.product} includes its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
     for package in map(PackageId, row.packages):
         if matches(packages.get(package), ""):
@@ -71,7 +71,7 @@ def _plan_missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[
             hint=f"install it from {row.from_elsewhere}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which bring theirs" if has_products(row) else ""
+        product = ", or k3s or RKE2, which include theirs" if has_products(row) else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',
@@ -215,7 +215,7 @@ def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple
 def _is_for_pods(recipe: Recipe) -> bool:
     """Return whether pods of this runtime are to get their GPUs by CDI where they can.
 
-    kind's pods run in a containerd of its own, inside of docker's containers.
+    kind's pods run in kind's own containerd, inside docker containers.
     """
     wanted = recipe.kubernetes
     if wanted is None or wanted.stack not in {"device-plugin", "gpu-operator"} or wanted.kind.workers:
@@ -282,7 +282,7 @@ def _not_startable(row: Runtime, facts: Facts) -> tuple[str, ...]:
     unit = facts.unit(row.unit)
     if facts.is_image or facts.can_start(row.unit) or not isinstance(unit, Known) or not unit.value.exists:
         return ()
-    how = "start it in the way this system does"
+    how = "start it the way this system starts it"
     return (f"no systemd runs here, so gpunode cannot start {row.id}, which reads its files at its start: {how}",)
 
 

@@ -59,7 +59,7 @@ class RuntimeTarget:
     def trigger(self) -> Trigger | None:
         """The trigger after which its daemon has read all of its files; None where nothing need, or no unit runs it.
 
-        A reload does not bring docker's features: where ctk is asked for them, nobody knows whether it has read them.
+        A reload does not apply docker's features: if ctk is to set them, it is unknown whether dockerd has read them.
         Somebody else's edit of them is no reason for setup to stop containers.
         """
         row, files = self.row, contents(self.present)
@@ -162,7 +162,7 @@ def _unregistered_notes(target: RuntimeTarget, edited: ConfigEdit) -> tuple[str,
     return (
         (
             f"{row.product} was started since the toolkit came and has not registered {desired.handler}: "
-            f"{edited.restart}. Is {desired.binary} on its PATH? See `{row.product} --version` and "
+            f"{edited.restart}. check that {desired.binary} is on its PATH: see `{row.product} --version` and "
             f"`systemctl show {row.unit} -p Environment`"
         ),
     )

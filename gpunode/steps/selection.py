@@ -81,7 +81,7 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     A lock has priority. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
     installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
     it. An upgrade of a branch that has ended goes on to a newer one, not back. With ``lts`` or ``production`` an
-    installed branch of that kind is kept likewise, when NVIDIA has a newer one of it.
+    installed branch of that kind is also kept when NVIDIA has a newer one of it.
     """
     present = find_models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
@@ -138,7 +138,7 @@ def _next_branch(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) ->
     for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
         chosen = choose(present, replace(recipe.driver, version=str(row.number)))
         if isinstance(chosen, Choice):
-            reason = f"branch {former} has ended, and an upgrade does not go back to {best.branch}"
+            reason = f"branch {former} has reached its end of life, and an upgrade does not downgrade to {best.branch}"
             return replace(chosen, reason=reason)
     return None
 
@@ -180,7 +180,7 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tup
     drivers = [WantedDriver(found, chosen) for chosen in fitting]
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
-            return replace(driver.chosen, reason=f"{lock.file} holds it")
+            return replace(driver.chosen, reason=f"{lock.file} has it")
     return refuse_unlocked(lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages))
 
 
@@ -202,8 +202,8 @@ def _refuse_lock_without_driver(lock: VersionLock) -> Refusal:
 def refuse_unlocked(lock: VersionLock, package: PackageId) -> Refusal:
     """Return the refusal of a requested package without a version in the lock."""
     return Refusal(
-        what=f"{lock.file} names no version of {package}, which this node needs",
-        why=f"it was written with recipe {lock.recipe} on a node that needed other packages",
+        what=f"{lock.file} has no version of {package}, which this node needs",
+        why=f"it was written with recipe {lock.recipe}, on a node that needed other packages",
         hint="use a lock of a node with the same recipe, GPUs and scope, or write one for this kind of node",
     )
 
@@ -246,7 +246,7 @@ def modules_version(facts: Facts, driver: WantedDriver) -> str:
 def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
     """Return the installed packages of the driver that NVIDIA built for Ubuntu, where its kernel modules are Debian's.
 
-    They come at the same driver version from another folder of NVIDIA's repository, with other dependencies. Only
+    They have the same driver version, but come from another folder of the repository, with other dependencies. Only
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
     version, packages = modules_version(facts, driver), known(facts.packages, {})

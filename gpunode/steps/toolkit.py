@@ -67,7 +67,7 @@ def _replaced_program_notes(facts: Facts) -> Iterator[str]:
     packages = known(facts.packages, {})
     anew = system(facts).reinstall({one: packages[one] for one in TOOLKIT_PACKAGES if matches(packages.get(one), "")})
     for path in known(facts.replaced_programs, ()):
-        yield f"{path} is not the program of its package, such as a wrapper; to have that back: {anew}"
+        yield f"{path} is not the program of its package; it may be a wrapper. To restore the package's program: {anew}"
 
 
 def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
         # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults hold.
         if fact.probe != PLAN and matches(known(facts.packages, {}).get(CONFIG_FROM), ""):
             again = sudo_gpunode("ctk", "config", "--in-place")
-            yield f"{CONFIG} is gone, so the toolkit uses its built-in defaults: `{again}` writes the file again"
+            yield f"{CONFIG} is missing, so the toolkit uses its built-in defaults: `{again}` writes it again"
         return
     from gpunode.runtimes import toolkit  # loaded on use: many nodes have no such file
 
@@ -91,7 +91,10 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
         yield f"{refusal.what}: {refusal.why}"
         return
     if found:
-        yield f"{CONFIG} differs from the toolkit's defaults; it stays, as that may be intended: {'; '.join(found)}"
+        yield (
+            f"{CONFIG} differs from the toolkit's defaults; it is kept, because the difference may be intended: "
+            f"{'; '.join(found)}"
+        )
 
 
 def _hold_notes(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> Iterator[str]:

@@ -104,7 +104,7 @@ class Applier:
                 self._restore_file(change, failure)
                 restored.append(change.path)
             if not restored and failed[0].kind == "reload":
-                failure.why += "\ngpunode did not write the rejected file, so nothing was put back"
+                failure.why += "\ngpunode did not write the rejected file, so nothing was restored"
                 return
             for one in self.host.trigger(failed):
                 self.run.settle(one.trigger, "with the former configuration")
@@ -112,16 +112,17 @@ class Applier:
         except GpunodeError as second:
             if restored:
                 failure.why += (
-                    f"\nput back: {', '.join(restored)}; {units} does not start with that either: {second.what}"
+                    f"\nrestored: {', '.join(restored)}; {units} does not start with the former file "
+                    f"either: {second.what}"
                 )
             else:
-                failure.why += f"\nput back: nothing; tried once more: {second.what}"
+                failure.why += f"\nrestored: nothing; tried once more: {second.what}"
             failure.why += f"\n{second.why}"
             return
         if restored:
-            failure.why += f"\nput back: {', '.join(restored)}; {units} is running with it again"
+            failure.why += f"\nrestored: {', '.join(restored)}; {units} is running with the former file again"
         else:
-            failure.why += f"\ngpunode wrote none of its files, so none was put back; started again, {units} is running"
+            failure.why += f"\ngpunode wrote none of its files, so none was restored; started again, {units} is running"
 
     def _writes_read_by(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
         """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
@@ -162,10 +163,10 @@ class Applier:
             if (paths is None or change.path in paths) and (back := change.inverse()) is not None:
                 try:
                     self.apply_change(_RECOVERY, "put-back", back, failure.what)
-                    failure.why += f"\nput back: {change.path}"
+                    failure.why += f"\nrestored: {change.path}"
                 except GpunodeError as second:
                     left = True
-                    failure.why += f"\n{change.path} could not be put back: {second.what}"
+                    failure.why += f"\n{change.path} could not be restored: {second.what}"
         return not left
 
     def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
@@ -205,7 +206,7 @@ class Applier:
             return
         files = FileChange.among(step.changes)
         if self.restore_files(failure, {change.path for change in files}):
-            self.cancel_triggers(triggers(files), "put back before any daemon read it")
+            self.cancel_triggers(triggers(files), "restored before any daemon read it")
 
     def cancel_triggers(self, owed: Iterable[Trigger], why: str) -> None:
         """Record that this run does not need ``owed``; what an earlier run left pending stays so."""
@@ -230,7 +231,7 @@ class Applier:
         for one in self._written_files():
             if any(trigger.target == change.unit for trigger in one.triggers):
                 self._restore_file(one, failure)
-                failure.why += f"\nput back: {one.path}"
+                failure.why += f"\nrestored: {one.path}"
 
     def apply_change(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Make one change: realized, journaled with its backup, made, recorded as done."""

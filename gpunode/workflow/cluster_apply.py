@@ -114,7 +114,7 @@ def apply_removal(
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
             raise kind(
-                f"{', '.join(title for title, _ in failures)} could not be taken back; all else is done",
+                f"{', '.join(title for title, _ in failures)} could not be removed; everything else is done",
                 why="\n".join(f"{error}: {error.why}" for _, error in failures),
                 hint=f"{failures[0][1].hint}\nthen run the same command again",
             )
@@ -146,7 +146,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         raise Conflict(
             f"{', '.join(stale)} changed since the plan was made",
             why="another gpunode, or somebody else, applied something meanwhile; nothing was changed by this one",
-            hint="run the same command again, which plans anew",
+            hint="run the same command again: it makes a new plan",
         )
 
 
@@ -247,8 +247,8 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
         if change.kind == "Namespace" and (others := ", ".join(describe_contents(change.name, cluster))):
             raise Conflict(
                 f"namespace {change.name} stays: it also holds {others}",
-                why="it came there after the plan was made, and would be deleted with the namespace",
-                hint="run the same command again: it leaves the namespace and takes the rest",
+                why="that was created after the plan was made, and would be deleted with the namespace",
+                hint="run the same command again: it keeps the namespace and removes the rest",
             )
         cluster.delete(object_ref(change))
 

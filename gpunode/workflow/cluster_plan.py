@@ -137,7 +137,7 @@ def refuse_other_cluster(kind: KindCluster, identity: Identity) -> None:
         raise Refused(
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
             why=f"kind calls the context of its cluster {kind.context}",
-            hint=f"add --context={kind.context} to the same command; if the cluster is yet to be made:\n"
+            hint=f"add --context={kind.context} to the same command; if the cluster does not exist yet:\n"
             f"{gpunode('k8s', 'render', 'kind', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
         )
 
@@ -153,7 +153,7 @@ def limit_to_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str
     own = [replace(edit, taint="") for edit in rendered.nodes if edit.node == node]
     if not own:
         raise Refused(
-            f"the kubelet's credential of {node} may change nothing of this",
+            f"the kubelet's credential of {node} may not change any of this",
             why=f"it may set labels of its own Node {node}, which is not among the nodes that were named",
             hint="use a credential that may change the cluster: --kubeconfig FILE",
         )
@@ -233,7 +233,7 @@ def _dry_run(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tupl
     moved = [_in_default_namespace(one.body) for one in rendered.objects if one.namespace in missing]
     messages = cluster.dry_run(moved, manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
-    note = f"not tried out, since namespace {', '.join(sorted(missing))} is yet to be made, and default refuses it"
+    note = f"not tried out, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
     return result.objects, [f"{note}: {redact(' '.join(one.split()))}" for one in messages if not _is_field_error(one)]
 
 
@@ -280,9 +280,9 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
             hint=f"see what they may do: {cluster.command('auth', 'can-i', '--list')}",
         )
     raise Refused(
-        "the API server does not take what the recipe asks for",
+        "the API server rejects what the recipe asks for",
         why=messages,
-        hint="see what is rendered:\ngpunode k8s render",
+        hint="see the rendered objects:\ngpunode k8s render",
     )
 
 

@@ -111,9 +111,11 @@ def _plan_removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) ->
     items = []
     for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
         if change := removal_of_labels(live, identity.uid):
-            items.append(PlanItem("Node", "", name, "edit", "gpunode's labels go, all others stay", 0, change))
+            items.append(
+                PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
+            )
         if taints := format_taints_in(json.dumps(owned_node_fields(live) or {})):
-            skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may take it away")
+            skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may remove it")
     return ClusterPlan(identity, tuple(items), tuple(skipped))
 
 
@@ -162,7 +164,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
             f"run {run_label(run, 'k8s rollback')} was in another cluster",
             why=f"it changed the cluster {other_clusters[0]}; the context {identity.context} leads to the cluster "
             f"{identity.uid} at {identity.server}",
-            hint="name the context of that cluster: add --context NAME to the same command\nsee which there are: "
+            hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
             "kubectl config get-contexts",
         )
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
@@ -230,12 +232,12 @@ def _created_or_removed_release(change: CommandChange) -> tuple[str, str] | None
 
 
 def _refuse_replaced(releases: Sequence[tuple[str, str] | None], cluster: Cluster) -> None:
-    """Refuse if another release has taken the name of one of gpunode's."""
+    """Refuse if another release has taken the name of a release of gpunode."""
     ours = _find_our_releases(cluster) if releases else ()
     if foreign := next((one for one in releases if one and one not in ours), None):
         raise Conflict(
             f"Helm release {'/'.join(foreign)} is not gpunode's",
-            why=f"it lacks the label {OUR_RELEASES}: somebody released it when gpunode's was gone",
+            why=f"it lacks the label {OUR_RELEASES}: somebody installed it after gpunode's was removed",
             hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
         )
 
@@ -278,7 +280,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
             words = ("get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
             raise Conflict(
                 f"{change.subject} was changed since that run",
-                why=why or "gpunode or somebody else applied something else to it",
+                why=why or "gpunode or somebody else has changed it since",
                 hint=f"undo the later run first (gpunode log), or look at it: {cluster.command(*words)}",
             )
 
@@ -294,7 +296,7 @@ def _plan_object(change: ObjectChange, cluster: Cluster, live: LiveObjects, dele
         return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
     one = live.get(_key(change))
     if change.after is None and change.shared and change.kind != "Node" and one is not None:
-        note = f"stays: {describe_owners(one)}; gpunode gives up its fields"
+        note = f"stays: {describe_owners(one)}; gpunode only releases its fields"
         return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change, note)
     return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change)
 
@@ -303,8 +305,10 @@ def _reason(change: ObjectChange) -> str:
     if change.after is not None:
         return "as it was before that run"
     if change.before is None and change.kind in {"Pod", "Job"}:
-        return "a check that was killed left it"
-    return "gpunode's labels and taint go, all others stay" if change.kind == "Node" else "gpunode applied it"
+        return "a check that was killed left it behind"
+    return (
+        "gpunode's labels and taint are removed, all others are kept" if change.kind == "Node" else "gpunode applied it"
+    )
 
 
 def _deletion_rank(change: ObjectChange) -> tuple[int, str]:

@@ -214,7 +214,7 @@ def _make_trials(
         if name not in live:
             why = "the Node is not there, or not ready"
         elif not (pod := render_cluster(recipe, (node,)).test_pod):
-            why = "the recipe does not tell which MIG resource a pod can ask for"
+            why = "the recipe does not say which MIG resource a pod can request"
         else:
             candidates = make_test_pods(
                 node,
@@ -311,7 +311,7 @@ def _delete_objects(bodies: Sequence[Body], first: GpuTestPod, cluster: Cluster)
 def _creation_error(created: DryRunResult, trial: GpuTestPod) -> str:
     """Return why a pod was not created."""
     own = [text for text in created.errors if trial.name in text]
-    return next(iter(own or created.errors), "the API server said nothing of it")
+    return next(iter(own or created.errors), "the API server reported no status")
 
 
 def _wait_for_pods(

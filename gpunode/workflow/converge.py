@@ -175,7 +175,7 @@ def survey(
         host: what is looked at.
         recipe: what may ask for more than the usual facts.
         image: whether it is a root folder without a running kernel of its own.
-        gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
+        gpus: the GPUs of the machine that an image is built for; they replace the present machine's devices.
     """
     facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts

@@ -83,9 +83,9 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
         refuse_while_running(docker, host)
     workloads = host.workloads()
     if any_replaced(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
-        raise _drain_error("take the driver from", "process", workloads.gpu)
+        raise _drain_error("take the driver away from", "process", workloads.gpu)
     if any_replaced(packages, _CONTAINERD_PACKAGES) and workloads.containers:
-        raise _drain_error("take containerd from", "container", workloads.containers)
+        raise _drain_error("take containerd away from", "container", workloads.containers)
     mig_layouts.refuse_gpu_clients(host, changes)
     refuse_mps_clients(host, changes, owed)
 
@@ -93,7 +93,7 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
 def _drain_error(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
     number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
     return DrainRequired(
-        f"going on would {doing} {number}",
+        f"continuing would {doing} {number}",
         why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
         hint="end them first, or continue with --allow-disruption",
     )
@@ -113,7 +113,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
         raise DrainRequired(
             f"continuing would stop {count}",
             why=f"running: {', '.join(names)}",
-            hint=f"drain them first, or {_OVERRIDE_HINT}",
+            hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )
     is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
     is_down = is_down or NO_DAEMON.search(running.error) is not None

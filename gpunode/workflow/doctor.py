@@ -120,7 +120,7 @@ def _ask_for_evidence(seen: Snapshot) -> OpenQuestion:
         look_at = (Shell("lspci -nn -d 10de:"),)
         return OpenQuestion("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
     return OpenQuestion(
-        "does the driver work? nothing in the evidence shows it",
+        "does the driver work? nothing in the evidence shows that it does",
         (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")),
     )
 

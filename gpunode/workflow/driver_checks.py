@@ -91,7 +91,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
     strays = mismatched_packages(replace(recipe, upgrade=False), facts, driver) if driver else ()
     for stray in strays:
         what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
-        yield Check("versions", title, "failed", what, "bring it to the driver's version:\nsudo gpunode setup")
+        yield Check("versions", title, "failed", what, "change it to the driver's version:\nsudo gpunode setup")
     if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
         yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
@@ -114,7 +114,7 @@ def _reinstall_hint(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts)
     if not packages:
         return ""
     anew = system(facts).reinstall(packages)
-    return f"its package is installed: install it anew, and see what the loader finds:\nsudo {anew}\nldconfig -p"
+    return f"its package is installed: reinstall it, then check what the loader finds:\nsudo {anew}\nldconfig -p"
 
 
 def _managed_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:

@@ -308,7 +308,7 @@ def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], t
     """
     present = one_by_looking(host.look, path).get(path)
     content = toolkit.configure(present.content if present else None, desired, inspect_machine(host), path)
-    how = "in place" if target in {"", path} else f"made of {path}"
+    how = "in place" if target in {"", path} else f"generated from {path}"
     return _plan_toolkit_file(host, target or path, content, present, how)
 
 
@@ -318,7 +318,7 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
     Raises:
         Refused, Undetermined: what is there cannot be read.
     """
-    return _plan_toolkit_file(host, target, toolkit.default(inspect_machine(host)).encode(), None, "made anew")
+    return _plan_toolkit_file(host, target, toolkit.default(inspect_machine(host)).encode(), None, "generated anew")
 
 
 def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> CtkPlan:

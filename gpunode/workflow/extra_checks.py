@@ -82,7 +82,9 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
         yield Check("package-files", _TITLE, "passed", f"by the checksums of {', '.join(map(str, packages))}")
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
-    hint = f"look at them; if nobody meant it, install them anew:\nsudo {_reinstall(facts, changed)}"
+    hint = (
+        f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {_reinstall(facts, changed)}"
+    )
     yield Check("package-files", _TITLE, "failed", f"changed or missing: {named}", hint)
 
 

@@ -72,7 +72,7 @@ def _steps_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[st
         raise_refusal(plans)
     if REPAIR.id in left:
         raise Refused(
-            "a change of packages was interrupted on this node, so some packages are only half installed",
+            "a package change was interrupted on this node, so some packages are only half installed",
             why=system(facts).repair.purpose,
             hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )

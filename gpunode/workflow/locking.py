@@ -31,9 +31,9 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
     for plan in plans:
         if problem := plan.unresolved or _unknown_versions(plan):
             raise Undetermined(
-                "the versions to lock are not known yet",
+                "the versions to lock are not yet known",
                 why=problem,
-                hint="run gpunode setup on this node first, or name one that is set up; then write the lock there",
+                hint="run gpunode setup on this node first, or use a node that is set up; then write the lock there",
             )
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")
@@ -86,7 +86,7 @@ def missing_versions_error(
     if not missing:
         return None
     return Refused(
-        f"the archive has no {', '.join(missing)}, which {lock.file} requires; no package was touched",
+        f"the archive has no {', '.join(missing)}, which {lock.file} requires; no package was changed",
         why=problem,
         hint="archives drop old versions: take the packages from a mirror that keeps them ([repositories] in the\n"
         "recipe), or upgrade one node (gpunode setup --upgrade) and write the lock again there",

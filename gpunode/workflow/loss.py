@@ -62,7 +62,7 @@ def refuse_loss(lost: Sequence[PackageChange] | None) -> None:
     if note := loss_note(lost):
         raise Refused(
             note,
-            why="the new driver cannot stand beside it, and it was installed from a file or from a source that is gone",
-            hint="keep a copy of the package file, or add the source that has it; to go on without:\n"
+            why="the new driver conflicts with them, and they were installed from a file or from a source that is gone",
+            hint="keep a copy of the package file, or add the source that has it; to continue anyway:\n"
             "add --allow-loss to the same command",
         )

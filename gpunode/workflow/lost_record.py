@@ -23,7 +23,7 @@ class LostRecord:
     Attributes:
         files: their paths.
         packages: the driver packages that the pin among them holds, and that no run is known to have installed.
-        alike: files and packages as gpunode adds them, which are the same whoever added them.
+        alike: files and packages that look the same if gpunode or somebody else added them.
         folder: where the record should be.
         by_hand: the commands that take the files and the packages away, and leave what is ``alike``.
     """
@@ -52,13 +52,13 @@ class LostRecord:
         """Return the error with which a removal ends that cannot take these things away."""
         packages, alike = ", ".join(map(str, self.packages)), ", ".join(self.alike)
         return VerifyFailed(
-            "this node is not without gpunode: things of which its record was lost stay",
+            "gpunode is not fully removed: it keeps things whose record was lost",
             why="\n".join(
                 (
                     self._written,
                     *([f"installed under its pin: {packages}"] if packages else []),
-                    *([f"maybe gpunode's, too, but the same whoever added them: {alike}"] if alike else []),
-                    "without the record gpunode cannot tell what was there before, so it took none of this away",
+                    *([f"possibly added by gpunode, but anybody would add the same: {alike}"] if alike else []),
+                    "without the record gpunode cannot tell what was there before, so it removed none of this",
                 )
             ),
             hint="\n".join(
@@ -100,7 +100,7 @@ def assess_lost_record(
 
 
 def _usual_files(facts: Facts) -> Iterator[str]:
-    """Yield where setup writes the lists and keyrings of NVIDIA's repositories, as NVIDIA's instructions do, too."""
+    """Yield the paths of the lists and keyrings that both setup and NVIDIA's instructions write."""
     toolkit = toolkit_repository()
     yield from (toolkit.list_file, toolkit.keyring)
     if isinstance(facts.distro, Known):

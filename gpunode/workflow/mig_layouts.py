@@ -37,7 +37,7 @@ def _gpus_by_uuid(host: HostView) -> dict[str, MigGpu]:
 def plan_restore(
     host: HostView, spans: Mapping[str, ChangeSpan[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot have it.
+    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored.
 
     Raises:
         Conflict: somebody has changed the layout of one since.
@@ -65,9 +65,9 @@ def plan_restore(
 
 def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
     return Conflict(
-        f"{uuid} has another MIG layout than gpunode gave it",
+        f"{uuid} no longer has the MIG layout that gpunode set",
         why=f"gpunode left it with {change.before}; now it has {gpu.layout}",
-        hint="add --force to give it its former layout all the same",
+        hint="add --force to restore its former layout anyway",
     )
 
 

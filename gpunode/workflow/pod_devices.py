@@ -28,7 +28,7 @@ def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterat
     if checkpoint.outcome == "absent":
         return
     if checkpoint.outcome != "ok":
-        yield f"pods that cannot be told, since {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
+        yield f"unknown pods, because {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
     folders = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, content_kind="table"))
     running = {one.path.rpartition("/")[2] for one in decode_found(folders.data)} if folders.outcome == "ok" else None
@@ -43,7 +43,7 @@ def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterat
                 if devices:
                     yield f"pod {pod} ({resource})"
     except (ValueError, LookupError, TypeError, AttributeError):
-        yield f"pods that cannot be told, since {path} cannot be understood"
+        yield f"unknown pods, because {path} cannot be understood"
 
 
 def _is_device_of(device: str, gpus: Collection[str]) -> bool:

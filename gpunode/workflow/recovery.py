@@ -63,7 +63,7 @@ class Backlog:
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
-        return f"{who} left this undone: {', '.join(self.left)}"
+        return f"{who} left this pending: {', '.join(self.left)}"
 
 
 NO_BACKLOG = Backlog()
@@ -212,8 +212,8 @@ def possible_temporary_files(cut: InterruptedRun) -> tuple[str, ...]:
 def missing_marks(cut: InterruptedRun, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
-    Package managers mark all that they are told by name as manually installed; a setup sets the marks after the
-    transaction. And they may forget that a package is automatic as soon as they are told to remove it, before they do
+    Package managers mark all packages that are named as manually installed; a setup sets the marks after the
+    transaction. And they may forget that a package is automatic as soon as they begin to remove it, before they do
     so: what was not removed after all gets that mark back, whatever run it was.
     """
     begun = PackageChange.among((*cut.begun, *cut.failed))

@@ -52,7 +52,7 @@ def plan_removal(
         host: the node.
         facts: of it.
         owed: what earlier runs owe and none has settled.
-        force: whether a file from which gpunode's part cannot be told any more comes back as it was before gpunode.
+        force: whether a file in which gpunode's part can no longer be identified is restored to its state before.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
     Raises:
@@ -80,13 +80,13 @@ def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
     """Return ``now`` without what ``span`` did, with somebody's edits.
 
     Raises:
-        Conflict: they cannot be told apart.
+        Conflict: they cannot be separated.
     """
     before = span.before
     content, notes = _merge_content(span, after, now)
     if content is None:
         raise edit_conflict(replace(span, before=after, after=before), now)
-    notes = (f"{span.path} was edited since gpunode wrote it; the edits stay, gpunode's lines go", *notes)
+    notes = (f"{span.path} was edited since gpunode wrote it; the edits are kept, gpunode's lines are removed", *notes)
     if before is None:
         return RestoredFile(replace(now, content=content) if content.strip() else None, is_merged=True, notes=notes)
     mode = before.mode if now.mode == after.mode else now.mode
@@ -131,7 +131,7 @@ class Remainder:
         if self.missed:
             return VerifyFailed(
                 "not everything was removed",
-                why=f"these are there although each command succeeded: {', '.join(self.missed)}",
+                why=f"these are still there although every command succeeded: {', '.join(self.missed)}",
                 hint="the log of this run has the commands with their output; remove these by hand",
             )
         return self.lost.refusal() if self.lost else None
@@ -177,7 +177,7 @@ def _find_files(recorded: RecordedAdditions, store: Store, host: HostView) -> It
         if name in contents:
             former = contents[name] or recorded.found[path]
             what_next = _former_content(store, former) if former else _remove_command(path)
-            yield KeptItem(path, f"is as gpunode once wrote it, although a later run took that away: {what_next}")
+            yield KeptItem(path, f"looks as gpunode once wrote it, although a later run removed it: {what_next}")
     for path in sorted(recorded.generated):
         if live_state.read_file_state(host, path) is not None:
             is_volatile = path.startswith(("/run/", "/var/run/"))
@@ -188,7 +188,7 @@ def _find_files(recorded: RecordedAdditions, store: Store, host: HostView) -> It
 def _former_content(store: Store, name: str) -> str:
     """Return where the backup is of a file that is not gpunode's alone, and so is not to be removed."""
     backup = store.objects.path(name)
-    where = f"is in {backup}" if backup.exists() else "is not kept any more"
+    where = f"is in {backup}" if backup.exists() else "no longer exists"
     return f"it was made from somebody else's file, whose backup {where}"
 
 
@@ -201,8 +201,8 @@ def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptIt
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
             how = (
-                "is installed, as a run of gpunode once installed it; it stays, since it was there before gpunode, "
-                "or came again after gpunode had taken it away"
+                "is installed, as a run of gpunode once installed it; it is kept, because it was there before gpunode "
+                "or came back after gpunode had removed it"
             )
             yield KeptItem(str(package), how)
 
@@ -232,7 +232,7 @@ def _changes_not_undone(
     if gone:
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:
-        yield f"these were installed before gpunode, in other versions, and stay as they are: {', '.join(changed)}"
+        yield f"these were installed before gpunode, in other versions, and are kept: {', '.join(changed)}"
 
 
 def _enrolled_keys(host: HostView) -> Iterator[str]:
@@ -242,5 +242,5 @@ def _enrolled_keys(host: HostView) -> Iterator[str]:
         if "already enrolled" in f"{told.text}{told.error}":
             yield (
                 f"the key {key} stays enrolled for Secure Boot; `mokutil --delete {key}`, a reboot and the password on "
-                "the console take it out"
+                "the console remove it"
             )

@@ -175,7 +175,7 @@ def incomplete_undo(plan: UndoPlan) -> VerifyFailed:
     return VerifyFailed(
         "not everything was restored",
         why="\n".join((*plan.remarks, *also)),
-        hint="install the missing packages in a version that the archives have",
+        hint="install the missing packages in a version that an archive still has",
     )
 
 

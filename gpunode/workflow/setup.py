@@ -237,7 +237,7 @@ class _SetupRun:
             raise refused
         if exact.unresolved:
             raise ChangeFailed(
-                f"{system(facts).manager} cannot install what the plan asks for; no package was touched",
+                f"{system(facts).manager} cannot install the planned packages; no package was changed",
                 why="\n".join(filter(None, (exact.unresolved, archives_behind(exact.unresolved, facts, self.host)))),
                 hint=system(facts).hint(exact.unresolved),
             )
@@ -256,7 +256,7 @@ class _SetupRun:
         agreed = next((plan for plan in self.agreed if plan.stage == exact.stage), exact)
         if more := unplanned_removals(agreed, exact):
             raise Refused(
-                f"{manager} would also remove {', '.join(more)}, which the plan did not name; no package was touched",
+                f"{manager} would also remove {', '.join(more)}, which the plan did not name; no package was changed",
                 why="the plan was made before the package index was read",
                 hint="run the same command again: the index is read, so its plan is exact",
             )

@@ -45,7 +45,7 @@ def keep_sources_readable(
 
 
 def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
-    """Return whether ``step`` takes the keyring of an entry, or of gpunode's own entry the version that it needs."""
+    """Return whether ``step`` removes the keyring of an entry; of gpunode's entry, whether it changes it at all."""
     change = step.change
     if not isinstance(change, FileChange) or change.path not in source.signed_by.replace(",", " ").split():
         return False
@@ -88,9 +88,9 @@ def _describe_kept_list(
     former = step.change.after
     assert isinstance(former, FileState)
     copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), step.change.path)
-    does = "does not come back" if step.change.before is None else "stays as it is"
+    does = "not restored" if step.change.before is None else "kept as it is"
     return KeptItem(
         step.change.path,
-        f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and stays; {manager} "
-        f"would read no list at all. Once that entry is gone, `{copy}` puts the former list back",
+        f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and is kept; {manager} "
+        f"would read no list at all. Once that entry is gone, `{copy}` restores the former list",
     )

@@ -143,7 +143,7 @@ class _Resolver:
         """Simulate the whole transaction, with as few of the ``purges`` upgraded instead as the solver allows.
 
         It is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees. A package
-        that it would take along is asked for by name, so that it says what that one needs.
+        that it would also remove is requested by name, so that it names what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")
         self.newer = {one.id: self._along(one.id, self.locked.get(one.id, one.version)) for one in installs}
@@ -178,7 +178,7 @@ class _Resolver:
         )
         if wrong:
             raise Refused(
-                f"{simulation.manager} would do something else than what was planned; no package was touched",
+                f"{simulation.manager} would not do what was planned; no package was changed",
                 why="\n".join(wrong),
                 hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
             )
@@ -228,7 +228,7 @@ def _versions_unlike_lock(simulation: Simulation, locked: Mapping[PackageId, str
 
 def _lock_violations(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterator[str]:
     for package, version in _versions_unlike_lock(simulation, locked).items():
-        yield f"{simulation.manager} would install {package} {version}, where the lock holds {locked[package]}"
+        yield f"{simulation.manager} would install {package} {version}, but the lock holds {locked[package]}"
 
 
 def _is_automatic(before: PackageState | None) -> bool:

@@ -115,10 +115,10 @@ def with_dependencies(host: HostView, packages: Sequence[PackageChange]) -> tupl
         return tuple(packages)
     if wrong := differences_from_plan(packages, simulation):
         raise Refused(
-            f"{simulation.manager} would not just restore the former packages; no package was touched",
+            f"{simulation.manager} would change more than the former packages; no package was changed",
             why="\n".join(wrong),
-            hint="a hold, a pin or a package that came since usually asks for this; the configuration alone comes back "
-            "with\n  gpunode rollback",
+            hint="a hold, a pin or a package installed since is the usual reason; to restore only the "
+            "configuration:\n  gpunode rollback",
         )
     named = {change.id for change in packages}
     others = (action for action in simulation.actions if action.verb == "install" and action.id not in named)

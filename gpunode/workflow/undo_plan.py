@@ -390,7 +390,7 @@ def still_available(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple
     if simulation is None or not simulation.problem:
         return rest, notes
     left = [change for change in coming if change not in gone]
-    also = f"nor does what came with it: {', '.join(str(change.id) for change in left)}"
+    also = f"the packages installed with it cannot be restored either: {', '.join(str(change.id) for change in left)}"
     return tuple(change for change in rest if change not in left), (*notes, also)
 
 

@@ -44,7 +44,7 @@ _NOTHING_LEFT = "planned again: nothing left to do"
 _RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
 _CONTAINER_TITLE = "a container sees the same GPUs"
 _MIG_TITLE = "the GPUs have the MIG layout"
-_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another file that it imports has the last word"
+_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
 CDI_TITLE = "containers get the GPUs as CDI devices"
 
 
@@ -240,7 +240,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
     except GpunodeError as error:
         hint = f"sudo systemctl status {row.unit}"
         if not facts.can_start(row.unit):
-            hint = f"no systemd runs here: start {row.id} in the way this system does, then verify again"
+            hint = f"no systemd runs here: start {row.id} the way this system starts it, then verify again"
         yield Check("runtime", title, "failed", _because(error.what, error.why), hint)
         return
     if found is None:
@@ -272,7 +272,7 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
 def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple[str, str]:
     """Return what a runtime lacks that does not know NVIDIA's, and what to do; setup only where it would do something.
 
-    Its files tell why: they lack the handler, they have it and were not read since, or the CRI plugin, which alone
+    Its files tell why: they lack the handler, they contain it but were not read since, or the CRI plugin, which alone
     reads them, is switched off.
     """
     detail = f"it knows: {', '.join(sorted(found.handlers)) or 'none'}"

@@ -62,7 +62,7 @@ PACKAGES = {
 
 @cache
 def converged() -> tuple[Recipe, Facts]:
-    """Return a locked node on which nothing is to be done."""
+    """Return a locked node on which no action needed."""
     units = {name: unit() for name in ("nvidia-persistenced.service", "containerd.service")}
     facts = with_driver(
         "580.178.04", open_module=False, gpus=(gpu(GTX_1080),), packages=PACKAGES, units=units, run_installer=False

@@ -49,7 +49,7 @@ def _new_file_line(change: FileChange) -> Line:
         case FileState(content=content):
             about = count(len(content.splitlines()), "line")
         case SigningKey(fingerprints=fingerprints):
-            about = f"key {', '.join(f'…{one[-16:]}' for one in sorted(fingerprints))}, checked after its download"
+            about = f"key {', '.join(f'…{one[-16:]}' for one in sorted(fingerprints))}, checked after the download"
         case Deferred(what=what, known_after=known_after):
             about = f"{what}; known after {known_after}"
         case None:
@@ -70,7 +70,7 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
     if whole or None not in (change.before, change.after) or len(lines) <= _LINES_OF_NEW + 1:
         yield from lines
         return
-    kind = "new file" if change.before is None else "file, which goes"
+    kind = "new file" if change.before is None else "deleted file"
     yield from lines[:_LINES_OF_NEW]
     yield line(span(f"… {len(lines) - _LINES_OF_NEW} more lines of this {kind}; -v shows them", "dim"))
 

@@ -118,7 +118,7 @@ def cluster_lines(identity: Identity, other_cluster: str) -> Iterator[Line]:
     if identity.skew:
         yield line(Span("! ", "warn"), span(identity.skew), hang=2)
     if other_cluster:
-        yield line(Span("! ", "warn"), "this is another cluster than that of your last run", hang=2)
+        yield line(Span("! ", "warn"), "this is not the cluster of your last run", hang=2)
 
 
 def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
@@ -175,8 +175,8 @@ def rendered_lines(rendered: Rendered, out: str, removed: Sequence[str], *, is_f
         name = f"Helm release {release.namespace}/{release.name} {release.version}"
         yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)
     for path in removed:
-        left = "; if it was applied, what it made is still in the cluster" if may_leave_objects(path, rendered) else ""
-        yield line(span("  - ", "remove"), span(f"{path}  from a former render{left}"), hang=6)
+        left = "; if it was applied, its objects are still in the cluster" if may_leave_objects(path, rendered) else ""
+        yield line(span("  - ", "remove"), span(f"{path}  from an earlier render{left}"), hang=6)
     yield BLANK
     for note in rendered.notes:
         yield line(Span("! ", "warn"), span(note), hang=2)
@@ -196,4 +196,4 @@ def _describe_node_edit(rendered: Rendered, edit: NodeEdit) -> str:
     parts = [f"labels {labels}"] if labels else []
     parts += [f"taint {edit.taint}"] if edit.taint else []
     parts += ["offers " + ", ".join(f"{count} × {name}" for name, count in offer.items())] if offer else []
-    return "; ".join(parts) or "nothing is changed on the Node itself"
+    return "; ".join(parts) or "the Node itself is not changed"

@@ -145,7 +145,7 @@ def diagnosis_lines(examined: Examination, *, verbose: bool) -> Iterator[Line]:
 
 def _no_fault(examined: Examination) -> Line:
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return line(span("? what was seen fits several causes and decides none", "warn"), hang=2)
+        return line(span("? the evidence fits several causes and does not decide between them", "warn"), hang=2)
     if examined.diagnosis.open_questions:
         if any(doubt.citations for doubt in examined.diagnosis.open_questions):
             return line(span("? something is wrong, but the evidence does not show what", "warn"), hang=2)
@@ -222,7 +222,7 @@ def _ruled_out_lines(others: Sequence[str], display: _DisplayOptions) -> Iterato
 def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) -> Iterator[Line]:
     if not findings:
         return
-    yield _heading_line("what follows from it")
+    yield _heading_line("consequences")
     shown = findings if display.verbose else findings[:_MAX_CONSEQUENCES]
     for finding in shown:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
@@ -257,7 +257,7 @@ def _question_lines(doubts: Sequence[OpenQuestion], display: _DisplayOptions) ->
 def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[Line]:
     suspects = diagnosis.suspects
     lines = dict.fromkeys(citation for suspect in suspects for citation in suspect.citations[:1])
-    yield line(span(_suspects_heading(diagnosis, is_seen=bool(lines)), "bold"), ", and what would show which it is")
+    yield line(span(_suspects_heading(diagnosis, is_seen=bool(lines)), "bold"), ", and how to tell them apart")
     yield from _citation_lines(tuple(lines), frozenset(), display, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
@@ -267,7 +267,7 @@ def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[L
 def _suspects_heading(diagnosis: Diagnosis, *, is_seen: bool) -> str:
     if diagnosis.roots:
         return "what else it could be"
-    return "the likeliest causes" if is_seen else "what reports that read like this were most often of"
+    return "the most likely causes" if is_seen else "the most frequent causes of reports like this"
 
 
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
@@ -305,14 +305,14 @@ def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]
     root = roots[0]
     _, style = _SEVERITIES[root.severity]
     others = len([one for one in roots if one.severity != "info"]) - 1
-    more = f"; {count(others, 'other fault')} beside it" if others else ""
+    more = f"; {count(others, 'other fault')} found" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
     yield line(span(f"{root.cause} {verb}", style), more, hang=2)
     yield from _next_line(root)
-    yield line("story: ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
+    yield line("more:  ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
-        yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
+        yield line("       ", span("-v", "command"), f" shows how {count(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
@@ -326,8 +326,8 @@ def _next_line(root: Finding, room: int = 0) -> Iterator[Line]:
 def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
     """Yield the meaning of an Xid, NVIDIA's advice, and whether it is a cause by itself."""
     yield line(span(f"Xid {xid.code}", "bold"), f"  {xid.meaning}", hang=2)
-    yield line(span(f"NVIDIA's catalog says: {xid.advice or 'nothing is to be done'}", "dim"), hang=2)
-    yield BLANK if cause else line("no cause by itself: what the log says around it decides", hang=2)
+    yield line(span(f"NVIDIA's catalog says: {xid.advice or 'no action needed'}", "dim"), hang=2)
+    yield BLANK if cause else line("not a cause by itself: the surrounding log lines decide", hang=2)
 
 
 def story_lines(
@@ -349,7 +349,7 @@ def story_lines(
         yield from wrap_line(line(*mark_commands(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))
     yield BLANK
     yield from _remedy_lines(remedy, DISRUPTIONS[rule.disruption])
-    for heading, causes in (("may come from", explained_by), ("brings about", sorted(rule.explains))):
+    for heading, causes in (("possible causes", explained_by), ("consequences", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)
             yield line("    ", join_names(causes, 0 if verbose else _RELATED), hang=4)

@@ -47,7 +47,7 @@ def commands_in(hint: str) -> tuple[str, ...]:
 
 
 # Beginnings of gpunode's own lines after quoted output.
-_OWN_WORDS = ("put back:", "nothing was", "still to do:")
+_OWN_WORDS = ("restored:", "nothing was", "still to do:")
 
 
 def error_lines(error: GpunodeError) -> Iterator[Line]:

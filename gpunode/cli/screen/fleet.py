@@ -72,7 +72,7 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False) -> Iterator[Line]:
     yield from _block_lines(kinds, verbose=verbose)
     if seen.drift or seen.not_compared:
         yield BLANK
-        yield line(span("not as the recipe has it", "bold"))
+        yield line(span("drifted from the recipe", "bold"))
         drift = [_counted_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
         left = [_skipped_lines("not compared with the recipe", each) for each in seen.not_compared]
         yield from _block_lines((*drift, *left), verbose=verbose, blank=False)

@@ -13,13 +13,13 @@ from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
 from gpunode.journal.history import run_label
 from gpunode.redaction.evidence import redact_recursively
 
-_HEAD = ("run", "when", "who", "what", "result", "changed")
+_HEAD = ("run", "when", "who", "what", "result")
 _MARKS = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL = 9
 
 
 def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> Iterator[Line]:
-    """Yield a table row for each run, the newest last."""
+    """Yield a table row for each run, the newest last, with what it changed below it."""
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
@@ -28,7 +28,8 @@ def run_table_lines(runs: Sequence[RunRecord], zone: tzinfo | None = None) -> It
     yield line(Span("  "), span(_join_columns(_HEAD, widths), "dim"), hang=widths[0] + 4)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=widths[0] + 4)
-    yield line("one of them: ", span("sudo gpunode log RUN", "command"))
+        yield line(" " * (widths[0] + 4), span(f"changed {_changes_text(run)}", "dim"), hang=widths[0] + 4)
+    yield line("details: ", span("sudo gpunode log RUN", "command"))
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
@@ -36,15 +37,18 @@ def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
-    kinds = Counter(change.kind_name for change in run.changes)
     return (
         run_label(run.begin.run, run.begin.verb),
         format_local_time(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb_text(run),
         f"{run.ending}, undone by {run_label(run.undone_by, run.begin.verb)}" if run.undone_by else run.ending,
-        join_names(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing",
     )
+
+
+def _changes_text(run: RunRecord) -> str:
+    kinds = Counter(change.kind_name for change in run.changes)
+    return join_names(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing"
 
 
 def _verb_text(run: RunRecord) -> str:
@@ -86,14 +90,14 @@ def _run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -
         yield from indent_lines(tuple(_change_rows(run.change_records)), 2)
     if run.trigger_records:
         yield BLANK
-        yield line(span("what they owed", "bold"))
+        yield line(span("follow-up actions", "bold"))
         yield from indent_lines(tuple(_trigger_row(record, zone) for record in run.trigger_records), 2)
 
 
 def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     begin = run.begin
     yield _fact_line("who", _user_text(run, logins))
-    yield _fact_line("begun", format_local_time(begin.at, zone))
+    yield _fact_line("started", format_local_time(begin.at, zone))
     yield _fact_line("ended", _ending_text(run, zone))
     yield _fact_line("command", " ".join(("gpunode", *begin.argv)))
     if begin.recipe_sha256:
@@ -106,14 +110,14 @@ def _run_header(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) 
         yield _fact_line("undone by", run.undone_by)
     if run.forgotten:
         yield _fact_line(
-            "forgotten", f"its backups, by {run.forgotten.user}, {format_local_time(run.forgotten.at, zone)}"
+            "forgotten", f"backups deleted by {run.forgotten.user}, {format_local_time(run.forgotten.at, zone)}"
         )
 
 
 def _user_text(run: RunRecord, logins: Mapping[int, str]) -> str:
     begin = run.begin
     if begin.loginuid is None:
-        return f"{begin.user}, uid {begin.uid}, not from a login"
+        return f"{begin.user}, uid {begin.uid}, not a login session"
     return f"{begin.user}, uid {begin.uid}, logged in as {logins.get(begin.loginuid, 'user')} ({begin.loginuid})"
 
 
@@ -162,7 +166,7 @@ def _change_text(record: ChangeRecord) -> str:
 def _trigger_row(record: TriggerRecord, zone: tzinfo | None) -> Line:
     by = f"  for change {join_names(map(str, record.required_by), 4)}" if record.required_by else "  of an earlier run"
     if record.completed_at is None:
-        return line(MARKS["waits"], str(record.trigger), "  owed at its end", span(by, "dim"), hang=4)
+        return line(MARKS["waits"], str(record.trigger), "  pending when the run ended", span(by, "dim"), hang=4)
     # A note says why it was not carried out, or what did its work instead.
     note, mark = (f": {record.note}", MARKS["skipped"]) if record.note else ("", MARKS["done"])
     return line(

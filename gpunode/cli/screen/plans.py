@@ -117,7 +117,7 @@ def _transaction_span(stage: StagePlan) -> Iterator[Span]:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
         purged = bool(purge_prefix(stage.packages)) and any(change.after is None for change in stage.packages)
         exact = "exact versions and purges" if purged else "exact versions"
-        when = f"; {exact} once the package index is read" if deferred else ""
+        when = f"; {exact} after the index is read" if deferred else ""
         yield span(f"  one transaction: {transaction_summary(stage.packages, stage.dependencies)}{when}", "dim")
 
 

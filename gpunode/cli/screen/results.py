@@ -133,8 +133,8 @@ def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
 def rehearsal_header_lines(recipe: Recipe, node: str) -> Iterator[Line]:
     """Yield the header of a rehearsal: nothing is really changed."""
     yield line(span("REHEARSAL", "warn"), f" of recipe {recipe.name} on the captured node {node}")
-    yield line(span("Everything below happens in memory: nothing of this machine is touched, no package is fetched,"
-                    " no driver is run.", "dim"))  # fmt: skip
+    yield line(span("Everything below happens in memory: this machine is not touched, no package is downloaded, no "
+                    "driver is loaded.", "dim"))  # fmt: skip
     yield BLANK
 
 
@@ -149,7 +149,7 @@ def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator
         yield from indent_lines(tuple(_restore_lines(done.restored)), 2)
         yield from (trigger_line(one, rehearsed=True) for one in done.rollback.settled)
     yield BLANK
-    ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
+    ends = f" ends: this machine was not touched and no driver was loaded; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
     yield line(
         "next: ", span(str(setup_command(argv)), "command"), "  (on the node itself: this makes the changes)", hang=6
@@ -158,7 +158,7 @@ def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator
 
 def _restore_lines(restored: Mapping[str, bool]) -> Iterator[Line]:
     if not restored:
-        yield line(MARKS["nothing"], span("no configuration file to put back", "dim"))
+        yield line(MARKS["nothing"], span("no configuration file to restore", "dim"))
     for path, same in restored.items():
         mark = MARKS["passed" if same else "failed"]
         yield line(
@@ -172,11 +172,11 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
     ``is_lost``: a record was lost, which an error reports.
     """
     if not back.steps and back.owed:
-        yield line(span("nothing is left to put back", "bold"), ", but an interrupted run left these to do:")
+        yield line(span("nothing left to restore", "bold"), ", but an interrupted run left these actions:")
         yield from (line(f"    {trigger}") for trigger in back.owed)
     elif not back.steps:
         if not is_lost:
-            what = "what is left stays" if back.remarks else "gpunode added nothing to this node"
+            what = "what is left is kept" if back.remarks else "gpunode added nothing to this node"
             yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
@@ -186,7 +186,7 @@ def undo_plan_lines(back: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
     if back.reboot:
         yield note_line(f"a reboot is needed afterwards: {back.reboot}")
     if back.left:
-        yield note_line(f"stays as it is: {join_names(back.left, _SHOWN)}; --packages undoes that, too")
+        yield note_line(f"not undone: {join_names(back.left, _SHOWN)}; --packages undoes that, too")
 
 
 def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
@@ -290,7 +290,7 @@ def runs_lines(
         yield line(Span(" " * (width + 4)), span(previews.get(run.run, "")), hang=width + 4)
     yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
     yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
-    yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
+    yield line("undo a run: ", span("sudo gpunode rollback RUN", "command"))
 
 
 def _run_result(run: RunSummary) -> tuple[Span, str]:

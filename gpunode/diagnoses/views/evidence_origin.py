@@ -50,7 +50,7 @@ def container_source(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
     match = _POD_LOG.match(item.subject) if item else None
     if match:
         return f"the log of pod {match['namespace']}/{match['pod']}"
-    return item.written if item else "what containers say"
+    return item.written if item else "logs of containers"
 
 
 def _is_of_container(item: Item) -> bool:

@@ -35,7 +35,7 @@ def packages_in(refusal: str) -> frozenset[PackageId]:
 
 
 def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
-    """The packages that no archive has in the version that was asked for, each with that version."""
+    """The packages that no archive has in the version that was requested, each with that version."""
     return tuple((PackageId.of(name), version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
 
 
@@ -46,7 +46,7 @@ def hint(refusal: str) -> str:
         or _missing_version(refusal)
         or without_source(refusal)
         or _unmet_dependencies(refusal)
-        or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
+        or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
     )
 
@@ -67,9 +67,10 @@ def _missing_version(problem: str) -> str:
     if (found := _NO_VERSION.search(problem)) is None:
         return ""
     return (
-        f"no source has {found['package']} {found['version']} any more, so the driver cannot be made whole in it; "
-        "`gpunode setup --upgrade` brings all of it to the newest version of its branch; a package "
-        f"that nothing needs can go: apt-get purge {found['package']}"
+        f"no source has {found['package']} {found['version']} any more, so the driver cannot be completed in that "
+        "version; `gpunode setup --upgrade` upgrades all of it to the newest version of its branch; to remove a "
+        "package "
+        f"that nothing needs: apt-get purge {found['package']}"
     )
 
 
@@ -78,8 +79,8 @@ def _unmet_dependencies(problem: str) -> str:
     if _UNMET.search(problem) is None:
         return ""
     return (
-        "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing before "
-        "they are met; gpunode repairs those of driver, toolkit, headers and runtime alone:\n"
+        "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing until "
+        "they are met; gpunode repairs only those of driver, toolkit, headers and runtime:\n"
         "  apt-get --fix-broken install\nthen run the same command again"
     )
 

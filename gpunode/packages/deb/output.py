@@ -1,4 +1,4 @@
-"""Output of apt, as data; pure. Every form here stands in ``tests/conformance/apt`` as apt itself printed it."""
+"""Output of apt, as data; pure. ``tests/conformance/apt`` has every form as apt itself printed it."""
 
 from __future__ import annotations
 

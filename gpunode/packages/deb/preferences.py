@@ -111,7 +111,7 @@ def pin(choice: Choice, origins: Sequence[str]) -> bytes:
     are out even where their version would fit, then what fits is wanted, then the rest is out, so that a name that
     the chosen branch lacks never brings in another branch. NVIDIA's repository is not named by its origin: a mirror
     may have another. ``:any`` holds foreign architectures too. The globs catch what NVIDIA may add to the branch;
-    they stand in one record alone, since every apt command on the node pays for each of them.
+    they are in one record alone, since every apt command on the node pays for each of them.
 
     ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
     """
@@ -170,7 +170,7 @@ def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator
             name = next(filter(record.names, names), "")
             if name and not _is_for(record.pin, choice):
                 place = f"{record.file}:{record.line}"
-                yield f"{place} decides over {name} before {PIN_FILE} does: apt may install another driver; remove it"
+                yield f"{place} pins {name} with precedence over {PIN_FILE}: apt may install another driver; remove it"
 
 
 def _is_for(pin: str, choice: Choice) -> bool:

@@ -1,4 +1,4 @@
-"""Enabling a repository of NVIDIA's in apt's source lists: one entry, one key, nobody else's entry beside it."""
+"""Enabling an NVIDIA repository in apt's source lists: one entry, one key, no foreign entry beside it."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _fault(source: PackageSource, repository: Repository) -> str:
         return f"with {' '.join(source.relaxed)}"
     method = source.uri.partition(":")[0].lower()
     if "mirror" in method.split("+"):
-        return f"by the method {method}, which takes it for a list of mirrors"
+        return f"by the method {method}, which reads it as a list of mirrors"
     if source.signed_by != repository.keyring:
         return f"with the keyring {source.signed_by}" if source.signed_by else "without signed-by"
     return ""
@@ -234,7 +234,7 @@ def _conflict(repository: Repository, rival: PackageSource) -> Refusal:
     return Refusal(
         what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository)}",
         why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
-        "the file serves other archives too, so gpunode does not remove it",
+        "the file lists other archives too, so gpunode does not remove it",
         hint=f"remove line {rival.line} of {rival.file}, then run the command again",
     )
 
@@ -251,7 +251,7 @@ def _refuse_shared_list(repository: Repository) -> Refusal:
     return Refusal(
         what=f"{repository.list_file} lists other archives, too",
         why=f"gpunode writes only {repository.uri} to that file, and would remove the others",
-        hint="move the other entries into a file of their own, then run the command again",
+        hint="move the other entries to a separate file, then run the command again",
     )
 
 

@@ -241,7 +241,7 @@ class Alternative:
     """A package of a clause ``a (>= 1) | b:any``.
 
     Attributes:
-        qualifier: the architecture that is asked for: empty for that of the package that asks, ``any``, or a name.
+        qualifier: the required architecture: empty for that of the depending package, ``any``, or a name.
         operator: empty where every version will do.
     """
 

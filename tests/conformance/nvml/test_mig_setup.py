@@ -143,7 +143,7 @@ def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: S
     node = Machine(tmp_path)
     done = node.setup(store)
     node.apply([MigChange(UUID, BALANCED, SEVEN)])
-    with pytest.raises(Conflict, match="has another MIG layout"):
+    with pytest.raises(Conflict, match="no longer has the MIG layout"):
         plan_rollback(store, node, done.run)
     node.rollback(store, done.run, force=True)
     assert node.layout() == OFF

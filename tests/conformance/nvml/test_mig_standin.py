@@ -136,7 +136,7 @@ def test_failed_mig_change_reports_whether_it_was_put_back(state: Path, function
         broken.apply([MigChange(UUID, SEVEN, BALANCED if "Create" in function else OFF)])
     assert doing in raised.value.why
     # Instances cannot be made again either; the mode was never switched, so there the former ones are back.
-    assert ("put back: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
+    assert ("restored: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
 
 
 def test_mig_layout_changed_meanwhile_is_a_conflict(state: Path) -> None:

@@ -237,7 +237,7 @@ FAULTS: Final = (
         lambda joined: healthy(joined, "Healthy", "Unhealthy"),
         "scheduler",
         rf"1 Insufficient {GPU}",
-        r"1 of 2 are unhealthy to the device plugin",
+        r"1 of 2 are reported as unhealthy by the device plugin",
         {"gpus": 2},
     ),
     Fault("plugin-gone", without_plugin, "scheduler", rf"1 Insufficient {GPU}", "nvidia-device-plugin"),

@@ -173,7 +173,7 @@ def test_daemon_that_fails_to_start_gets_its_old_configuration_back(
     assert is_up(node, CONTAINERD)
     assert CONTAINERD in done.error
     assert f"lab daemon: {how} because of nvidia" in done.error
-    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} is running with it again" in done.error
+    assert f"restored: {CONTAINERD_CONFIG}; {CONTAINERD} is running with the former file again" in done.error
     assert "nvidia-container-runtime" in node.read(_kept_file(done))
     # The daemon takes it after all, once what troubled it is gone.
     make_tame(node, CONTAINERD)
@@ -189,7 +189,7 @@ def test_daemon_that_never_starts_is_named_and_its_file_restored(node: Machine) 
 
     assert done.exit_code == 6
     assert node.read(CONTAINERD_CONFIG) == CONFIG
-    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} does not start with that either" in done.error
+    assert f"restored: {CONTAINERD_CONFIG}; {CONTAINERD} does not start with the former file either" in done.error
 
 
 def _kept_file(done: Answer) -> str:
@@ -315,6 +315,6 @@ def test_containerd_that_fails_after_ctk_gets_its_files_back(node: Machine) -> N
     done = ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--restart")
 
     assert done.exit_code == 6
-    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} is running with it again" in done.error
+    assert f"restored: {CONTAINERD_CONFIG}; {CONTAINERD} is running with the former file again" in done.error
     assert node.read(CONTAINERD_CONFIG) == CONFIG
     assert is_up(node, CONTAINERD)

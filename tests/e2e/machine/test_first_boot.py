@@ -110,7 +110,7 @@ def test_running_cloud_init_is_waited_for_between_its_stages(node: Machine) -> N
     between = setup(node, "containerd", "--lock-timeout", "1")
 
     assert between.exit_code == 12
-    assert "cloud-final.service has yet to run" in between.error
+    assert "cloud-final.service has not run yet" in between.error
 
     patient = node.start("gpunode", "setup", "/root/containerd.toml", "--yes", log="/root/patient.log")
     says(node, "/root/patient.log", ": cloud-init is still setting this machine up")

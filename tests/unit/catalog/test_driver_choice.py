@@ -80,7 +80,7 @@ def test_ordinary_gpus_have_no_warnings() -> None:
 def test_unknown_gpu_has_a_warning() -> None:
     choice = choose_driver(UNKNOWN)
 
-    assert any("10de:3ffe" in warning and "none of NVIDIA's lists" in warning for warning in choice.warnings)
+    assert any("10de:3ffe" in warning and "not on any of NVIDIA's lists" in warning for warning in choice.warnings)
     assert "620 is the newest branch" in choice.reason
 
 
@@ -164,7 +164,7 @@ def test_branch_in_no_repository_is_refused(version: str) -> None:
 
 
 def test_ended_unknown_or_short_lived_branch_has_a_warning() -> None:
-    assert "no more fixes" in choose_driver(T4, version="570").warnings[0]
+    assert "no longer gets fixes" in choose_driver(T4, version="570").warnings[0]
     assert "2026-02" in choose_driver(T4, version="570").warnings[0]
     assert "newer than what gpunode knows" in choose_driver(T4, version="640").warnings[0]
     assert "new-feature" in choose_driver(T4, version="615").warnings[0]
@@ -172,7 +172,7 @@ def test_ended_unknown_or_short_lived_branch_has_a_warning() -> None:
 
 def test_requested_flavour_is_used_or_refused() -> None:
     assert choose_driver(T4, flavour="proprietary").flavour == "proprietary"
-    assert "as asked for" in choose_driver(T4, flavour="proprietary").reason
+    assert "as requested" in choose_driver(T4, flavour="proprietary").reason
     assert "do not drive GeForce GTX 1080" in refusal_of(GTX_1080, flavour="open").what
     assert "do not drive Tesla V100" in refusal_of(T4, V100, flavour="open").what
     assert "do not drive B200" in refusal_of(T4, B200, flavour="proprietary").what
@@ -199,7 +199,7 @@ def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:
 
 
 def test_choice_without_a_wanted_driver_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no driver is wanted"):
+    with pytest.raises(ValueError, match="no driver is requested"):
         ask(T4, version="none")
 
 

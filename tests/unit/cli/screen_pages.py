@@ -155,7 +155,7 @@ def undone(screen: Screen) -> None:
     screen.put(*already_undone_lines(NothingToUndo(newest, "run 6 undid it", older, "gpunode rollback 4")))
     screen.put(
         *already_undone_lines(
-            NothingToUndo(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",))
+            NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))
         )
     )
 
@@ -202,7 +202,7 @@ def failure(screen: Screen) -> None:
     error = ChangeFailed(
         "containerd does not come back with its new configuration",
         why="exit status 1; its last lines:\nfailed to load [plugins] from config\n"
-        f"put back: {nodes.CONFIG}; containerd.service is running with it again",
+        f"restored: {nodes.CONFIG}; containerd.service is running with the former file again",
         hint="read what it says, then run the command again:\njournalctl -u containerd -n 50",
     )
     screen.put(*error_lines(error))

@@ -40,10 +40,10 @@ def test_closed_streams_do_not_change_the_exit_code(closed: str, tmp_path: Path)
         (["recipe", "validate"], "gpunode recipe check --help"),
         (["setup", "--dry-run"], "gpunode plan --help"),
         (["plan", "--recipe", "containerd"], "gpunode recipe list"),
-        (["rollback", "--dry-run"], "`gpunode rollback --help` says what it takes"),
-        (["k8s", "install"], "`gpunode k8s --help` says what it takes"),
-        (["frobnicate"], "`gpunode --help` says what it takes"),
-        (["plan", "--frobnicate"], "`gpunode plan --help` says what it takes"),
+        (["rollback", "--dry-run"], "`gpunode rollback --help` lists its options"),
+        (["k8s", "install"], "`gpunode k8s --help` lists its options"),
+        (["frobnicate"], "`gpunode --help` lists its options"),
+        (["plan", "--frobnicate"], "`gpunode plan --help` lists its options"),
     ],
 )
 def test_command_of_another_tool_is_answered_with_ours(

@@ -24,7 +24,7 @@ OPTIONS = "--context far --kubeconfig '/x y/config'"
 @pytest.mark.parametrize(
     ("hint", "meant"),
     [
-        ("see its Nodes: kubectl get nodes\nthen", f"see its Nodes: kubectl {OPTIONS} get nodes\nthen"),
+        ("list its Nodes: kubectl get nodes\nthen", f"list its Nodes: kubectl {OPTIONS} get nodes\nthen"),
         (f"kubectl {OPTIONS} get nodes", f"kubectl {OPTIONS} get nodes"),
         ("switch:\nkubectl config use-context NAME", "switch:\nkubectl config use-context NAME"),
         ("check kubectl itself: kubectl version", "check kubectl itself: kubectl version"),

@@ -121,7 +121,7 @@ def test_metrics_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.Ca
     [
         ((), "x.txt", "would never be read"),
         ((), "missing/x.prom", "cannot be written"),
-        (("report.json",), "x.prom", "this machine alone"),
+        (("report.json",), "x.prom", "this machine only"),
     ],
 )
 def test_unreadable_metrics_file_name_is_refused(named: tuple[str, ...], file: str, said: str, tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_xid_without_a_cause_is_explained_by_the_catalog(
     assert exit_code_of_doctor("Xid 32", json_=False) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Xid 32" in told
-    assert "start the program again" in told
-    assert "no cause by itself" in told
+    assert "restart the program" in told
+    assert "not a cause by itself" in told
 
 
 def test_unknown_xid_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_failing_rule_saves_one_traceback_and_the_others_run(
         found = answer(capsys)
         (kept,) = failing.iterdir()
         assert found["result"]["bugs"] == str(kept)
-        assert any("nouveau-bound could not be judged" in doubt["question"] for doubt in found["unknown"])
+        assert any("nouveau-bound could not be checked" in doubt["question"] for doubt in found["unknown"])
     assert kept.stat().st_mode & 0o777 == 0o600
     text = kept.read_text()
     assert "\n\nnouveau-bound:\nTraceback" in text

@@ -182,7 +182,7 @@ def test_reload_that_had_no_effect_puts_the_file_back(tmp_path: Path) -> None:
             options=SetupOptions("test"),
             on_event=lambda _: None,
         )
-    assert "put back: /etc/containerd/config.toml" in failed.value.why
+    assert "restored: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
     assert Trigger("restart", "containerd.service") not in store.pending_triggers()
 

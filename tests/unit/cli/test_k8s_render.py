@@ -194,7 +194,7 @@ def test_screen_names_nodes_resources_and_the_next_command(tmp_path: Path, capsy
     [
         ("k8s-containerd", SAMPLE, "yaml", UsageError, "--format cannot be 'yaml'"),
         ("k8s-containerd", "gone.tar.gz", "manifests", UsageError, "no such file"),
-        ("bare-metal", SAMPLE, "manifests", Refused, "asks nothing of Kubernetes"),
+        ("bare-metal", SAMPLE, "manifests", Refused, "does not configure Kubernetes"),
         ("k8s-mig", SAMPLE, "manifests", Refused, "knows no MIG profile of NVIDIA GeForce GTX 1080"),
         ("k8s-nothing", SAMPLE, "manifests", UsageError, "there is no recipe"),
     ],
@@ -234,7 +234,7 @@ def test_renumbered_files_are_not_reported_as_left_in_the_cluster(
     def told(recipe: str, form: str) -> dict[str, bool]:
         render_recipe(recipe, (SAMPLE,), out, form, OutputOptions())
         rows = [" ".join(line.split()) for line in capsys.readouterr().out.replace("\n      ", " ").splitlines()]
-        gone = [row for row in rows if " from a former render" in row]
+        gone = [row for row in rows if " from an earlier render" in row]
         return {row.split()[1]: "if it was applied" in row for row in gone}
 
     told("k8s-containerd", "kustomize")

@@ -21,5 +21,5 @@ def edit_text(verb: CtkVerb) -> str:
 
 def test_written_file_is_named_and_not_the_generated_one() -> None:
     assert f"containerd written: {WRITTEN}" in edit_text("configure")
-    assert "what configure added is gone" in edit_text("unconfigure")
+    assert "removed what configure added" in edit_text("unconfigure")
     assert MADE not in edit_text("configure") + edit_text("unconfigure")

@@ -42,8 +42,8 @@ def test_converged_setup_is_one_line() -> None:
 def test_rehearsal_is_marked_and_does_not_pass_node_checks() -> None:
     lines = pages.drawn(pages.rehearse, 200).splitlines()
     assert "REHEARSAL" in lines[0]
-    assert "nothing of this machine" in lines[1]
-    assert any("REHEARSAL ends: nothing of this machine was touched" in line for line in lines[-2:])
+    assert "this machine is not touched" in lines[1]
+    assert any("REHEARSAL ends: this machine was not touched" in line for line in lines[-2:])
     driver = next(line for line in lines if "the driver answers" in line)
     assert "not run" in driver
     assert any(

@@ -94,7 +94,7 @@ def test_refused_step_ends_the_run_with_its_exit_code(exit_code: int) -> None:
 
 @pytest.mark.parametrize(("number", "exit_code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 143)])
 def test_signal_ends_the_run_after_the_current_write(number: int, exit_code: int) -> None:
-    """systemd and Ansible tell a person's interrupt from an end that was asked for."""
+    """systemd and Ansible tell a person's interrupt from an end that was requested."""
     heard = []
     former = signal(number, SIG_DFL)  # nohup starts programs with SIGHUP ignored, and gpunode leaves it so
     try:

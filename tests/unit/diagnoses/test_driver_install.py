@@ -95,7 +95,7 @@ def test_no_supported_branch_new_enough_is_explained() -> None:
     node = take_snapshot(pasted.collect_pieces([ROCKY, NAMED]))
     (fix,) = remedies.change_driver(node, "upgrade the driver", oldest_branch=590)
     assert fix.commands == ()
-    assert "no branch that NVIDIA maintains" in fix.text
+    assert "none of NVIDIA's maintained branches" in fix.text
 
 
 def test_branch_that_dropped_the_gpu_is_not_reinstalled() -> None:

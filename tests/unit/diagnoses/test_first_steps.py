@@ -13,7 +13,7 @@ from gpunode.facts import pasted
 from tests.laws.systems import SYSTEMS
 
 # Words of a warning that somebody has to act on before the command.
-WARNS = re.compile(r"\bsave what\b|\bgo(?:es)? with it\b|\bloses what\b|\bdeletes all\b|\bis lost\b")
+WARNS = re.compile(r"\bsave the\b|\bgo(?:es)? with it\b|\bloses what\b|\bdeletes all\b|\bis lost\b")
 
 
 def first(*pieces: tuple[str, str]) -> Finding:
@@ -32,7 +32,7 @@ def test_saving_data_is_a_step_without_commands(system: str) -> None:
 )
 def test_destructive_remedy_begins_with_saving_data(cause: str) -> None:
     save = next(iter(rules_by_cause()[cause].remedy(take_snapshot(pasted.collect_pieces([])))))
-    assert save.text.startswith("save what")
+    assert save.text.startswith("save the")
     assert save.commands == ()
 
 

@@ -79,5 +79,5 @@ def test_gpu_is_returned_from_vfio_with_proxmox_boot_tool() -> None:
     assert faults(found) == ["vfio-bound"]
     commands = [command for fix in found.findings[0].remedy for command in fix.commands]
     assert "sudo proxmox-boot-tool refresh" in commands
-    assert found.findings[0].remedy[0].text.startswith("make sure that no virtual machine is to have the GPU")
+    assert found.findings[0].remedy[0].text.startswith("make sure that no virtual machine needs the GPU")
     assert found.findings[0].remedy[0].commands == ()

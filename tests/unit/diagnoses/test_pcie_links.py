@@ -115,7 +115,7 @@ HAS, RUNS = "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x{}\n", "\t\tLnkSta:\tSpe
     ("port", "speed", "width", "said"),
     [
         (HAS.format(16), 16, 4, ("warning", "certain", "both ends have")),
-        ("", 16, 4, ("warning", "likely", "how many the slot has was not seen")),
+        ("", 16, 4, ("warning", "likely", "the slot's width is unknown")),
         (HAS.format(4), 16, 4, None),
         (HAS.format(16), 2.5, 16, None),
         ("", 2.5, 16, None),

@@ -83,7 +83,11 @@ def test_withdrawn_recovery_action_is_no_fault() -> None:
     found = diagnose_pieces(("dmesg -T", wish(1) + wish(0, 1, at=606)))
     assert found.is_healthy
     (told,) = found.findings
-    assert (told.disruption, typed_commands(found), told.summary.endswith("does so no more")) == ("none", [], True)
+    assert (told.disruption, typed_commands(found), told.summary.endswith("the driver no longer asks for it")) == (
+        "none",
+        [],
+        True,
+    )
     assert len(told.citations) == 2
 
 

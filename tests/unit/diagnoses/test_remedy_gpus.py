@@ -81,7 +81,7 @@ def test_unknown_gpu_is_left_as_a_placeholder_in_the_reset() -> None:
     finding = first_finding(MET, ("nvidia-smi -L", WORKS + WORKS.replace("GPU 0", "GPU 1").replace("GPU-1", "GPU-2")))
     assert finding.cause == "ecc-dbe-uncorrectable"
     assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
-    assert any("which GPU it is, is not known here" in fix.text for fix in finding.remedy)
+    assert any("the GPU is not known here" in fix.text for fix in finding.remedy)
 
 
 def test_only_gpu_of_a_node_is_reset_without_a_placeholder() -> None:
@@ -126,7 +126,7 @@ ALTERS = re.compile(r"nvidia-smi\b.*(?:--gpu-reset|-mig|-cgi|-pl|-c DEFAULT|--lo
 def test_command_that_changes_a_gpu_names_it_unless_all_are_meant(cause: str) -> None:
     for fix in generic_remedy(cause, take_snapshot({})):
         for command in filter(ALTERS.search, fix.commands):
-            is_named = "ADDRESS" in command and "put its PCI address for ADDRESS" in fix.text
+            is_named = "ADDRESS" in command and "replace ADDRESS by its PCI address" in fix.text
             assert is_named or "all GPUs" in fix.text or "reset the GPUs" in fix.text, command
 
 

@@ -101,5 +101,5 @@ def test_unsupported_gpu_is_not_counted_as_missing() -> None:
     third = NEW.replace("41:00.0", "61:00.0")
     found = diagnose_rows(("lspci -nn -d 10de:", f"{OLD}\n{NEW}\n{third}"), WORKS)
     (missing,) = (one for one in found.findings if one.cause == "gpu-missing-from-inventory")
-    assert missing.summary.startswith("2 GPUs are on the PCI bus and nvidia-smi shows 1")
+    assert missing.summary.startswith("2 GPUs are on the PCI bus, but nvidia-smi shows 1")
     assert "gpu-missing-from-inventory" not in [one.cause for one in diagnose_rows(BUS, WORKS).findings]

@@ -124,7 +124,7 @@ def test_pending_cloud_init_stage_is_waited_for(tmp_path: Path, tools: Tools) ->
     node = Node(tmp_path)
     node.has("status.json")
     (told,) = node.wait(ends_with="result.json")
-    assert "cloud-final.service has yet to run" in told
+    assert "cloud-final.service has not run yet" in told
 
 
 def test_crashed_cloud_init_is_not_waited_for(tmp_path: Path, tools: Tools) -> None:

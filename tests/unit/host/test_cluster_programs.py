@@ -50,8 +50,8 @@ def test_root_runs_no_kubectl_or_helm_from_the_callers_path(
     monkeypatch.setenv("PATH", str(tmp_path / "theirs"))
     with pytest.raises(ProgramMissing, match="kubectl was not found") as missing:
         find_kubectl()
-    assert f"as root gpunode passes over {theirs[0]}" in missing.value.hint
-    assert "not that of Debian 12" in missing.value.hint
+    assert f"as root, gpunode ignores {theirs[0]}" in missing.value.hint
+    assert "the one of Debian 12" in missing.value.hint
     with pytest.raises(HelmMissing, match="helm was not found"):
         Helm()
     ours = program(as_root, "kubectl")

@@ -125,7 +125,7 @@ def test_missing_nvidia_smi_is_reported_and_nothing_run(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("status", "out", "reason"),
     [
-        (127, "", "ldd is missing, which comes with glibc"),
+        (127, "", "ldd is missing; it comes with glibc"),
         (1, "\tnot a dynamic executable\n", "not a dynamic executable"),
         (0, "\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\tlibgone.so.1 => not found\n", "libgone.so.1 is missing"),
     ],

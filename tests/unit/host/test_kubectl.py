@@ -105,7 +105,7 @@ TOLD = [
         "error: timed out waiting for the condition on daemonsets/plugin",
         ChangeFailed,
         "daemonsets/plugin is still being deleted",
-        "kubelet is away",
+        "unreachable node",
         "kubectl get pods --all-namespaces",
     ),
     (

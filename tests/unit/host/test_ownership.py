@@ -80,7 +80,7 @@ def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
 def test_acl_write_permission_counts(file: Path, part: str, tag: int, who: int) -> None:
     place = next(one for one in (file, *file.parents) if one.name == part)
     set_acl(place, (tag, 6, who))
-    assert f"{who} can write to {place}" in explain_writable_by_others(file).replace("the user with the id ", "")
+    assert f"{who} can write to {place}" in explain_writable_by_others(file).replace("uid ", "")
 
 
 @pytest.mark.parametrize(

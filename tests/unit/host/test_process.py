@@ -322,7 +322,7 @@ def test_log_is_not_written_in_a_foreign_folder(tmp_path: Path) -> None:
     log = CommandLog("x", root=str(tmp_path))
     Runner(log=log).run(("true",), timeout_s=20)
     assert list(folder.iterdir()) == []
-    assert "it belongs to the user with the id 1234" in log.problem
+    assert "it belongs to uid 1234" in log.problem
 
 
 def test_log_of_an_image_stays_inside_it(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_symlink_in_a_piped_capture_is_refused_early(
     stream = from_pipe(monkeypatch, harmful(link=True))
     with pytest.raises(Refused, match="standard input was not read") as caught:
         read_report("-")
-    assert caught.value.why == "data/x: is a link, a device or the like, not a file"
+    assert caught.value.why == "data/x: is a link or a device, not a file"
     assert stream.told < len(stream.data) / 2, "it is unpacked as it comes, not held and then unpacked"
 
 
@@ -352,7 +352,7 @@ def test_unreadable_folder_does_not_hide_the_others(tmp_path: Path, monkeypatch:
         (gzip.compress(gzip.compress(TERMINAL.encode(), mtime=0), mtime=0), "packed with gzip twice"),
         (TERMINAL.encode("utf-16-le"), "iconv -f UTF-16LE"),
         (TERMINAL.encode("utf-32"), "text in UTF-32"),
-        (b"\0" * 1000, "full of zero bytes"),
+        (b"\0" * 1000, "many zero bytes"),
     ],
 )
 def test_unreadable_report_is_explained_with_a_hint(data: bytes, what: str, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_text_in_other_encodings_is_read(text: str, encoding: str, tmp_path: Pat
 def test_truncated_gzip_report_is_read_and_noted(packed: bytes, tmp_path: Path) -> None:
     found = read_report(write(tmp_path / "x.log.gz", packed))
     assert found[CUT_KEY].outcome == "failed"
-    assert "cut off or damaged" in found[CUT_KEY].error
+    assert "truncated or damaged" in found[CUT_KEY].error
     assert "Xid" in found["sudo dmesg | tail"].text
     examined = diagnose_evidence(found)
     assert examined.diagnosis.roots[0].cause == "gpu-fallen-off-bus"

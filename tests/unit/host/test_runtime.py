@@ -239,7 +239,7 @@ def test_crio_reads_its_files_in_a_temporary_folder(tools: Tools, tmp_path: Path
 
 
 def test_nothing_is_staged_without_crio(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert "crio is not installed" in check("crio", change(tmp_path, CRIO))
     assert tools.calls == []
 

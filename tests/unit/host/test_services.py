@@ -66,7 +66,7 @@ def test_unit_is_restarted_once_with_its_downtime(systemd: Tools) -> None:
 
 def test_unit_that_fails_to_restart_is_reported_with_its_log(systemd: Tools) -> None:
     (systemd.folder / "on-restart").write_text("echo 'Job for containerd.service failed' >&2; exit 1")
-    with pytest.raises(ChangeFailed, match=r"containerd.service did not come up again") as caught:
+    with pytest.raises(ChangeFailed, match=r"containerd.service did not start again") as caught:
         settle(RESTART)
     assert "containerd: failed to load plugin\ncontainerd: exiting" in caught.value.why
     assert RESTART.target in caught.value.why
@@ -76,7 +76,7 @@ def test_unit_that_fails_to_restart_is_reported_with_its_log(systemd: Tools) -> 
 def test_hanging_unit_fails_after_the_timeout(systemd: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_START_TIMEOUT_S", 0.3)
     (systemd.folder / "on-restart").write_text("sleep 300")
-    with pytest.raises(ChangeFailed, match="did not come up") as caught:
+    with pytest.raises(ChangeFailed, match="did not start") as caught:
         settle(RESTART)
     assert "no answer within" in caught.value.why
 
@@ -157,7 +157,7 @@ def test_failed_unit_is_started_instead_of_reloaded(systemd: Tools, state: str, 
 def test_failed_unit_that_does_not_start_is_explained(systemd: Tools) -> None:
     (systemd.folder / "unit").write_text(unit("failed", 0))
     (systemd.folder / "on-restart").write_text("exit 1")
-    with pytest.raises(ChangeFailed, match=r"docker.service did not come up again") as caught:
+    with pytest.raises(ChangeFailed, match=r"docker.service did not start again") as caught:
         settle(RELOAD)
     assert "containerd: failed to load plugin" in caught.value.why
 
@@ -247,7 +247,7 @@ def test_triggers_are_skipped_without_systemd(systemd: Tools, tmp_path: Path, mo
 
 def test_cdi_is_not_generated_for_an_image(systemd: Tools, tmp_path: Path) -> None:
     (settled,) = Services(Runner(str(tmp_path))).settle([Trigger("cdi")])
-    assert "when the image has booted" in settled.skipped
+    assert "after the image has booted" in settled.skipped
     assert systemd.calls == []
 
 

@@ -205,7 +205,7 @@ def test_invalid_entry_with_a_valid_checksum_is_damage(body: bytes) -> None:
             b'{"type":"done","seq":1,"more":2,"also":3}',
             "no gpunode writes such a line: unknown: also, more",
         ),
-        (b'{"type":"done","seq":"first"}', "no gpunode writes such a line: 'first' is no int"),
+        (b'{"type":"done","seq":"first"}', "no gpunode writes such a line: 'first' is not a valid int"),
         (b'{"type":"trigger","kind":"cdi","target":""}', "not a journal entry"),
     ],
 )
@@ -220,7 +220,7 @@ def test_another_journal_format_is_named(other: int) -> None:
     line = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % other)
     with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged in line 1") as raised:
         decode(line, str.encode, file="x.jsonl")
-    assert raised.value.why == f"another gpunode wrote it, in format {other}; this one reads 3 and {FORMAT}"
+    assert raised.value.why == f"it was written by another gpunode, in format {other}; this one reads 3 and {FORMAT}"
 
 
 def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:

@@ -136,7 +136,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
 @pytest.mark.parametrize(
     ("text", "cluster", "what", "hint"),
     [
-        ("", "one", "asks nothing of Kubernetes", "[kubernetes]"),
+        ("", "one", "does not configure Kubernetes", "[kubernetes]"),
         ('[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nmode = "mps"', "one", "1 replica", "replicas"),
         ('[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nreplicas = 2', "one", "mode is none", "mode"),
         (
@@ -152,7 +152,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
         (
             'extends = "hami"\n[kubernetes.sharing]\nmode = "mps"',
             "one",
-            "HAMi has no use for [kubernetes.sharing]",
+            "HAMi does not use [kubernetes.sharing]",
             "replicas",
         ),
         ('extends = "dra"\n[kubernetes.sharing]\nmode = "mps"\nreplicas = 2', "one", "alpha", "device-plugin"),
@@ -191,7 +191,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
             "single or mixed",
         ),
         ('extends = "k8s-mps"', "microk8s", "cannot be used on microk8s", "gpu-operator"),
-        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "has no model", "model"),
+        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "has no key model", "model"),
     ],
 )  # fmt: skip
 def test_impossible_recipe_is_refused_with_a_hint(text: str, cluster: str, what: str, hint: str) -> None:
@@ -549,7 +549,7 @@ def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: 
     assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
     if name != "hami":
         whys = [*(one.why for one in found.objects), *(one.why for one in found.releases)]
-        assert any("the static CPU manager of b needs that" in why for why in whys)
+        assert any("b uses the static CPU manager" in why for why in whys)
     if form == "manifests" and name != "hami":
         assert "privileged: true" in text
     assert key not in "".join(make_files(render_cluster(builtin.read(name), nodes[:1], form), form).values())

@@ -100,7 +100,7 @@ def test_runtime_handler_of_this_machine_is_checked_locally() -> None:
     ("capacity", "allocatable", "status", "said"),
     [
         (8, 8, "passed", "8 offered, as expected"),
-        (8, 7, "failed", "1 of 8 are unhealthy"),
+        (8, 7, "failed", "1 of 8 are reported as unhealthy"),
         (8, 0, "failed", "the device plugin is gone"),
         (0, 0, "failed", "no device plugin has registered"),
         (4, 4, "failed", "4 offered, 8 expected of 8 GPUs"),
@@ -306,14 +306,14 @@ def pod_result(
     ("recipe", "log", "status", "said"),
     [
         ("k8s-containerd", "Test PASSED", "passed", "Test PASSED, 3.0 s; deleted"),
-        ("k8s-containerd", "all is well", "failed", "does not say Test PASSED; it said: all is well"),
+        ("k8s-containerd", "all is well", "failed", "does not say Test PASSED; its last line: all is well"),
         ("k8s-containerd", None, "skipped", "its log cannot be read"),
         ("k8s-mig", "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\nTest PASSED", "passed", "MIG instance 1g.10gb"),
         ("k8s-mig", "  MIG 2g.20gb     Device  0: (UUID: MIG-1)\nTest PASSED", "failed", "and saw 2g.20gb"),
         ("k8s-mig", "GPU 0: NVIDIA H100\nTest PASSED", "failed", "it saw no MIG instance"),
         ("hami", "1024\nTest PASSED", "passed", "it saw 1024 MiB"),
         ("hami", "81559\nTest PASSED", "failed", "and saw 81559 MiB"),
-        ("hami", "sh: nvidia-smi: not found\nTest PASSED", "failed", "could not tell how much memory"),
+        ("hami", "sh: nvidia-smi: not found\nTest PASSED", "failed", "could not read how much memory"),
     ],
 )
 def test_successful_pod_proves_only_what_its_log_says(recipe: str, log: str | None, status: str, said: str) -> None:
@@ -364,7 +364,7 @@ def test_pod_without_cdi_or_runtime_class_is_explained(node: ClusterNode) -> Non
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        ('Error from server (NotFound): namespaces "gpu-system" not found', "failed", "its namespace is not there"),
+        ('Error from server (NotFound): namespaces "gpu-system" not found', "failed", "its namespace does not exist"),
         (
             'pods "x" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
             "failed",
@@ -386,7 +386,7 @@ def test_pod_that_was_not_created_says_why(error: str, status: str, said: str) -
 def test_failed_pod_reports_its_last_line_or_diagnosis() -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
-    assert "it said: no GPU" in check_test_pod(pod_result(trial, "no GPU", "Failed"), live(), APPLY).detail
+    assert "its last line: no GPU" in check_test_pod(pod_result(trial, "no GPU", "Failed"), live(), APPLY).detail
     read = pod_result(trial, "no GPU", "Failed", diagnosis="the driver is gone (driver-not-installed)")
     assert "driver-not-installed" in check_test_pod(read, live(), APPLY).detail
 
@@ -513,7 +513,7 @@ def test_sandbox_failure_has_a_cause(event: str, said: str) -> None:
             "gpu-1 did not admit the pod",
         ),
         ({"reason": "TopologyAffinityError", "message": "Resources cannot be allocated"}, "topology manager"),
-        ({"reason": "DeadlineExceeded"}, "did not end in time"),
+        ({"reason": "DeadlineExceeded"}, "did not finish in time"),
     ]
     + [
         ({"containerStatuses": [{"image": "i", "state": state}]}, said)

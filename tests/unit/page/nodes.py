@@ -195,7 +195,7 @@ def examined() -> Examination:
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
         citations=seen.matching_lines(Pattern(r"Width x8 "), "lspci"),
         ruled_out=("an idle link: it lowers its speed, never its width",),
-        remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
+        remedy=(Fix("hardware", "reseat the board", when="it persists after a cold start"),),
         disruption="power-cycle",
         sources=(),
         gpus=("0000:61:00.0",),

@@ -53,7 +53,7 @@ def test_fleet_page_lists_each_node_and_why_it_needs_attention() -> None:
     for said in (
         "nouveau owns the GPU", "keep nouveau away", "sudo gpunode setup",
         "VBIOS of the GPUs 96.00.89 among 511 nodes with 96.00.A5", "it is damaged",
-        "Not as recipe k8s-containerd has it",
+        "Drifted from recipe k8s-containerd",
         *(f"rack7-n000{number}" for number in range(5)),
     ):  # fmt: skip
         assert said in text

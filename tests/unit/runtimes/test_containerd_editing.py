@@ -664,7 +664,7 @@ def test_unknown_containerd_version_follows_nvidia_ctk_with_notes() -> None:
     edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     assert b"default_runtime]" in (edited.edits[0].after or b"")
     assert any("does not become the default" in note for note in edited.notes)
-    assert any("enable_cdi is where" in note for note in edited.notes)
+    assert any("nvidia-ctk puts enable_cdi there" in note for note in edited.notes)
 
 
 def test_cri_plugin_is_enabled_on_request_with_a_note() -> None:

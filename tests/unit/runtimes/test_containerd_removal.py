@@ -62,7 +62,7 @@ def test_unrecorded_handler_is_removed_by_name_with_a_note() -> None:
     after, _ = configure({CONFIG: RUNC}, desired)
     back, how = unconfigure(after, desired, {})
     assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
-    assert any("default" in note and "no record of" in note for note in how.notes)
+    assert any("default" in note and "not on record" in note for note in how.notes)
 
 
 def test_drop_in_with_nothing_else_is_deleted() -> None:

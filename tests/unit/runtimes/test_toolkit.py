@@ -159,11 +159,11 @@ def test_setting_is_written_in_its_section(text: str, word: str, expected: str) 
     [
         ("a = [\n", "disable-require", "config.toml"),
         ("x = 1\nnvidia-container-cli = 3\n", "nvidia-container-cli.root=/x", "config.toml:2: nvidia-container-cli"),
-        ("", "nvidia-container-cli.ldconfig=/sbin/ldconfig", "keep every GPU container from starting"),
+        ("", "nvidia-container-cli.ldconfig=/sbin/ldconfig", "prevent every GPU container from starting"),
         (
             "nvidia-container-cli.ldconfig = '/x'\nfeatures.allow-ldconfig-from-container = true\n",
             "features.allow-ldconfig-from-container=false",
-            "keep every GPU container from starting",
+            "prevent every GPU container from starting",
         ),
     ],
 )

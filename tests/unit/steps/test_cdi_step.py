@@ -70,15 +70,19 @@ def test_current_cdi_specification_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("written", "layout", "why"),
     [
-        (spec("535.104.05"), ONE, "is of driver 535.104.05, and 580.95.05 is loaded"),
+        (spec("535.104.05"), ONE, "is of driver 535.104.05, but 580.95.05 is loaded"),
         (
             spec(),
             GpuLayout(frozenset({0, 1}), frozenset()),
-            "names /dev/nvidia0, and the driver has /dev/nvidia0, /dev/nv",
+            "names /dev/nvidia0, but the driver has /dev/nvidia0, /dev/nv",
         ),
-        (spec(gpus=(0, 1)), ONE, "names /dev/nvidia0, /dev/nvidia1, and the driver has /dev/nvidia0"),
-        (spec(), GpuLayout(frozenset({0}), frozenset(), frozenset({12, 13})), "other MIG instances than the driver"),
-        (spec(caps=(12, 13)), ONE, "other MIG instances than the driver"),
+        (spec(gpus=(0, 1)), ONE, "names /dev/nvidia0, /dev/nvidia1, but the driver has /dev/nvidia0"),
+        (
+            spec(),
+            GpuLayout(frozenset({0}), frozenset(), frozenset({12, 13})),
+            "not have the MIG instances of the driver",
+        ),
+        (spec(caps=(12, 13)), ONE, "not have the MIG instances of the driver"),
         (
             spec(uuid=UUID.replace("8dd1", "0000")),
             ONE,
@@ -200,7 +204,7 @@ def test_outdated_cdi_file_without_a_refresh_unit_is_noted() -> None:
     outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)
     assert outcome.changes == ()
     (note,) = outcome.notes
-    assert f"{ETC} is of driver 535.104.05, and 580.95.05 is loaded, and nothing on this node writes it again" in note
+    assert f"{ETC} is of driver 535.104.05, but 580.95.05 is loaded, and nothing on this node writes it again" in note
     assert plan(node({ETC: spec()}), CONTAINERD).notes == ()
     assert plan(node(), CONTAINERD).notes == ()
 

@@ -208,7 +208,7 @@ def test_unparsable_runtime_config_is_refused_by_name(runtime: str, path: str, t
 
 def test_unreadable_runtime_config_is_undetermined() -> None:
     node = docker()
-    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("may not be read", f"file:{DAEMON_JSON}")})
+    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("is not readable", f"file:{DAEMON_JSON}")})
     with pytest.raises(Undetermined, match=r"daemon\.json") as caught:
         RUNTIME_CONFIG.plan(recipe("docker"), node)
     assert caught.value.exit_code == 13
@@ -304,7 +304,7 @@ def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: 
     (change,) = files(outcome.changes).values()
     assert change.after == replace(mended, content=content)
     assert path in outcome.reason
-    assert "root acts on" in outcome.reason
+    assert "root relies on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
     wanted = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
@@ -315,7 +315,7 @@ def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: 
 
 def test_runtime_config_in_an_exposed_folder_is_noted_and_left() -> None:
     path, content = _BY_HAND["docker"]
-    node = replace(docker(content), exposed={path: "/home/alice belongs to the user with the id 1000"})
+    node = replace(docker(content), exposed={path: "/home/alice belongs to uid 1000"})
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert outcome.changes == ()
     assert any(path in note and "/home/alice" in note for note in outcome.notes)
@@ -437,7 +437,7 @@ def test_docker_snap_is_refused_and_no_second_docker_installed() -> None:
     snap = {"/etc/systemd/system/snap.docker.dockerd.service": command}
     node = without_file("/var/snap/docker/current/config/daemon.json", machine(files=snap))
     installed = planned(RUNTIME_INSTALL.plan(recipe("docker"), node))
-    assert (installed.changes, installed.reason) == ((), "the docker snap brings its own docker")
+    assert (installed.changes, installed.reason) == ((), "the docker snap includes its own docker")
     refused = refusal(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert "docker is a snap here" in refused.what
     # Beside the engine it is another one.

@@ -142,7 +142,7 @@ def test_detect_step_cannot_be_skipped() -> None:
 def test_unmet_gpu_expectation_is_noted_in_the_plan() -> None:
     expecting = replace(recipe(), expect=Expect(gpus=8, model="H100"))
     notes = planned(DETECT.plan(expecting, machine(gpus=(gpu(T4),)))).notes
-    assert "gpus = 8, and this node has 1 GPU" in notes[0]
-    assert 'model = "H100", and this node has Tesla T4' in notes[1]
+    assert "gpus = 8, but this node has 1 GPU" in notes[0]
+    assert 'model = "H100", but this node has Tesla T4' in notes[1]
     met = replace(recipe(), expect=Expect(gpus=1, model="T4"))
     assert planned(DETECT.plan(met, machine(gpus=(gpu(T4),)))).notes == ()

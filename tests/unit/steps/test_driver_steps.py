@@ -103,7 +103,7 @@ def test_branch_newer_than_the_table_is_kept_and_not_called_ended(version: str) 
     assert found.branch == 640
     assert "newer than what gpunode knows" in found.reason
     assert "maintained" not in found.reason
-    assert [note for note in found.warnings if "no more fixes" in note] == []
+    assert [note for note in found.warnings if "no longer gets fixes" in note] == []
 
 
 def test_working_proprietary_modules_are_kept_where_open_is_default() -> None:
@@ -150,7 +150,7 @@ def test_driver_package_of_another_version_is_aligned(name: str, version: str) -
     before = PackageState(version, auto=True)
     node = with_driver("580.95.05", packages={name: before})
     outcome = planned(DRIVER.plan(recipe(), node))
-    # What the recipe asks for by name counts as asked for, what came along with it as a dependency.
+    # What the recipe asks for by name counts as requested, what came along with it as a dependency.
     auto = name not in {"nvidia-driver-cuda", "nvidia-persistenced"}
     assert outcome.changes == (PackageChange(PackageId.of(name), before, KnownAfter("580.95.05-", "driver", auto)),)
     assert f"{name} is {version[:-2]}" in outcome.reason

@@ -36,7 +36,7 @@ def switch(device: str) -> PciDevice:
     [
         ((gpu(H100), switch(LS10)), "1 NVSwitch: CUDA on these GPUs needs nvidia-fabricmanager"),
         ((gpu(H100), switch(LR10), switch(LR10)), "2 NVSwitches"),
-        ((gpu(B200),), "NVIDIA B200 on an HGX board, whose NVSwitches do not show on the PCI bus"),
+        ((gpu(B200),), "NVIDIA B200 on an HGX board, whose NVSwitches are not visible on the PCI bus"),
         ((gpu(B300),), "NVIDIA B300"),
     ],
 )

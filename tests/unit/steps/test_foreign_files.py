@@ -78,7 +78,7 @@ def test_cuda_compat_package_owns_no_driver_library() -> None:
 
 def test_library_in_a_path_that_ld_so_prefers_is_noted() -> None:
     (note,) = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset({LOCAL})))).notes
-    assert note.startswith(f"{LOCAL} is of no package")
+    assert note.startswith(f"{LOCAL} belongs to no package")
 
 
 def test_symlinks_are_not_counted_as_driver_libraries() -> None:

@@ -148,7 +148,7 @@ def test_gpudirect_packages_follow_the_lock() -> None:
 
     assert change == PackageChange(PackageId("nvidia-fs-dkms"), PackageState("2.27.3-1"), PackageState("2.28.4-1"))
     unlocked = refusal(GPUDIRECT.plan(replace(asking(GDRCOPY, version="none"), lock=lock), node))
-    assert "names no version of gdrdrv-dkms" in unlocked.what
+    assert "has no version of gdrdrv-dkms" in unlocked.what
 
 
 def test_gpudirect_modules_are_only_loaded_after_the_reboot() -> None:

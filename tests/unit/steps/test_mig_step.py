@@ -143,7 +143,7 @@ def test_mig_change_refreshes_the_cdi_specification() -> None:
         (mig_recipe(), node(models=("3fff",)), "cannot have the MIG layout all-1g.10gb"),
         (mig_recipe("all-1g.5gb"), node(), "has no MIG profile 1g.5gb"),
         (mig_recipe("mine"), node(), "knows no MIG layout mine"),
-        (mig_recipe("other", FILE), node(files={FILE: CONFIG}), f"{FILE} holds no layout other"),
+        (mig_recipe("other", FILE), node(files={FILE: CONFIG}), f"{FILE} has no layout other"),
         (mig_recipe("mine", FILE), node(), f"{FILE} does not exist"),
         (mig_recipe("", FILE), node(files={FILE: CONFIG}), "names a file and no layout"),
         (

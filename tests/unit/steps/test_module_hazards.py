@@ -30,7 +30,7 @@ def with_file(path: str, text: str) -> Facts:
         (SITE, "options nvidia NVreg_DeviceFileMode=384", "the mode 0600, so users other than root cannot"),
         (SITE, "options nvidia NVreg_DeviceFileMode=0x180", "the mode 0600"),
         (SITE, "options nvidia NVreg_DeviceFileMode=0660", "the mode 0660"),
-        (ARGUMENTS, "quiet nouveau.modeset=1\n", "nouveau.modeset=1, which makes nouveau drive the display"),
+        (ARGUMENTS, "quiet nouveau.modeset=1\n", "nouveau.modeset=1, which makes nouveau take the display"),
         (ARGUMENTS, "modprobe.blacklist=nvidia,foo ro", "keeps nvidia from being loaded"),
         (ARGUMENTS, "module_blacklist=nvidia-drm", "keeps nvidia_drm from being loaded"),
         (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0600", "gives /dev/nvidia* the mode 0600"),

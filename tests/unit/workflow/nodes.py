@@ -50,7 +50,7 @@ class Node(RehearsalHost):
         self.triggered += triggers
         for trigger in triggers:
             if not self.accepts(trigger, self):
-                raise ChangeFailed(f"{trigger.target} did not come up again", why="its last lines: bad file")
+                raise ChangeFailed(f"{trigger.target} did not start again", why="its last lines: bad file")
         return tuple(TriggerResult(trigger, 0.1) for trigger in triggers)
 
     def bytes_of(self, path: str) -> bytes | None:

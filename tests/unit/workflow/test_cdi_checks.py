@@ -81,7 +81,7 @@ def test_missing_or_outdated_cdi_specification_fails() -> None:
     assert "no specification yet" in checks(node(None))["cdi"].detail
     stale = checks(node(WRITTEN.replace(b"580.95.05", b"535.104.05")))["cdi"]
     assert (stale.status, stale.hint) == ("failed", "sudo gpunode setup --runtime podman")
-    assert "535.104.05, and 580.95.05 is loaded" in stale.detail
+    assert "535.104.05, but 580.95.05 is loaded" in stale.detail
 
 
 @pytest.mark.parametrize("gone", THERE)

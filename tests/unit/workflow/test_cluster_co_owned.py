@@ -41,7 +41,7 @@ def test_removal_gives_up_fields_of_a_co_owned_object_and_deletes_the_rest(
     assert not server.peek("RuntimeClass")
     assert server.peek("Node")[0]["metadata"]["labels"] == {"kubernetes.io/hostname": "gpu-1"}
     notes = {one["kind"]: one["note"] for one in removed.envelope["result"]["objects"]}
-    assert notes["DaemonSet"] == f"stays: alice also set {VARIABLE}; gpunode gives up its fields"
+    assert notes["DaemonSet"] == f"stays: alice also set {VARIABLE}; gpunode only releases its fields"
     assert notes["Namespace"] == "stays: it also holds DaemonSet nvidia-device-plugin"
     assert user("k8s", "remove", "--yes").envelope["changed"] is False
 
@@ -90,7 +90,7 @@ def test_co_owned_object_changed_during_removal_is_reported(
 
     user.kubectl.intercept = write_meanwhile
     refused = user("k8s", "remove", "--yes", check=5).error
-    assert refused["what"] == "DaemonSet gpu-system/nvidia-device-plugin could not be taken back; all else is done"
+    assert refused["what"] == "DaemonSet gpu-system/nvidia-device-plugin could not be removed; everything else is done"
     assert "DaemonSet nvidia-device-plugin was changed meanwhile" in refused["why"]
     assert not server.peek("ConfigMap")
     user("k8s", "remove", "--yes")

@@ -42,7 +42,7 @@ def test_kubelet_credential_labels_its_own_node_and_skips_the_rest(server: ApiSe
     assert applied.states == {"Node gpu-1": "edit"}
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     server.user = "system:node:gpu-2"
-    assert "gpu-2 may change nothing of this" in user.apply(check=3).error["what"]
+    assert "gpu-2 may not change any of this" in user.apply(check=3).error["what"]
     user.kubectl.intercept = intercept_once("auth", lambda: ended(status=1, err=b"error: unknown command whoami\n"))
     assert user.apply(check=3).error["what"] == "your credentials may not do this"
 
@@ -91,7 +91,7 @@ def test_object_refused_by_the_server_is_reported_in_its_words(user: User) -> No
     refused = b'The ConfigMap "x" is invalid: data: Too long: may not be more than 1048576 bytes\n'
     user.kubectl.intercept = intercept_once("apply", lambda: ended(status=1, err=refused), dry_run=True)
     error = user.plan(check=3).error
-    assert error["what"] == "the API server does not take what the recipe asks for"
+    assert error["what"] == "the API server rejects what the recipe asks for"
     assert "data: Too long" in error["why"]
 
 
@@ -126,7 +126,7 @@ def test_dry_run_refusal_in_namespace_default_is_only_a_note(server: ApiServer, 
 
     user.kubectl.intercept = refuse_moved
     (note,) = user.apply().envelope["result"]["notes"]
-    assert note.startswith("not tried out, since namespace gpu-system is yet to be made, and default refuses it: ")
+    assert note.startswith("not tried out, since namespace gpu-system does not exist yet, and default refuses it: ")
     assert " ".join(said.split())[-20:] in note
     assert server.get(*PLUGIN)
 
@@ -206,7 +206,7 @@ def test_namespace_filled_after_the_plan_is_not_deleted(server: ApiServer, user:
     theirs = config_map("theirs")
     user.kubectl.intercept = intercept_once("delete", lambda: server.add(theirs, "bob"))
     error = user("k8s", "remove", "--yes", check=5).error
-    assert error["what"] == "Namespace gpu-system could not be taken back; all else is done"
+    assert error["what"] == "Namespace gpu-system could not be removed; everything else is done"
     assert "namespace gpu-system stays: it also holds ConfigMap theirs" in error["why"]
     assert [one["metadata"]["name"] for one in server.peek("ConfigMap")] == ["theirs"]
     assert not server.peek("RuntimeClass")

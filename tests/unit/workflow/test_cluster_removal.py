@@ -107,7 +107,9 @@ def test_release_whose_chart_is_unavailable_does_not_stop_the_others(tmp_path: P
     store, cluster = Store(tmp_path), StandInCluster(StandInHelm(releases, frozenset({"dcgm-exporter"})))
     run = carry_out(plan_removal(cast(Cluster, cluster)), cluster, store)
     back = plan_rollback(cast(Cluster, cluster), store, run)
-    with pytest.raises(ChangeFailed, match="metrics/dcgm-exporter could not be taken back; all else is done") as failed:
+    with pytest.raises(
+        ChangeFailed, match="metrics/dcgm-exporter could not be removed; everything else is done"
+    ) as failed:
         carry_out(back, cluster, store, run)
     assert "does not answer" in failed.value.why
     assert {argv[2] for argv in cluster.helm.ran if argv[0] == "upgrade"} == {"gpu-operator", "dcgm-exporter"}

@@ -259,7 +259,7 @@ def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, use
     recipe = replace(without, kubernetes=replace(without.kubernetes, mig=mig))
     asked = VerifyRequest(recipe, nodes, "", 1, command("apply"), lambda _: None)
     report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
-    assert "does not tell which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
+    assert "does not say which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
 
 def test_runtime_class_hint_is_the_same_on_all_nodes_of_the_operator(applied: ApiServer, user: User) -> None:

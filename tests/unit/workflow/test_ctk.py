@@ -92,7 +92,7 @@ def test_failed_write_puts_back_the_file_written_before_it(store: Store) -> None
     with pytest.raises(ChangeFailed) as stopped:
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
-    assert f"put back: {DROP_IN}" in stopped.value.why
+    assert f"restored: {DROP_IN}" in stopped.value.why
     (run,) = store.runs()
     assert run.commit is not None
     assert run.commit.result == "failed"
@@ -152,7 +152,7 @@ def test_daemon_that_fails_to_restart_gets_both_files_back(store: Store) -> None
     with pytest.raises(ChangeFailed) as stopped:
         made(host, store, plan_of(host), restart=True)
     assert host.contents == {CONTAINERD: PLAIN}
-    assert "is running with it again" in stopped.value.why
+    assert "is running with the former file again" in stopped.value.why
 
 
 def test_containers_that_a_restart_would_stop_are_named() -> None:
@@ -302,7 +302,7 @@ def test_next_command_without_systemd_names_how_to_restart_the_daemon(
     assert not ctk.reload_was_skipped(host, plan, ctk.EditResult("1", (TriggerResult(plan.trigger, 0.1),)))
     following = reload_command(plan, failed=False, systemd=False)
     assert following == (
-        "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"
+        "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd the way it was started"
     )
     with_systemd = f"sudo systemctl {'reload' if row == 'docker' else 'restart'} {row}"
     proposed = {"systemd": with_systemd, "socket": following}

@@ -93,7 +93,7 @@ def test_unknown_versions_are_taken_from_the_solver() -> None:
 
 
 def test_lock_without_known_versions_is_refused() -> None:
-    with pytest.raises(Undetermined, match="not known yet") as caught:
+    with pytest.raises(Undetermined, match="not yet known") as caught:
         lock_node(recipe("containerd"), machine())
     assert "gpunode setup" in caught.value.hint
     assert "nvidia-driver-cuda" in caught.value.why

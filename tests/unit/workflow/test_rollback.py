@@ -270,7 +270,7 @@ def test_daemon_that_rejects_the_restored_file_keeps_the_present_one(store: Stor
     with pytest.raises(ChangeFailed) as caught:
         undo(host, store, run)
     assert host.files[CONTAINERD] == OURS
-    assert f"put back: {CONTAINERD}" in caught.value.why
+    assert f"restored: {CONTAINERD}" in caught.value.why
 
 
 def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: Node) -> None:

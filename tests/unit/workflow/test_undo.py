@@ -214,7 +214,7 @@ class TestWholeRollback:
 
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
-        with pytest.raises(Refused, match="would not just restore") as refused:
+        with pytest.raises(Refused, match="would change more than") as refused:
             plan_rollback(store, host, newest(store), facts_now())
         assert "kubelet" in refused.value.why
         assert host.files[CONTAINERD] == OURS
@@ -243,7 +243,7 @@ class TestWholeRollback:
                 return plan_removal(store, host, facts_now(), disrupt=disrupt)
             return plan_rollback(store, host, newest(store), facts_now(), disrupt=disrupt)
 
-        with pytest.raises(DrainRequired, match="take the driver from 1 process") as refused:
+        with pytest.raises(DrainRequired, match="take the driver away from 1 process") as refused:
             planned(disrupt=False)
         assert "812 (python3 train.py)" in refused.value.why
         assert planned(disrupt=True).packages
@@ -384,7 +384,7 @@ class TestWholeRollback:
         if verb == "remove" and after == PackageState("1.5"):
             assert not planned(disrupt=False).packages, "it was there before gpunode"
             return
-        with pytest.raises(DrainRequired, match="take containerd from 1 container") as refused:
+        with pytest.raises(DrainRequired, match="take containerd away from 1 container") as refused:
             planned(disrupt=False)
         assert "k8s.io/4f2" in refused.value.why
         assert planned(disrupt=True).packages
@@ -449,7 +449,7 @@ class TestWholeRollback:
         )
         back = plan_rollback(store, host, run.id, facts_now())
         assert (back.packages, back.incomplete) == ((), True)
-        assert "nor does what came with it: needs-lost" in back.notes
+        assert "the packages installed with it cannot be restored either: needs-lost" in back.notes
 
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/ours.conf"
@@ -471,7 +471,7 @@ class TestWholeRollback:
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
         host.busy = Workloads(gpu=("812 (python3 train.py)",))
-        with pytest.raises(DrainRequired, match="take the driver from 1 process"):
+        with pytest.raises(DrainRequired, match="take the driver away from 1 process"):
             plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), disrupt=True)
         assert "580.178.04" in back.reboot
@@ -701,7 +701,7 @@ class TestRemove:
         host.files[CONTAINERD] = FileState(b"# mine, edited\nnvidia = true\n")
         back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine, edited\n")]
-        assert any("the edits stay" in note for note in back.notes)
+        assert any("the edits are kept" in note for note in back.notes)
 
     def test_edit_of_gpunode_lines_is_a_conflict_unless_forced(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine\nnvidia = false\n")
@@ -948,7 +948,7 @@ class TestLeftoversOfARemoval:
         assert left.failure is None
         notes = {one.subject: one.reason for one in left.kept}
         assert f"`sudo rm {BLACKLIST}`" in notes[BLACKLIST]
-        assert "came again after gpunode had taken it away" in notes["dkms"]
+        assert "came back after gpunode had removed it" in notes["dkms"]
         assert "purge" not in notes["dkms"], "whoever installed it again needs it"
         assert f"`sudo systemctl disable {UNIT}`" in notes[UNIT]
 
