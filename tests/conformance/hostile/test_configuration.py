@@ -148,4 +148,4 @@ def test_unreadable_file_is_reported(image: Image) -> None:
     powerless = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
     done = shell((*powerless, *command(), "plan", str(image.recipe()), "--root", str(image.root)))
     assert done.exit_code == 13, done.said
-    assert "daemon.json may not be read" in done.err
+    assert "daemon.json is not readable" in done.err
