@@ -70,6 +70,7 @@ def test_driver_installs_from_the_signed_repository_and_builds(
         assert "580.178.04" in node.read("/proc/driver/nvidia/version")
 
 
+@pytest.mark.long
 def test_new_driver_is_open_only_and_its_old_meta_package_is_empty(
     bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
@@ -83,6 +84,7 @@ def test_new_driver_is_open_only_and_its_old_meta_package_is_empty(
         assert "620." not in node.run("apt-cache", "madison", "nvidia-kernel-dkms").stdout
 
 
+@pytest.mark.long
 def test_apt_refuses_another_key(
     codename: str, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
@@ -96,6 +98,7 @@ def test_apt_refuses_another_key(
         assert refused.returncode != 0
 
 
+@pytest.mark.long
 def test_repository_can_disappear_during_a_test(
     bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
 ) -> None:
@@ -109,6 +112,7 @@ def test_repository_can_disappear_during_a_test(
         node.run("apt-get", "-y", "install", "nvidia-modprobe", env=APT)
 
 
+@pytest.mark.long
 def test_repository_variant_can_force_a_removal(
     bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot, lab: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_kernel_settings_of_the_machine_cannot_be_changed(bases: dict[str, Bases
         assert node.finish("sh", "-c", "echo 1 > /proc/sys/vm/drop_caches").returncode != 0
 
 
+@pytest.mark.long
 def test_old_driver_of_debian_can_be_purged(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     base = bases["bookworm"].runtime
     with make_chroot(base) as node:
@@ -171,6 +176,7 @@ def test_ubuntu_branches_conflict_and_build(
         assert "580" not in node.run("dkms", "status").stdout
 
 
+@pytest.mark.long
 def test_key_file_can_be_replaced(bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot) -> None:
     keys = repositories.keys
     with make_chroot(bases["bookworm"].plain) as node:
@@ -181,6 +187,7 @@ def test_key_file_can_be_replaced(bases: dict[str, Bases], repositories: Reposit
         assert node.read("/tmp/key").count("BEGIN PGP PUBLIC KEY BLOCK") == 2
 
 
+@pytest.mark.long
 def test_old_dockerd_runs_without_an_init(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     with make_chroot(bases["bookworm"].runtime) as node:
         node.start("dockerd", log="/var/log/dockerd.log")

@@ -31,7 +31,8 @@ def make_toolkit(release: str, version: str) -> Iterator[Package]:
     yield Package(f"cuda-{dashed}", version, depends=(f"cuda-toolkit-{dashed}", "cuda-drivers"))
 
 
-def test_a_toolkit_fits_the_gpu_leads_the_path_is_repaired_and_removed(bases: dict[str, Bases], chroots: Lab) -> None:
+@pytest.mark.long
+def test_toolkit_is_installed_repaired_and_removed(bases: dict[str, Bases], chroots: Lab) -> None:
     releases = [*make_toolkit("12.6", "12.6.3-1"), *make_toolkit("12.9", "12.9.1-1"), *make_toolkit("13.2", "13.2.0-1")]
     folder = chroots.repositories.variant("debian12", chroots.folder / "cuda-toolkit", added=releases)
     with chroots.node(bases["bookworm"].plain, [GTX_1080]) as node:

@@ -32,7 +32,8 @@ def make_fabric(version: str) -> Iterator[Package]:
     yield Package("libnvidia-nscq", version)
 
 
-def test_the_manager_comes_and_moves_with_the_driver_and_goes_with_it(bases: dict[str, Bases], chroots: Lab) -> None:
+@pytest.mark.long
+def test_fabric_manager_follows_the_driver(bases: dict[str, Bases], chroots: Lab) -> None:
     versions = ("580.178.04-1", "595.91.07-1", "595.91.08-1")
     folder = chroots.repositories.variant(
         "debian12", chroots.folder / "fabric", added=[one for version in versions for one in make_fabric(version)]

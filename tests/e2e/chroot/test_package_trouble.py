@@ -41,6 +41,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
         yield made
 
 
+@pytest.mark.long
 def test_node_without_a_package_index_gets_one(bases: dict[str, Bases], chroots: Lab) -> None:
     """Cloud images come without package lists, and the headers are the distribution's."""
     with chroots.node(bases["bookworm"].plain, [T4]) as node:

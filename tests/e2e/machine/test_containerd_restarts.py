@@ -104,6 +104,7 @@ def test_second_setup_restarts_and_writes_nothing(course: Course) -> None:
     assert course.files_after == course.files_between
 
 
+@pytest.mark.long
 def test_edited_unread_file_is_noted_checked_and_read(node: Machine) -> None:
     setup_ok(node, "containerd")
     edited = node.read(CONTAINERD_CONFIG) + "\n# The night shift was here.\n"
@@ -137,6 +138,7 @@ def test_restored_file_with_an_old_date_is_noticed(node: Machine) -> None:
     assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 4
 
 
+@pytest.mark.long
 def test_invalid_containerd_file_is_refused_before_a_restart(node: Machine) -> None:
     setup_ok(node, "containerd")
     node.write(CONTAINERD_CONFIG, 'oom_score = "high"\n' + node.read(CONTAINERD_CONFIG))
@@ -247,6 +249,7 @@ def test_file_of_a_killed_setup_is_put_back_if_the_daemon_rejects_it(node: Machi
     assert is_up(node, CONTAINERD)
 
 
+@pytest.mark.long
 def test_verify_detects_a_containerd_without_the_handler(node: Machine) -> None:
     setup_ok(node, "containerd")
     assert ask(node, "verify", "/root/containerd.toml").exit_code == 0
@@ -283,6 +286,7 @@ def test_drift_of_units_is_found_named_and_fixed(course: Course, drift: Drift) -
     assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0
 
 
+@pytest.mark.long
 def test_ctk_restarts_containerd_only_on_request(node: Machine) -> None:
     before = start_of(node, CONTAINERD)
 

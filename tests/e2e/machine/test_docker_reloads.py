@@ -188,6 +188,7 @@ def test_removed_default_runtime_needs_a_docker_restart(node: Machine, training:
     assert default == "runc"
 
 
+@pytest.mark.long
 def test_conflict_with_a_dockerd_flag_is_refused_untouched(node: Machine) -> None:
     start_with(node, "--default-runtime=runc")
     with running(node) as training:
@@ -281,6 +282,7 @@ def test_file_that_would_prevent_the_next_start_is_put_back(node: Machine) -> No
     assert is_up(node, DOCKER)
 
 
+@pytest.mark.long
 def test_rejected_reload_fails_until_the_file_is_accepted(node: Machine) -> None:
     setup_ok(node, "docker")
     typo = node.read(DOCKER_CONFIG).replace("{", '{"log-drvier": "json-file",', 1)
@@ -466,6 +468,7 @@ def test_verify_asks_the_daemon_itself(node: Machine) -> None:
     assert failed == {"configuration", "runtime"}
 
 
+@pytest.mark.long
 def test_docker_reads_a_changed_file_without_a_restart(node: Machine) -> None:
     setup_ok(node, "docker")
     before = start_of(node, DOCKER)
@@ -480,6 +483,7 @@ def test_docker_reads_a_changed_file_without_a_restart(node: Machine) -> None:
     assert ask(node, "plan", "/root/docker.toml", "--check").exit_code == 0
 
 
+@pytest.mark.long
 def test_containers_survive_a_reload_and_are_named_before_a_restart(node: Machine) -> None:
     before = start_of(node, DOCKER)
     node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")

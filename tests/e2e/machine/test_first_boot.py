@@ -81,6 +81,7 @@ def messages(node: Machine, message_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.splitlines()]
 
 
+@pytest.mark.long
 def test_running_cloud_init_is_waited_for_between_its_stages(node: Machine) -> None:
     node.run("systemctl", "start", "--no-block", "cloud-config.service", "cloud-final.service")
     until = time.monotonic() + _PATIENCE_S
