@@ -7,27 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from gpunode.change import Change, Trigger, triggers
-from gpunode.journal.history import triggers_settled_by
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle
+from gpunode.journal.history import ChangeRecord, collect_changes, triggers_settled_by
+from gpunode.journal.record import Begin, Commit, Entry, Failed, Forget, Intent, Owe, Result, Settle
 
-Outcome: TypeAlias = Literal["done", "failed", "intended"]
 Ending: TypeAlias = Result | Literal["going on", "cut short"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeRecord:
-    """A change of a run.
-
-    Attributes:
-        outcome: ``intended`` when neither its success nor its failure was recorded: it may have been made.
-        ended_at: when that was recorded; None for one that was only intended.
-        why: why it failed.
-    """
-
-    intent: Intent
-    outcome: Outcome
-    ended_at: float | None = None
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +67,7 @@ def record_of_run(entries: Sequence[Entry], *, going_on: bool = False, undone_by
     commit = next((entry for entry in entries if isinstance(entry, Commit)), None)
     forgotten = next((entry for entry in entries if isinstance(entry, Forget)), None)
     is_open = going_on and commit is None
-    return RunRecord(
-        begin, _collect_changes(entries), _collect_triggers(entries), commit, forgotten, is_open, undone_by
-    )
-
-
-def _collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
-    found: dict[int, ChangeRecord] = {}
-    for entry in entries:
-        match entry:
-            case Intent(seq=seq):
-                found[seq] = ChangeRecord(entry, "intended")
-            case Done(seq=seq, at=at):
-                found[seq] = ChangeRecord(found[seq].intent, "done", at)
-            case Failed(seq=seq, why=why, at=at):
-                found[seq] = ChangeRecord(found[seq].intent, "failed", at, why)
-            case _:
-                pass
-    return tuple(found.values())
+    return RunRecord(begin, collect_changes(entries), _collect_triggers(entries), commit, forgotten, is_open, undone_by)
 
 
 def _collect_triggers(entries: Iterable[Entry]) -> tuple[TriggerRecord, ...]:

@@ -4,26 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from gpunode.change import CONFIGURATION, Change, FileChange, MigChange, PackageChange, Trigger, settle_order, triggers
 from gpunode.journal.record import MAKING, Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Settle, Verb
 
+Outcome: TypeAlias = Literal["done", "intended", "failed"]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRecord:
+    """A change of a run.
+
+    Attributes:
+        begin: of the run; None if its entry is missing.
+        outcome: ``intended`` when neither its success nor its failure was recorded: it may have been made.
+        ended_at: when that was recorded; None for one that was only intended.
+        why: why it failed.
+    """
+
+    intent: Intent
+    outcome: Outcome
+    ended_at: float | None = None
+    why: str = ""
+    begin: Begin | None = None
+
+    @property
+    def change(self) -> Change:
+        """The change itself."""
+        return self.intent.change
+
+
+def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
+    """Return the changes of one run, or of several, in their order."""
+    found: list[ChangeRecord] = []
+    places: dict[int, int] = {}
+    begin: Begin | None = None
+    for entry in entries:
+        match entry:
+            case Begin():
+                begin, places = entry, {}  # each run counts its entries anew
+            case Intent(seq=seq):
+                places[seq] = len(found)
+                found.append(ChangeRecord(entry, "intended", begin=begin))
+            case Done(seq=seq, at=at) if seq in places:
+                found[places[seq]] = replace(found[places[seq]], outcome="done", ended_at=at)
+            case Failed(seq=seq, why=why, at=at) if seq in places:
+                found[places[seq]] = replace(found[places[seq]], outcome="failed", ended_at=at, why=why)
+            case _:
+                pass
+    return tuple(found)
+
+
 def made_changes(entries: Iterable[Entry]) -> tuple[Change, ...]:
     """Return the changes of a run that are known to have been made, in their order."""
-    known = tuple(entries)
-    done = {entry.seq for entry in known if isinstance(entry, Done)}
-    return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
+    return tuple(one.change for one in collect_changes(entries) if one.outcome == "done")
 
 
 def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     """Return the intents of a run of which nobody recorded whether their changes were made."""
-    known = tuple(entries)
-    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
-    return tuple(entry for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
+    return tuple(one.intent for one in collect_changes(entries) if one.outcome == "intended")
 
 
 def steps_by_change(entries: Iterable[Entry]) -> dict[Change, str]:
@@ -36,15 +78,11 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
-    known = tuple(entries)
     # What a transaction that failed never touched may have been installed by somebody since.
-    failed = {entry.seq for entry in known if isinstance(entry, Failed)}
-    intents = [
-        one
-        for one in known
-        if isinstance(one, Intent) and not (isinstance(one.change, PackageChange) and one.seq in failed)
-    ]
-    back = ((intent, intent.change.inverse()) for intent in reversed(intents))
+    made = (
+        one for one in collect_changes(entries) if one.outcome != "failed" or not isinstance(one.change, PackageChange)
+    )
+    back = ((one.intent, one.change.inverse()) for one in reversed(tuple(made)))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
@@ -236,30 +274,39 @@ def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None or any(isinstance(entry, Commit) for entry in known):
         return None
-    failures = {entry.seq for entry in known if isinstance(entry, Failed)}
-    failed = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq in failures)
-    return InterruptedRun(
-        begin, made_changes(known), tuple(intent.change for intent in open_intents(known)), tuple(failed)
+    changes = collect_changes(known)
+    made, begun, failed = (
+        tuple(one.change for one in changes if one.outcome == outcome) for outcome in ("done", "intended", "failed")
     )
+    return InterruptedRun(begin, made, begun, failed)
+
+
+def find_standing_undos(ends: Sequence[tuple[Begin, Commit | None]]) -> tuple[Begin, ...]:
+    """Return the rollbacks and removals that were done and not undone themselves, newest first.
+
+    Args:
+        ends: the beginning and the end of each run, oldest first; None for the end of one that was cut short.
+    """
+    undone: set[str] = set()
+    standing: list[Begin] = []
+    for begin, commit in reversed(ends):
+        if begin.run in undone or commit is None or commit.result not in _THROUGH:
+            continue
+        undone.add(begin.of)
+        standing += [begin] if begin.of or begin.verb == "remove" else []
+    return tuple(standing)
 
 
 def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
-    """Return ``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
-
-    A removal undoes every run before it that made something.
-    """
+    """Return ``runs`` with ``undone_by`` filled in; a removal undoes every run before it that made something."""
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    for index in reversed(range(len(runs))):
-        run = runs[index]
-        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
-            continue
-        taken = [run.begin.of] if run.begin.of else []
-        if run.verb == "remove":
-            taken = [one.run for one in runs[:index] if one.verb in MAKING]
-        for one in taken:
-            undone.setdefault(one, run.run)
-        whole.update(taken if run.begin.whole or run.verb == "remove" else ())
+    names = [run.run for run in runs]
+    for undo in find_standing_undos([(run.begin, run.commit) for run in runs]):
+        is_removal, earlier = undo.verb == "remove", runs[: names.index(undo.run)]
+        taken = [one.run for one in earlier if one.verb in MAKING] if is_removal else [undo.of]
+        undone = dict.fromkeys(taken, undo.run) | undone
+        whole.update(taken if undo.whole or is_removal else ())
     return tuple(
         replace(
             run,
