@@ -17,8 +17,10 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     Edit,
     Files,
+    Layer,
     ObservedConfig,
     RecordedEdit,
+    Removal,
     Runtime,
     after_edits,
     gather_files,
@@ -31,8 +33,10 @@ __all__ = [
     "DesiredConfig",
     "Edit",
     "Files",
+    "Layer",
     "ObservedConfig",
     "RecordedEdit",
+    "Removal",
     "Runtime",
     "after_edits",
     "gather_files",
@@ -47,7 +51,8 @@ class _Rules(Protocol):
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]: ...
     def located(self, row: Runtime, files: Files, desired: DesiredConfig) -> Runtime: ...
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit: ...
-    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit: ...
+    def layers(self, files: Files, desired: DesiredConfig) -> tuple[Layer, ...]: ...
+    def mend(self, removal: Removal, desired: DesiredConfig) -> Removal: ...
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig: ...
 
 
@@ -83,8 +88,11 @@ class _OnUse:
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
         return self._rules().configure(files, desired)
 
-    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-        return self._rules().unconfigure(files, desired, former)
+    def layers(self, files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+        return self._rules().layers(files, desired)
+
+    def mend(self, removal: Removal, desired: DesiredConfig) -> Removal:
+        return self._rules().mend(removal, desired)
 
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
         return self._rules().inspect(files, desired)
@@ -103,7 +111,8 @@ def _row(known: ContainerRuntime) -> Runtime:
         reads=rules.reads,
         located=rules.located,
         configure=rules.configure,
-        unconfigure=rules.unconfigure,
+        layers=rules.layers,
+        mend=rules.mend,
         inspect=rules.inspect,
         takes_on_reload=rules.takes_on_reload,
         keeps_containers=rules.keeps_containers,

@@ -33,6 +33,7 @@ from gpunode.runtimes import (
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import choose_row
 from tests.needs import lacking, program
+from tests.unit.runtimes.unconfigured import unconfigure
 
 OTHERS = {"nvidia-container-runtime"}  # microk8s'
 FOLDER = Path(__file__).parent / "installations"
@@ -84,8 +85,8 @@ def test_what_comes_of_it(case: str) -> None:
     assert (edited.restart, list(edited.notes)) == (asked(case).get("restart", ""), asked(case).get("notes", []))
     assert not row.generated & {edit.path for edit in edited.edits}
     assert row.configure(after, replace(desired(case), exact=False)).edits == (), "a second time changes nothing"
-    assert after_edits(after, row.unconfigure(after, desired(case), records(edited))) == files
-    by_name = row.unconfigure(after, desired(case), {})
+    assert after_edits(after, unconfigure(row, after, desired(case), records(edited))) == files
+    by_name = unconfigure(row, after, desired(case), {})
     assert not row.generated & {edit.path for edit in by_name.edits}
     left = after_edits(after, by_name)
     assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired(case)).handlers.keys() <= {

@@ -22,6 +22,7 @@ from gpunode.runtimes.model import Files, RecordedEdit, gather_files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
+from tests.unit.runtimes.unconfigured import unconfigure
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -119,7 +120,7 @@ def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> N
         if vector.files.get(one) != after.get(one)
     }
     theirs = {**after, path: _edited(path, after[path])} if path in after else after
-    back = row.unconfigure(_gathered(theirs, vector, desired), desired, former)
+    back = unconfigure(row, _gathered(theirs, vector, desired), desired, former)
     left = {**theirs, **{edit.path: edit.after for edit in back.edits}}
     meant: dict[str, bytes | None] = {**vector.files}
     if path in after:

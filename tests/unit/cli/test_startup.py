@@ -103,14 +103,14 @@ def test_a_command_about_the_past_loads_no_editor_of_a_runtime(command: str, tmp
     root = ("--root", str(tmp_path)) if command == "log" else ()
     found = loaded(*command.split(), *root)
     assert "gpunode.runtimes" in found
-    assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "keys", "podman")} & found
+    assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "podman", "reversal")} & found
     assert "gpunode.facts.cdi" not in found
 
 
 def test_a_plan_loads_the_rules_of_the_one_runtime_that_it_is_about() -> None:
     found = loaded("plan", "containerd", "--node", SAMPLE)
     assert "gpunode.runtimes.containerd" in found
-    others = ("crio", "docker", "docker_undoing", "jsontext", "keys", "podman")
+    others = ("crio", "docker", "jsontext", "podman", "removal", "reversal")
     assert not {f"gpunode.runtimes.{name}" for name in others} & found
 
 
@@ -152,7 +152,7 @@ def test_the_child_that_asks_nvml_loads_little() -> None:
 
 def test_a_render_loads_no_step_and_of_the_runtimes_one() -> None:
     found = ours(loaded("k8s", "render", "--node", SAMPLE))
-    runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "keys", "podman", "tomltext"))
+    runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "podman", "reversal", "tomltext"))
     parts = ("steps.table", "steps.selection", "steps.driver", "distros", "host.apt", "kubernetes.kind", *runtimes)
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
 

@@ -8,6 +8,7 @@ from gpunode.runtimes import ConfigEdit, DesiredConfig, Files, RecordedEdit, aft
 from gpunode.runtimes.containerd_files import load, matching, wider
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
+from tests.unit.runtimes.unconfigured import unconfigure
 
 CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
 CRI = 'plugins."io.containerd.grpc.v1.cri"'
@@ -27,7 +28,7 @@ def configured(files: Files, desired: DesiredConfig) -> tuple[Files, dict[str, R
 
 
 def removed(files: Files, desired: DesiredConfig, former: dict[str, RecordedEdit]) -> tuple[Files, ConfigEdit]:
-    edited = containerd.unconfigure(files, desired, former)
+    edited = unconfigure("containerd", files, desired, former)
     return after_edits(files, edited), edited
 
 
@@ -76,6 +77,7 @@ def test_a_drop_in_of_nvidia_ctk_that_says_nothing_of_its_own_goes_whole() -> No
 def test_the_runtimes_that_stay_do_not_lose_their_default() -> None:
     """Without a runc table beside kata's, containerd 1.7 does not load the CRI plugin."""
     nvidia = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia").split(b"\n", 1)[1]
+    nvidia += f"[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n".encode()
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
     files = {CONFIG: KATA.replace(b"version = 2\n", default) + nvidia}
     back, how = removed(files, DesiredConfig(version=(1, 7)), {})
@@ -91,7 +93,7 @@ def test_a_default_that_somebody_gave_our_handler_goes_with_it() -> None:
     edited = after[CONFIG].replace(b"version = 2\n", default)
     back, how = removed({CONFIG: edited}, DesiredConfig(exact=True), former)
     assert containerd.inspect(back).default is None
-    assert any("made the default by somebody else" in note for note in how.notes)
+    assert any("the default runtime nvidia no longer exists" in note for note in how.notes)
 
 
 def test_a_drop_in_of_another_schema_than_the_root_is_made_anew() -> None:

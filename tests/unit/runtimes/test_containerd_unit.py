@@ -11,6 +11,7 @@ from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
 from gpunode.runtimes.containerd_unit import config_of
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import choose_row
+from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
 ROW = runtime("containerd")
@@ -70,9 +71,9 @@ def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
     after = dict(after_edits(files, edited))
     assert "nvidia" in ROW.inspect(after, DesiredConfig()).handlers
     assert not ROW.configure(after, DesiredConfig()).edits
-    (back,) = ROW.unconfigure(after, DesiredConfig(), {OWN: RecordedEdit(ROOT, after[OWN])}).edits
+    (back,) = unconfigure(ROW, after, DesiredConfig(), {OWN: RecordedEdit(ROOT, after[OWN])}).edits
     assert (back.path, back.after) == (OWN, ROOT)
-    assert [edit.path for edit in ROW.unconfigure(after, DesiredConfig(), {}).edits] == [OWN]
+    assert [edit.path for edit in unconfigure(ROW, after, DesiredConfig(), {}).edits] == [OWN]
 
 
 def test_the_row_has_that_file_unless_another_is_asked_for() -> None:

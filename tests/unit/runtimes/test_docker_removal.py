@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gpunode.errors import Refused
 from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits
 from gpunode.runtimes.docker import configure
-from gpunode.runtimes.docker_undoing import unconfigure
 from tests.unit.runtimes.test_docker_editing import all_desired, read
 from tests.unit.runtimes.test_docker_editing import files as documents
+from tests.unit.runtimes.unconfigured import unconfigure
 
 CONFIG = "/etc/docker/daemon.json"
 BINARY = "/usr/bin/nvidia-container-runtime"
@@ -30,7 +30,7 @@ def made(before: bytes | None, desired: DesiredConfig) -> bytes:
 
 
 def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredConfig = EVERYTHING) -> ConfigEdit:
-    return unconfigure({CONFIG: now}, desired, {CONFIG: RecordedEdit(before, after)})
+    return unconfigure("docker", {CONFIG: now}, desired, {CONFIG: RecordedEdit(before, after)})
 
 
 def left(now: bytes, edited: ConfigEdit) -> bytes | None:
@@ -65,20 +65,32 @@ def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, desir
     assert found == expected
 
 
+def program(document: dict[str, Any]) -> str:
+    """What the handler runs."""
+    found: str = ((document.get("runtimes") or {}).get("nvidia") or {}).get("path", "")
+    return found
+
+
 @given(documents(), all_desired)
 def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
     data: bytes, desired: DesiredConfig
 ) -> None:
-    out = left(data, unconfigure({CONFIG: data}, desired, {}))
+    before = read(data)
+    if "nvidia" in (before.get("runtimes") or {}) and not program(before):
+        with pytest.raises(Refused, match="was not added by configure"):
+            unconfigure("docker", {CONFIG: data}, desired, {})
+        return
+    desired = replace(desired, binary=program(before) or desired.binary)
+    out = left(data, unconfigure("docker", {CONFIG: data}, desired, {}))
     assert out is not None
-    before, after = read(data), read(out)
+    after = read(out)
     assert "nvidia" not in (after.get("runtimes") or {})
     assert after.get("default-runtime") != "nvidia"
     kept = {key: value for key, value in before.items() if key not in {"runtimes", "default-runtime"}}
     assert {key: after[key] for key in after if key in kept} == kept
     others = {name: entry for name, entry in (before.get("runtimes") or {}).items() if name != "nvidia"}
     assert (after.get("runtimes") or {}) == others
-    assert unconfigure({CONFIG: out}, desired, {}).edits == ()
+    assert unconfigure("docker", {CONFIG: out}, desired, {}).edits == ()
 
 
 @given(documents(), all_desired)
@@ -87,7 +99,7 @@ def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: byt
     if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
         return
     after = made(data, desired)
-    out = left(after, unconfigure({CONFIG: after}, desired, {}))
+    out = left(after, unconfigure("docker", {CONFIG: after}, desired, {}))
     assert out is not None
     if document and document.get("runtimes", ...) not in ({}, None):
         assert out == data
@@ -125,7 +137,7 @@ def test_the_former_entry_comes_back_as_it_was_written() -> None:
     ("now", "expected", "note"),
     [
         # An entry that somebody added to is still gpunode's; without a path dockerd would not start.
-        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "is removed with it"),
+        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "is removed with"),
         ({"runtimes": {"nvidia": {"path": "/mine"}}, "default-runtime": "nvidia"},
          {"runtimes": {"nvidia": {"path": "/mine"}}}, "stays"),
         ({"runtimes": {"nvidia": NVIDIA, "x": {"path": "/x"}}, "default-runtime": "x"},
@@ -154,14 +166,14 @@ def test_no_default_is_left_that_is_not_there() -> None:
     now = after.replace(b"{\n", b'{\n "default-runtime": "nvidia",\n', 1)
     edited = undone(now, before=b"{}", after=after)
     assert json.loads(left(now, edited) or b"") == {}
-    assert "made the default runtime since" in edited.notes[0]
+    assert "the default runtime nvidia no longer exists" in edited.notes[0]
     # The former default is gone meanwhile.
     before = b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}'
     after = made(before, EVERYTHING)
     now = json.dumps({**json.loads(after), "runtimes": {"nvidia": NVIDIA}}).encode()
     edited = undone(now, before=before, after=after)
     assert json.loads(left(now, edited) or b"") == {"runtimes": {}}
-    assert "kata, no longer exists" in edited.notes[0]
+    assert "the default runtime kata no longer exists" in edited.notes[0]
     # Shims need no entry.
     before = b'{"default-runtime": "io.containerd.kata.v2"}'
     after = made(before, EVERYTHING)
@@ -169,34 +181,28 @@ def test_no_default_is_left_that_is_not_there() -> None:
     assert json.loads(left(now, undone(now, before=before, after=after)) or b"")["default-runtime"] in before.decode()
 
 
-def test_one_handler_of_two_goes_alone_and_all_of_them_when_none_is_named() -> None:
+def test_one_handler_of_two_goes_alone_and_one_that_was_never_added_takes_none_along() -> None:
     other = DesiredConfig(handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
     after = made(made(b"{}\n", DesiredConfig()), other)
     edited = undone(after, before=b"{}\n", after=after, desired=other)
     assert json.loads(left(after, edited) or b"") == {"runtimes": {"nvidia": NVIDIA}}
-    assert left(after, undone(after, before=b"{}\n", after=after, desired=replace(other, handler=""))) == b"{}\n"
-    now = after.replace(b"{", b'{"own": 1,', 1)
-    assert json.loads(
-        left(now, undone(now, before=b"{}\n", after=after, desired=DesiredConfig(handler=""))) or b""
-    ) == {"own": 1}
-    assert left(after, undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third"))) == b"{}\n"
+    assert undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third")).edits == ()
 
 
 def test_what_is_not_on_record_is_said() -> None:
     data = json.dumps({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "features": {"cdi": True}}).encode()
-    edited = unconfigure({CONFIG: data}, DesiredConfig(), {})
+    edited = unconfigure("docker", {CONFIG: data}, DesiredConfig(), {})
     assert json.loads(left(data, edited) or b"") == {"features": {"cdi": True}}
     assert len(edited.notes) == 2
     assert "no record of" in edited.how
-    unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/n\n"
-    flags = unconfigure({CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), {})
+    unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/usr/bin/nvidia-container-runtime\n"
+    flags = unconfigure("docker", {CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), {})
     assert flags.edits == ()
     assert "command line" in flags.notes[0]
 
 
 def test_nothing_is_done_where_there_is_no_file_and_nothing_readable_is_guessed_at() -> None:
-    assert unconfigure({}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
+    assert unconfigure("docker", {}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
     with pytest.raises(Refused, match="not valid JSON"):
         undone(b'{"a": 1,}', before=b"{}", after=made(b"{}", DesiredConfig()))
-    unchanged = made(b"{}", DesiredConfig())
-    assert undone(unchanged, before=unchanged, after=unchanged).edits == ()
+    assert undone(b"{}", before=b"{}", after=made(b"{}", DesiredConfig())).edits == ()

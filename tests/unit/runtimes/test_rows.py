@@ -40,7 +40,7 @@ def test_a_row_names_all_that_others_ask_of_it(row: Runtime) -> None:
 def test_a_row_has_its_rules_in_a_module_of_its_name(row: Runtime) -> None:
     rules = import_module(f"gpunode.runtimes.{row.id}")
 
-    for name in ("configure", "unconfigure", "inspect"):
+    for name in ("configure", "layers", "mend", "inspect"):
         assert callable(getattr(rules, name))
     if row.reloads:
         assert row.takes_on_reload({}, {}, DesiredConfig()) in {True, False}

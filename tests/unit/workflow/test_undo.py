@@ -760,7 +760,7 @@ class TestRemove:
             return
         back = plan_removal(store, host, now())
         assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
-        assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
+        assert ("the default runtime nvidia no longer exists" in " ".join(back.notes)) is (b"default" in document)
 
     @pytest.mark.parametrize("is_made", [False, True])
     def test_file_goes_whichever_of_two_states_a_cut_rollback_left(
