@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from gpunode.change import CONFIGURATION, Change, FileChange, MigChange, PackageChange, Trigger, settle_order, triggers
@@ -104,8 +104,22 @@ def _changes_something(intent: Intent) -> bool:
     return not (isinstance(intent.change, FileChange) and intent.change.before == intent.change.after)
 
 
-def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
-    """Return the unsettled triggers in settle order, each with the time when it last became pending.
+@dataclass(slots=True)
+class Debt:
+    """A trigger that changes owe or owed; without any it is an earlier run's.
+
+    Attributes:
+        owed_by: by run and number, the entry of each change that owes it, dated from when the change was made.
+        settled: the entry that ended it; None while it is pending.
+    """
+
+    trigger: Trigger
+    owed_by: dict[tuple[int, int], Intent | Owe] = field(default_factory=dict)
+    settled: Settle | None = None
+
+
+def collect_debts(entries: Iterable[Entry]) -> list[Debt]:
+    """Return the triggers in order of appearance; one that is needed again after it was settled is listed again.
 
     An intended file change owes its triggers, since a crash may have come right after it. A failed one does not: the
     file is as it was. A restart settles a reload of the same unit.
@@ -113,36 +127,52 @@ def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
     Args:
         entries: of one run, or of several in their order: a later run may settle what an earlier one owed.
     """
-    debts: dict[Trigger, dict[tuple[int, int], float]] = {}
-    run = 0
+    ledger = _Ledger()
+    run = 0  # each run counts its entries anew
     for entry in entries:
         match entry:
             case Begin():
                 run += 1
             case Intent() | Owe():
-                for trigger in _triggers_of(entry):
-                    debts.setdefault(trigger, {})[run, entry.seq] = entry.at
+                ledger.add((run, entry.seq), entry)
             case Done() | Failed():
-                _end_debts(debts, (run, entry.seq), entry)
-            case Settle(trigger=trigger):
-                for settled in triggers_settled_by(trigger):
-                    debts.pop(settled, None)
+                ledger.end((run, entry.seq), entry)
+            case Settle():
+                ledger.settle(entry)
             case Commit() | Forget():
                 pass
-    return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
+    return [debt for debt in ledger.debts if debt.owed_by or debt.settled]
 
 
-def _triggers_of(entry: Intent | Owe) -> tuple[Trigger, ...]:
-    return (entry.trigger,) if isinstance(entry, Owe) else triggers((entry.change,))
+@dataclass(slots=True)
+class _Ledger:
+    """The debts so far; ``pending`` are those that nothing has settled."""
 
+    debts: list[Debt] = field(default_factory=list)
+    pending: dict[Trigger, Debt] = field(default_factory=dict)
 
-def _end_debts(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
-    """Date what a change left pending from when it was made, or drop it if the change failed."""
-    for debtors in debts.values():
-        if isinstance(end, Failed):
-            debtors.pop(debtor, None)
-        elif debtor in debtors:
-            debtors[debtor] = end.at
+    def add(self, debtor: tuple[int, int], entry: Intent | Owe) -> None:
+        """Note that a change owes its triggers, or one more."""
+        for trigger in (entry.trigger,) if isinstance(entry, Owe) else triggers((entry.change,)):
+            if trigger not in self.pending:
+                self.debts.append(self.pending.setdefault(trigger, Debt(trigger)))
+            owed_by = self.pending[trigger].owed_by
+            owed_by[debtor] = replace(owed_by.get(debtor, entry), at=entry.at)
+
+    def end(self, debtor: tuple[int, int], entry: Done | Failed) -> None:
+        """Date what a change left pending from when it was made, or drop it if the change failed."""
+        for owed_by in (debt.owed_by for debt in self.pending.values() if debtor in debt.owed_by):
+            if isinstance(entry, Failed):
+                del owed_by[debtor]
+            else:
+                owed_by[debtor] = replace(owed_by[debtor], at=entry.at)
+
+    def settle(self, entry: Settle) -> None:
+        """End the debts that ``entry`` settles; if there is none, it settles an earlier run's."""
+        paid = [self.pending.pop(one) for one in triggers_settled_by(entry.trigger) if one in self.pending]
+        self.debts += [] if paid else [Debt(entry.trigger, settled=entry)]
+        for debt in paid:
+            debt.settled = entry
 
 
 def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
@@ -150,24 +180,17 @@ def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
+def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
+    """Return the unsettled triggers in settle order, each with the time when it last became pending."""
+    debts = {debt.trigger: debt for debt in collect_debts(entries) if debt.settled is None}
+    return {one: max(entry.at for entry in debts[one].owed_by.values()) for one in settle_order(debts)}
+
+
 def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """Return the file changes, newest first, with a trigger not settled since; as for ``pending_since``."""
-    waiting: dict[tuple[int, int], tuple[FileChange, set[Trigger]]] = {}
-    run = 0
-    for entry in entries:
-        match entry:
-            case Begin():
-                run += 1
-            case Intent(change=FileChange() as change):
-                waiting[run, entry.seq] = (change, set(change.triggers))
-            case Failed():
-                waiting.pop((run, entry.seq), None)
-            case Settle(trigger=trigger):
-                for _, owes in waiting.values():
-                    owes.difference_update(triggers_settled_by(trigger))
-            case _:
-                pass
-    return tuple(change for change, owes in reversed(waiting.values()) if owes)
+    """Return the file changes, newest first, with a trigger not settled since."""
+    pending = (debt.owed_by for debt in collect_debts(entries) if debt.settled is None)
+    intents = {key: entry for owed_by in pending for key, entry in owed_by.items() if isinstance(entry, Intent)}
+    return FileChange.among(intents[key].change for key in sorted(intents, reverse=True))
 
 
 def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
