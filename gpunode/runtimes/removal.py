@@ -147,7 +147,7 @@ def end_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal)
             continue
         was_dangling = was.get(path) == name and name not in were_there
         is_recorded = removal.former.get(path) != removal.files[path]
-        if was_dangling and is_recorded and (row.id, name) != ("crio", desired.handler):
+        if was_dangling and is_recorded:
             continue
         document = put(layer.document, layer.default, was[path] if was.get(path) in there else None)
         is_idle = path not in removal.former and not document and b"#" not in removal.after[path]
