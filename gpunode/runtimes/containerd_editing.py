@@ -25,6 +25,7 @@ from gpunode.runtimes.containerd_files import (
 )
 from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, Surroundings, with_handler
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, needs_runc
+from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, put
 
 _Contents: TypeAlias = dict[str, bytes | None]
@@ -176,20 +177,10 @@ def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfi
     kept = merged(own)
     kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
     entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
-    return merged(kept, _differing(plugin, base), entry)
-
-
-def _differing(table: Document, base: Document) -> Document:
-    """The keys of ``table`` that ``base`` lacks or has otherwise."""
-    found: Document = {}
-    for key, value in table.items():
-        former = base.get(key)
-        if isinstance(value, dict) and isinstance(former, dict):
-            if inner := _differing(value, former):
-                found[key] = inner
-        elif value != former:
-            found[key] = value
-    return found
+    changed: Document = {}
+    for path, _, value in compare_documents(base, plugin):
+        changed = changed if value is MISSING else put(changed, path, value)
+    return merged(kept, changed, entry)
 
 
 def mend(removal: Removal, desired: DesiredConfig) -> Removal:

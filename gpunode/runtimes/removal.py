@@ -19,6 +19,7 @@ from gpunode.runtimes.model import (
     Runtime,
 )
 from gpunode.runtimes.reversal import changed_handlers
+from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, at, put
 
 # Of each file what gpunode made of it, oldest first.
@@ -118,18 +119,10 @@ def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, earli
             continue
         # A drop-in that says nothing of its own goes, unless somebody has written a comment into it.
         rest, content = {key: value for key, value in document.items() if key != "version"}, removal.after[layer.path]
-        is_idle = layer.path != main and b"#" not in content and _says_all(root, rest)
+        says_more = any(value is not MISSING for _, _, value in compare_documents(root, rest))
+        is_idle = layer.path != main and b"#" not in content and not says_more
         removal = removal.with_file(layer.path, None if is_idle else _edit(layer, document, content))
     return removal
-
-
-def _says_all(root: Document, rest: Document) -> bool:
-    """Return whether ``root`` has every key of ``rest`` with the same value."""
-    pairs = ((root.get(key), value) for key, value in rest.items())
-    return all(
-        _says_all(one, other) if isinstance(one, dict) and isinstance(other, dict) else one == other
-        for one, other in pairs
-    )
 
 
 def end_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
