@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, Spelt, holder_of, parse
+from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, holder_of, parse
 from gpunode.runtimes.text import MISSING, compare_documents
 
 
@@ -125,7 +125,7 @@ class _Style:
     def render(self, value: Any, indent: str) -> str:
         """``value`` as it stands in a line that ``indent`` begins."""
         match value:
-            case Spelt() | Number():
+            case Number():
                 return str(value)
             case dict() if value:
                 members = [self.member(key, inner, self._below(indent)) for key, inner in value.items()]
