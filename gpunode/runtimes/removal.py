@@ -64,17 +64,19 @@ def remove_handler(
     removal = _replace_entry(row, desired, Removal(files, former, without), earlier)
     is_recorded = removal.after != files
     if not is_recorded:
-        _refuse_foreign(row, desired, files)
+        if _is_foreign(row, desired, files):
+            raise _foreign_handler(row, desired, files)
         removal = _replace_entry(row, desired, removal, dict.fromkeys(files))
     removal = row.mend(end_dangling_default(row, desired, removal), desired)
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
     edits = tuple(
-        Edit(path, files[path], removal.after.get(path))
+        Edit(path, files.get(path), removal.after.get(path))
         for path in paths
         if path not in row.generated and files.get(path) != removal.after.get(path)
     )
     notes = [note for note in removal.notes if not note.startswith((*row.generated,))]
-    if edits and is_recorded and not row.product and desired.handler in row.inspect(removal.after, desired).handlers:
+    is_left = desired.handler in row.inspect(removal.after, desired).handlers
+    if edits and is_recorded and is_left and not row.product and not _is_foreign(row, desired, removal.after):
         notes.append(
             f"{row.id} still has a runtime {desired.handler}: an entry that gpunode has on no record stays; the same "
             "command, run again, takes it out by its name"
@@ -88,16 +90,16 @@ def remove_handler(
     return ConfigEdit(edits, how, tuple(dict.fromkeys(notes)))
 
 
-def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
-    """Refuse to remove a handler that neither gpunode nor nvidia-ctk can have added.
-
-    Raises:
-        Refused: it is, and nobody has on record that gpunode did.
-    """
+def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
+    """Return whether neither gpunode nor nvidia-ctk can have added the handler."""
     binary = row.inspect(files, desired).handlers.get(desired.handler)
-    if binary in {None, desired.binary} or posixpath.basename(binary or "").startswith("nvidia-container-runtime"):
-        return
-    raise Refused(
+    is_nvidias = posixpath.basename(binary or "").startswith("nvidia-container-runtime")
+    return binary not in {None, desired.binary} and not is_nvidias
+
+
+def _foreign_handler(row: Runtime, desired: DesiredConfig, files: Files) -> Refused:
+    binary = row.inspect(files, desired).handlers[desired.handler]
+    return Refused(
         f"the runtime {desired.handler} of {row.id} was not added by configure",
         why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
         hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's all the same, name its "
