@@ -89,7 +89,7 @@ _USUAL = frozenset(
     }
 )
 # Those that stand today, in rooms whose names were not gone through yet. Only fewer may be allowed.
-_PARTICIPLES_ALLOWED = 48
+_PARTICIPLES_ALLOWED = 46
 
 
 def _trees() -> Iterator[tuple[str, ast.Module]]:

@@ -94,14 +94,6 @@ class ConfigEdit:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedEdit:
-    """The effect of gpunode's recorded changes on a file: it was ``before``, and they left it ``after``."""
-
-    before: bytes | None
-    after: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
 class ObservedConfig:
     """A runtime's configuration, without the daemon's defaults.
 

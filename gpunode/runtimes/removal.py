@@ -14,7 +14,6 @@ from gpunode.runtimes.model import (
     Edit,
     Files,
     Layer,
-    RecordedEdit,
     Removal,
     Runtime,
 )
@@ -22,27 +21,25 @@ from gpunode.runtimes.reversal import changed_handlers
 from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, at, put
 
-# Of each file what gpunode made of it, oldest first.
-Recorded = Mapping[str, Sequence[RecordedEdit]]
 # Of files what they were before the handler was added; None where nobody knows, or there was no file.
 Earlier = Mapping[str, bytes | None]
 
 
-def former_files(files: Files, recorded: Recorded) -> Files:
-    """Return ``files`` as they were before gpunode, as far as that is on record."""
-    first = {path: edits[0].before for path, edits in recorded.items() if path in files and edits}
+def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
+    """Return ``files`` as they were before gpunode's ``recorded`` edits, which come oldest first."""
+    first = {edit.path: edit.before for edit in reversed(recorded) if edit.path in files}
     return {path: content for path, content in {**files, **first}.items() if content is not None}
 
 
-def find_other_handlers(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> frozenset[str]:
+def find_other_handlers(row: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]) -> frozenset[str]:
     """Return the other handlers that gpunode added and that are still there.
 
     One that runs what it ran before gpunode is none of them: a drop-in may repeat it.
     """
     was, now = (row.inspect(each, desired).handlers for each in (former_files(files, recorded), files))
     copied = {name for name in now if was.get(name) == now[name]}
-    made = (changed_handlers(edit, path) for path, edits in recorded.items() for edit in edits)
-    return frozenset[str]().union(*made) & now.keys() - {desired.handler, *RUNC_FAMILY} - copied
+    made = frozenset[str]().union(*map(changed_handlers, recorded))
+    return made & now.keys() - {desired.handler, *RUNC_FAMILY} - copied
 
 
 def remove_handler(

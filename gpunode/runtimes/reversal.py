@@ -16,7 +16,7 @@ from typing import Any
 from gpunode import merging
 from gpunode.errors import Refused
 from gpunode.runtimes.documents import edit_file, is_json, parse_document, reads_as
-from gpunode.runtimes.model import RecordedEdit
+from gpunode.runtimes.model import Edit
 from gpunode.runtimes.text import same
 from gpunode.runtimes.tomlread import Document, Path
 
@@ -36,15 +36,15 @@ class Reversal:
     removed: tuple[Path, ...] = ()
 
 
-def revert_edit(edit: RecordedEdit, now: bytes, path: str, entries: Collection[Path] | None = None) -> Reversal | None:
+def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None) -> Reversal | None:
     """Return ``now`` without ``edit``; None where the two cannot be told apart.
 
     A file that nobody edited since is as before, byte for byte. A list keeps what was added to it since.
 
     Args:
-        edit: what gpunode made of the file. Where it took the file away, what is there now is somebody else's.
+        edit: what gpunode made of the file; what is neither TOML nor JSON is taken back by lines. Where it took the
+            file away, what is there now is somebody else's.
         now: the file as it is.
-        path: of the file; what is neither TOML nor JSON is taken back by lines.
         entries: the tables that go with all that was written into them since, because they would be useless without
             gpunode's keys. When not given: each new table within another that holds values, unless it also holds
             tables of tables.
@@ -53,6 +53,7 @@ def revert_edit(edit: RecordedEdit, now: bytes, path: str, entries: Collection[P
         return Reversal(edit.before or b"")
     if edit.after is None:
         return Reversal(now)
+    path = edit.path
     try:
         was, made, found = (parse_document(data, path) for data in (edit.before, edit.after, now))
     except (ValueError, Refused):
@@ -72,7 +73,7 @@ def revert_edit(edit: RecordedEdit, now: bytes, path: str, entries: Collection[P
     return None if content is None else Reversal(content, tuple(keys.changed), removed)
 
 
-def _revert_lines(edit: RecordedEdit, now: bytes) -> Reversal | None:
+def _revert_lines(edit: Edit, now: bytes) -> Reversal | None:
     content = merging.merged(edit.after or b"", edit.before or b"", now)
     return None if content is None else Reversal(content)
 
@@ -173,19 +174,19 @@ def _revert_list(was: list[Any], made: list[Any], found: list[Any]) -> list[Any]
 # Entries of handlers.
 
 
-def changed_handlers(edit: RecordedEdit, path: str) -> frozenset[str]:
+def changed_handlers(edit: Edit) -> frozenset[str]:
     """Return the handlers whose entries an edit added, changed or took out."""
     try:
-        before, after = (parse_document(data, path) for data in (edit.before, edit.after))
+        before, after = (parse_document(data, edit.path) for data in (edit.before, edit.after))
     except (ValueError, Refused):
         # A template of an earlier gpunode's, which is TOML but for its directives.
         before, after = ({"runtimes": _find_named_handlers(data)} for data in (edit.before, edit.after))
     return frozenset(_differing_entries(before, after))
 
 
-def took_out(edit: RecordedEdit, handler: str, path: str) -> bool:
+def took_out(edit: Edit, handler: str) -> bool:
     """Return whether an edit took the handler's entry out of the file."""
-    had, has = (handler in changed_handlers(RecordedEdit(None, data), path) for data in (edit.before, edit.after))
+    had, has = (handler in changed_handlers(Edit(edit.path, None, data)) for data in (edit.before, edit.after))
     return had and not has
 
 

@@ -30,7 +30,7 @@ from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
-from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime, toolkit
+from gpunode.runtimes import DesiredConfig, Edit, Runtime, toolkit
 from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
 from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.removal import find_other_handlers, former_files, remove_handler
@@ -275,7 +275,7 @@ def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
     # runc comes along where its table would be missed.
     entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
     trails = {path: trail for path, trail in trails.items() if path in {*entries, *target.own} and not trail.forgotten}
-    recorded = {path: [recorded_edit(span.change) for span in trail.spans] for path, trail in trails.items()}
+    recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail.spans]
     since = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
     earlier = {path: edit.before for path, trail in since.items() if (edit := _first_edit(trail, desired.handler))}
     restored: dict[str, RestoredFile] = {}
@@ -298,16 +298,14 @@ def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
 
 def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
     """Return the trail since the handler was taken out last: that took back all before it."""
-    spans = takewhile(
-        lambda span: not took_out(recorded_edit(span.change), handler, span.change.path), reversed(trail.spans)
-    )
+    spans = takewhile(lambda span: not took_out(recorded_edit(span.change), handler), reversed(trail.spans))
     return replace(trail, spans=tuple(reversed(tuple(spans))))
 
 
-def _first_edit(trail: FileTrail, handler: str) -> RecordedEdit | None:
+def _first_edit(trail: FileTrail, handler: str) -> Edit | None:
     """Return the first edit of a trail that is about the handler, or about none, such as one of the default alone."""
-    edits = ((recorded_edit(span.change), span.change.path) for span in trail.spans)
-    return next((edit for edit, path in edits if handler in (changed_handlers(edit, path) or {handler})), None)
+    edits = (recorded_edit(span.change) for span in trail.spans)
+    return next((edit for edit in edits if handler in (changed_handlers(edit) or {handler})), None)
 
 
 def _revert_span(

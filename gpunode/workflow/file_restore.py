@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gpunode.change import FileChange, FileState
 from gpunode.journal.footprint import ChangeSpan, FileTrail
-from gpunode.runtimes import RecordedEdit
+from gpunode.runtimes import Edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveE
     return found
 
 
-def recorded_edit(change: FileChange) -> RecordedEdit:
+def recorded_edit(change: FileChange) -> Edit:
     """Return a change of a file by its bytes."""
     before, after = (state.content if isinstance(state, FileState) else None for state in (change.before, change.after))
-    return RecordedEdit(before, after)
+    return Edit(change.path, before, after)
 
 
 def revert_change(
@@ -65,7 +65,7 @@ def revert_change(
     """
     from gpunode.runtimes.reversal import revert_edit  # few undos meet an edited file
 
-    reversal = revert_edit(recorded_edit(change), now.content, change.path, entries)
+    reversal = revert_edit(recorded_edit(change), now.content, entries)
     if reversal is None or (reversal.changed and not keeps_changed):
         return None
     names = ", ".join(".".join(keys) for keys in reversal.removed)
@@ -73,7 +73,7 @@ def revert_change(
     notes += [
         f"{change.path}: {'.'.join(keys)} stays, since somebody has changed its program"
         for keys in reversal.changed
-        if entries is not None and keys in entries
+        if keys[-2:-1] == ("runtimes",)
     ]
     before, after = change.before, change.after
     if before is None or not isinstance(after, FileState):

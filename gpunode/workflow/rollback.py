@@ -16,7 +16,7 @@ from gpunode.journal.history import RunSummary
 from gpunode.journal.record import MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit
 from gpunode.workflow import live_state, mig_layouts, standing
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
@@ -116,8 +116,8 @@ def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -
         return ""
     from gpunode.runtimes.reversal import changed_handlers  # few rollbacks meet an edited file
 
-    edits = (recorded_edit(change), RecordedEdit(None, now.content))
-    ours, present = (changed_handlers(edit, change.path) - {"runc"} for edit in edits)
+    edits = (recorded_edit(change), Edit(change.path, None, now.content))
+    ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
     command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
     commands = (

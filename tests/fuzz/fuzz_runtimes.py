@@ -22,7 +22,7 @@ import atheris
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
     from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
-    from gpunode.runtimes.model import RecordedEdit, after_edits, satisfies
+    from gpunode.runtimes.model import Edit, after_edits, satisfies
     from gpunode.runtimes.removal import remove_handler
     from gpunode.runtimes.reversal import revert_edit
     from gpunode.runtimes.text import same
@@ -81,7 +81,7 @@ def toml(data: bytes) -> None:
         return
     assert same(parse(edited), after)
     assert edit(edited, parse(edited), after) == edited
-    back = revert_edit(RecordedEdit(text.encode(), edited.encode()), edited.encode() + b"\n", "/x.toml")
+    back = revert_edit(Edit("/x.toml", text.encode(), edited.encode()), edited.encode() + b"\n")
     assert back is None or back.changed or same(parse(back.content.decode()), before)
 
 

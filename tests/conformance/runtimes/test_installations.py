@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,8 @@ from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Known, Kubelet
 from gpunode.runtimes import (
-    ConfigEdit,
     DesiredConfig,
     Files,
-    RecordedEdit,
     Runtime,
     after_edits,
     containerd,
@@ -71,10 +68,6 @@ def desired(case: str) -> DesiredConfig:
     return DesiredConfig(**asked(case)["desired"])
 
 
-def records(edited: ConfigEdit) -> Mapping[str, RecordedEdit]:
-    return {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" not in asked(case)])
 def test_what_comes_of_it(case: str) -> None:
     row, files = row_and_files(case)
@@ -85,8 +78,8 @@ def test_what_comes_of_it(case: str) -> None:
     assert (edited.restart, list(edited.notes)) == (asked(case).get("restart", ""), asked(case).get("notes", []))
     assert not row.generated & {edit.path for edit in edited.edits}
     assert row.configure(after, replace(desired(case), exact=False)).edits == (), "a second time changes nothing"
-    assert after_edits(after, unconfigure(row, after, desired(case), records(edited))) == files
-    by_name = unconfigure(row, after, desired(case), {})
+    assert after_edits(after, unconfigure(row, after, desired(case), edited.edits)) == files
+    by_name = unconfigure(row, after, desired(case), ())
     assert not row.generated & {edit.path for edit in by_name.edits}
     left = after_edits(after, by_name)
     assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired(case)).handlers.keys() <= {

@@ -18,7 +18,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, DesiredConfig, after_edits, runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.model import Files, RecordedEdit, gather_files
+from gpunode.runtimes.model import Edit, Files, gather_files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
@@ -114,11 +114,11 @@ HAD_OURS = frozenset({119, 132})
 def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> None:
     desired, row, path = _desired(vector), runtime(vector.runtime), vector.paths[0]
     after = _configured(vector.files, vector, desired)
-    former = {
-        one: RecordedEdit(vector.files.get(one), after.get(one))
+    former = [
+        Edit(one, vector.files.get(one), after.get(one))
         for one in {*vector.files, *after}
         if vector.files.get(one) != after.get(one)
-    }
+    ]
     theirs = {**after, path: _edited(path, after[path])} if path in after else after
     back = unconfigure(row, _gathered(theirs, vector, desired), desired, former)
     left = {**theirs, **{edit.path: edit.after for edit in back.edits}}

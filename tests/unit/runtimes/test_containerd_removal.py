@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import ConfigEdit, DesiredConfig, Files, RecordedEdit, after_edits, containerd, containerd_editing
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, after_edits, containerd, containerd_editing
 from gpunode.runtimes.containerd_files import load, matching, wider
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
@@ -22,12 +22,12 @@ WISHES = [
 ]
 
 
-def configured(files: Files, desired: DesiredConfig) -> tuple[Files, dict[str, RecordedEdit]]:
+def configured(files: Files, desired: DesiredConfig) -> tuple[Files, tuple[Edit, ...]]:
     edited = containerd.configure(files, desired)
-    return after_edits(files, edited), {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
+    return after_edits(files, edited), edited.edits
 
 
-def removed(files: Files, desired: DesiredConfig, former: dict[str, RecordedEdit]) -> tuple[Files, ConfigEdit]:
+def removed(files: Files, desired: DesiredConfig, former: tuple[Edit, ...]) -> tuple[Files, ConfigEdit]:
     edited = unconfigure("containerd", files, desired, former)
     return after_edits(files, edited), edited
 
@@ -61,7 +61,7 @@ def test_an_entry_goes_with_what_was_written_into_it_and_that_is_told() -> None:
 def test_what_nobody_has_on_record_goes_by_its_name_and_that_is_told() -> None:
     desired = DesiredConfig(default=True, exact=True)
     after, _ = configured({CONFIG: RUNC}, desired)
-    back, how = removed(after, desired, {})
+    back, how = removed(after, desired, ())
     assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
     assert any("default" in note and "no record of" in note for note in how.notes)
 
@@ -69,7 +69,7 @@ def test_what_nobody_has_on_record_goes_by_its_name_and_that_is_told() -> None:
 def test_a_drop_in_of_nvidia_ctk_that_says_nothing_of_its_own_goes_whole() -> None:
     desired = DesiredConfig(mode="drop-in", exact=True)
     after, _ = configured({CONFIG: RUNC}, desired)
-    back, how = removed(after, desired, {})
+    back, how = removed(after, desired, ())
     assert set(back) == {CONFIG}
     assert any("still imports" in note for note in how.notes)
 
@@ -80,7 +80,7 @@ def test_the_runtimes_that_stay_do_not_lose_their_default() -> None:
     nvidia += f"[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n".encode()
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
     files = {CONFIG: KATA.replace(b"version = 2\n", default) + nvidia}
-    back, how = removed(files, DesiredConfig(version=(1, 7)), {})
+    back, how = removed(files, DesiredConfig(version=(1, 7)), ())
     found = containerd.inspect(back)
     assert set(found.handlers) == {"kata", "runc"}
     assert found.default is None

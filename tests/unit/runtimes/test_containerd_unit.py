@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, gather_files, runtime
+from gpunode.runtimes import DesiredConfig, after_edits, gather_files, runtime
 from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
 from gpunode.runtimes.containerd_unit import config_of
 from gpunode.runtimes.found import contents, in_facts
@@ -71,9 +71,9 @@ def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
     after = dict(after_edits(files, edited))
     assert "nvidia" in ROW.inspect(after, DesiredConfig()).handlers
     assert not ROW.configure(after, DesiredConfig()).edits
-    (back,) = unconfigure(ROW, after, DesiredConfig(), {OWN: RecordedEdit(ROOT, after[OWN])}).edits
+    (back,) = unconfigure(ROW, after, DesiredConfig(), edited.edits).edits
     assert (back.path, back.after) == (OWN, ROOT)
-    assert [edit.path for edit in unconfigure(ROW, after, DesiredConfig(), {}).edits] == [OWN]
+    assert [edit.path for edit in unconfigure(ROW, after, DesiredConfig(), ()).edits] == [OWN]
 
 
 def test_the_row_has_that_file_unless_another_is_asked_for() -> None:

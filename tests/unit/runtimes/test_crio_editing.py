@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits, crio
+from gpunode.runtimes import ConfigEdit, DesiredConfig, after_edits, crio
 from gpunode.runtimes.model import CRIO_CONFIG, CRIO_DROP_IN, CRIO_FOLDER
 from tests.unit.runtimes.unconfigured import unconfigure
 
@@ -73,8 +73,7 @@ def undone(
     desired: DesiredConfig = DesiredConfig(),  # noqa: B008
 ) -> dict[str, bytes]:
     """``now`` after unconfigure, whose journal holds ``edited``."""
-    former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
-    return dict(after_edits(now, unconfigure("crio", now, desired, former)))
+    return dict(after_edits(now, unconfigure("crio", now, desired, edited.edits)))
 
 
 def test_the_options_of_a_default_runtime_that_stands_in_crio_conf_d_are_inherited() -> None:
@@ -296,18 +295,17 @@ def test_a_former_entry_comes_back() -> None:
 
 def test_without_a_record_the_entry_and_the_default_go_and_that_is_said() -> None:
     now = done({PACKAGED: TEN}, DEFAULT)
-    edited = unconfigure("crio", now, DesiredConfig(), {})
+    edited = unconfigure("crio", now, DesiredConfig(), ())
     assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
     assert f"gpunode has no record of {DROP_IN}" in edited.how
-    assert unconfigure("crio", {PACKAGED: TEN}, DesiredConfig(), {}).edits == ()
+    assert unconfigure("crio", {PACKAGED: TEN}, DesiredConfig(), ()).edits == ()
 
 
 def test_no_default_is_left_that_names_nothing() -> None:
     before = {PACKAGED: TEN}
     edited = crio.configure(before, DesiredConfig())
     now = {**after_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
-    former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
-    taken_back = unconfigure("crio", now, DesiredConfig(), former)
+    taken_back = unconfigure("crio", now, DesiredConfig(), edited.edits)
     after = after_edits(now, taken_back)
     assert DROP_IN not in after
     assert "default_runtime" not in after[CONF].decode()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, after_edits
 from gpunode.runtimes.docker import configure
 from tests.unit.runtimes.test_docker_editing import all_desired, read
 from tests.unit.runtimes.test_docker_editing import files as documents
@@ -30,7 +30,7 @@ def made(before: bytes | None, desired: DesiredConfig) -> bytes:
 
 
 def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredConfig = EVERYTHING) -> ConfigEdit:
-    return unconfigure("docker", {CONFIG: now}, desired, {CONFIG: RecordedEdit(before, after)})
+    return unconfigure("docker", {CONFIG: now}, desired, [Edit(CONFIG, before, after)])
 
 
 def left(now: bytes, edited: ConfigEdit) -> bytes | None:
@@ -78,10 +78,10 @@ def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
     before = read(data)
     if "nvidia" in (before.get("runtimes") or {}) and not program(before):
         with pytest.raises(Refused, match="was not added by configure"):
-            unconfigure("docker", {CONFIG: data}, desired, {})
+            unconfigure("docker", {CONFIG: data}, desired, ())
         return
     desired = replace(desired, binary=program(before) or desired.binary)
-    out = left(data, unconfigure("docker", {CONFIG: data}, desired, {}))
+    out = left(data, unconfigure("docker", {CONFIG: data}, desired, ()))
     assert out is not None
     after = read(out)
     assert "nvidia" not in (after.get("runtimes") or {})
@@ -90,7 +90,7 @@ def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
     assert {key: after[key] for key in after if key in kept} == kept
     others = {name: entry for name, entry in (before.get("runtimes") or {}).items() if name != "nvidia"}
     assert (after.get("runtimes") or {}) == others
-    assert unconfigure("docker", {CONFIG: out}, desired, {}).edits == ()
+    assert unconfigure("docker", {CONFIG: out}, desired, ()).edits == ()
 
 
 @given(documents(), all_desired)
@@ -99,7 +99,7 @@ def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: byt
     if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
         return
     after = made(data, desired)
-    out = left(after, unconfigure("docker", {CONFIG: after}, desired, {}))
+    out = left(after, unconfigure("docker", {CONFIG: after}, desired, ()))
     assert out is not None
     if document and document.get("runtimes", ...) not in ({}, None):
         assert out == data
@@ -191,18 +191,18 @@ def test_one_handler_of_two_goes_alone_and_one_that_was_never_added_takes_none_a
 
 def test_what_is_not_on_record_is_said() -> None:
     data = json.dumps({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "features": {"cdi": True}}).encode()
-    edited = unconfigure("docker", {CONFIG: data}, DesiredConfig(), {})
+    edited = unconfigure("docker", {CONFIG: data}, DesiredConfig(), ())
     assert json.loads(left(data, edited) or b"") == {"features": {"cdi": True}}
     assert len(edited.notes) == 2
     assert "no record of" in edited.how
     unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/usr/bin/nvidia-container-runtime\n"
-    flags = unconfigure("docker", {CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), {})
+    flags = unconfigure("docker", {CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), ())
     assert flags.edits == ()
     assert "command line" in flags.notes[0]
 
 
 def test_nothing_is_done_where_there_is_no_file_and_nothing_readable_is_guessed_at() -> None:
-    assert unconfigure("docker", {}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
+    assert unconfigure("docker", {}, DesiredConfig(), [Edit(CONFIG, b"{}", b"{ }")]).edits == ()
     with pytest.raises(Refused, match="not valid JSON"):
         undone(b'{"a": 1,}', before=b"{}", after=made(b"{}", DesiredConfig()))
     assert undone(b"{}", before=b"{}", after=made(b"{}", DesiredConfig())).edits == ()

@@ -21,7 +21,7 @@ def test_its_files_stay_as_they_are() -> None:
     edited = row.configure(files, DesiredConfig(default=True, cdi=True))
     assert edited.edits == ()
     assert "--device nvidia.com/gpu=all" in edited.how
-    removed = unconfigure(row, files, DesiredConfig(), {})
+    removed = unconfigure(row, files, DesiredConfig(), ())
     assert removed.edits == ()
     assert removed.how == "no file of podman has nvidia"
     assert row.inspect(files, DesiredConfig()).cdi is True

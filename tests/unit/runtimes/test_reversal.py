@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from gpunode.runtimes import DesiredConfig, RecordedEdit
+from gpunode.runtimes import DesiredConfig, Edit
 from gpunode.runtimes.reversal import revert_edit
 from gpunode.runtimes.tomlread import parse
 from tests.unit.runtimes.docker_file import configure as configure_docker
@@ -34,13 +34,13 @@ def taken_back(
     before: bytes | None, after: bytes | None, now: bytes, path: str, whole: Collection[tuple[str, ...]] | None = None
 ) -> bytes | None:
     """``now`` as it is left; None where somebody has changed what gpunode set, or nobody can tell."""
-    reversal = revert_edit(RecordedEdit(before, after), now, path, whole)
+    reversal = revert_edit(Edit(path, before, after), now, whole)
     return None if reversal is None or reversal.changed else reversal.content
 
 
 def removed_keys(before: bytes, after: bytes, now: bytes, path: str) -> tuple[tuple[str, ...], ...]:
     """The keys of somebody else's that go with gpunode's tables."""
-    reversal = revert_edit(RecordedEdit(before, after), now, path)
+    reversal = revert_edit(Edit(path, before, after), now)
     assert reversal is not None
     return reversal.removed
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.derive import derive_runtime_facts
 from gpunode.journal.footprint import ChangeSpan, FileTrail
-from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, RecordedEdit, Runtime, runtime
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, Runtime, runtime
 from gpunode.steps.runtime_edits import RuntimeTarget
 from gpunode.workflow import edits
 
 
-def unconfigure(
-    row: Runtime | str, files: Files, desired: DesiredConfig, recorded: Mapping[str, RecordedEdit]
-) -> ConfigEdit:
+def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, recorded: Iterable[Edit]) -> ConfigEdit:
     """Return the edits that the command makes, its reason, and what it tells."""
     row = runtime(row) if isinstance(row, str) else row
     present = {path: FileState(content) for path, content in files.items()}
     target = RuntimeTarget(row.located(row, files, desired), desired, present, derive_runtime_facts({}))
-    trails = {path: _trail(path, edit) for path, edit in recorded.items()}
+    trails = {edit.path: _trail(edit) for edit in recorded}
     plan = edits.plan_unconfiguring(target, trails)
     changed = tuple(Edit(change.path, _content(change.before), _content(change.after)) for change in plan.changed_files)
     return ConfigEdit(changed, plan.planned.reason, plan.planned.all_notes)
 
 
-def _trail(path: str, edit: RecordedEdit) -> FileTrail:
+def _trail(edit: Edit) -> FileTrail:
     before, after = (None if content is None else FileState(content) for content in (edit.before, edit.after))
-    return FileTrail((ChangeSpan("runtime", "runtime-config", FileChange(path, before, after)),))
+    return FileTrail((ChangeSpan("runtime", "runtime-config", FileChange(edit.path, before, after)),))
 
 
 def _content(state: object) -> bytes | None:
