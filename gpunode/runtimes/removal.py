@@ -22,7 +22,7 @@ from gpunode.runtimes.text import MISSING, compare_documents
 from gpunode.runtimes.tomlread import Document, at, put
 
 # Of files what they were before the handler was added; None where nobody knows, or there was no file.
-Earlier = Mapping[str, bytes | None]
+PreviousContents = Mapping[str, bytes | None]
 
 
 def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
@@ -43,22 +43,20 @@ def find_other_handlers(row: Runtime, desired: DesiredConfig, files: Files, reco
 
 
 def remove_handler(
-    row: Runtime, desired: DesiredConfig, files: Files, former: Files, without: Files, earlier: Earlier
+    row: Runtime, desired: DesiredConfig, reverted: Removal, contents_before: PreviousContents
 ) -> ConfigEdit:
     """Return the edits that take ``desired.handler`` out.
 
     Args:
         row: the runtime.
         desired: names the handler, and the files that count.
-        files: of the runtime, as they are.
-        former: as they were before gpunode.
-        without: the files without gpunode's recorded edits; the same files where other handlers still need these.
-        earlier: the files in which the handler's entry goes by its name, each as it was before that was added.
+        reverted: its files, with gpunode's recorded edits reverted where no other handler needs them.
+        contents_before: the files in which the handler's entry goes by its name, each as it was before that was added.
 
     Raises:
         Refused: the files cannot be edited so, or neither gpunode nor nvidia-ctk can have added the handler.
     """
-    removal = _replace_entry(row, desired, Removal(files, former, without), earlier)
+    files, removal = reverted.files, _replace_entry(row, desired, reverted, contents_before)
     is_recorded = removal.after != files
     if not is_recorded:
         if _is_foreign(row, desired, files):
@@ -71,20 +69,32 @@ def remove_handler(
         for path in paths
         if path not in row.generated and files.get(path) != removal.after.get(path)
     )
-    notes = [note for note in removal.notes if not note.startswith((*row.generated,))]
-    is_left = desired.handler in row.inspect(removal.after, desired).handlers
-    if edits and is_recorded and is_left and not row.product and not _is_foreign(row, desired, removal.after):
-        notes.append(
-            f"{row.id} still has a runtime {desired.handler}: an entry that gpunode has on no record stays; the same "
-            "command, run again, takes it out by its name"
-        )
-    if is_recorded or not edits:
-        how = f"{desired.handler} is removed" if edits else f"no file of {row.id} has {desired.handler}"
-        return ConfigEdit(edits, how, tuple(dict.fromkeys(notes)))
-    if row.inspect(files, desired).default == desired.handler:
-        notes.append("no record of the former default: it is runc now, unless a file names another")
-    how = f"{desired.handler} is removed by its name: gpunode has no record of {', '.join(edit.path for edit in edits)}"
-    return ConfigEdit(edits, how, tuple(dict.fromkeys(notes)))
+    how, notes = _describe_removal(row, desired, removal, edits, is_recorded=is_recorded)
+    own = (note for note in (*removal.notes, *notes) if not note.startswith((*row.generated,)))
+    return ConfigEdit(edits, how, tuple(dict.fromkeys(own)))
+
+
+def _describe_removal(
+    row: Runtime, desired: DesiredConfig, removal: Removal, edits: Sequence[Edit], *, is_recorded: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Return in a sentence what is done, and what the user should know of what stays."""
+    handler, is_left = desired.handler, desired.handler in row.inspect(removal.after, desired).handlers
+    if not edits:
+        return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
+    if not is_recorded:
+        how = f"{handler} is removed by its name: gpunode has no record of {', '.join(edit.path for edit in edits)}"
+        unknown = "no record of the former default: it is runc now, unless a file names another"
+        return how, (unknown,) if row.inspect(removal.files, desired).default == handler else ()
+    if not is_left:
+        return f"{handler} is removed", ()
+    how = f"what gpunode made of {handler} is taken back"
+    if row.product or _is_foreign(row, desired, removal.after):
+        return how, ()
+    left = (
+        f"{row.id} still has a runtime {handler}: an entry that gpunode has on no record stays; the same command, run "
+        "again, takes it out by its name"
+    )
+    return how, (left,)
 
 
 def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
@@ -104,12 +114,12 @@ def _foreign_handler(row: Runtime, desired: DesiredConfig, files: Files) -> Refu
     )
 
 
-def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, earlier: Earlier) -> Removal:
-    """Make the handler's entry, and a default that names it, what they are in ``earlier``; else they go."""
+def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
+    """Make the handler's entry, and a default that names it, what they were ``before``; else they go."""
     layers, main = row.layers(removal.after, desired), desired.config or row.config
     root = next((layer.document for layer in layers if layer.path == main), {})
-    for layer in (layer for layer in layers if layer.path in earlier):
-        was, document, entry = parse_document(earlier[layer.path], layer.path), layer.document, layer.entry(desired)
+    for layer in (layer for layer in layers if layer.path in before):
+        was, document, entry = parse_document(before[layer.path], layer.path), layer.document, layer.entry(desired)
         if at(document, entry) is not None:
             document = put(document, entry, at(was, entry), prune=True)
         if at(document, layer.default) == desired.handler:

@@ -30,7 +30,7 @@ from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
-from gpunode.runtimes import DesiredConfig, Edit, Runtime, toolkit
+from gpunode.runtimes import DesiredConfig, Edit, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
 from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.removal import find_other_handlers, former_files, remove_handler
@@ -276,19 +276,22 @@ def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
     entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
     trails = {path: trail for path, trail in trails.items() if path in {*entries, *target.own} and not trail.forgotten}
     recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail.spans]
-    since = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
-    earlier = {path: edit.before for path, trail in since.items() if (edit := _first_edit(trail, desired.handler))}
+    recent_trails = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
+    contents_before = {
+        path: edit.before for path, trail in recent_trails.items() if (edit := _first_edit(trail, desired.handler))
+    }
     restored: dict[str, RestoredFile] = {}
-    if earlier and not find_other_handlers(row, desired, files, recorded):
+    if contents_before and not find_other_handlers(row, desired, files, recorded):
         # Nobody else needs the rest of what gpunode wrote, such as an import.
         restored = {
             path: restore_file(trail, target.present.get(path), partial(_revert_span, entries.get(path)))
-            for path, trail in since.items()
+            for path, trail in recent_trails.items()
         }
-        earlier = {path: None for path, file in restored.items() if file.is_unclear}
-    reverted = {**files, **{path: _content(file.state) for path, file in restored.items()}}
-    without = {path: content for path, content in reverted.items() if content is not None}
-    edited = remove_handler(row, desired, files, former_files(files, recorded), without, earlier)
+        contents_before = {path: None for path, file in restored.items() if file.is_unclear}
+    contents_now = {**files, **{path: _content(file.state) for path, file in restored.items()}}
+    reverted_files = {path: content for path, content in contents_now.items() if content is not None}
+    removal = Removal(files, former_files(files, recorded), reverted_files)
+    edited = remove_handler(row, desired, removal, contents_before)
     notes = (note for file in restored.values() for note in file.notes)
     edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
     planned = with_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))

@@ -22,7 +22,7 @@ import atheris
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
     from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
-    from gpunode.runtimes.model import Edit, after_edits, satisfies
+    from gpunode.runtimes.model import Edit, Removal, after_edits, satisfies
     from gpunode.runtimes.removal import remove_handler
     from gpunode.runtimes.reversal import revert_edit
     from gpunode.runtimes.text import same
@@ -113,7 +113,7 @@ def _runtime(name: str, data: bytes) -> None:
     if not desired.exact:
         assert not row.configure(after, desired).edits, "twice is not once"
     try:
-        remove_handler(row, desired, after, after, {})
+        remove_handler(row, desired, Removal(after, after, after), {})
     except Refused:
         return
 

@@ -23,7 +23,7 @@ def test_its_files_stay_as_they_are() -> None:
     assert "--device nvidia.com/gpu=all" in edited.how
     removed = unconfigure(row, files, DesiredConfig(), ())
     assert removed.edits == ()
-    assert removed.how == "no file of podman has nvidia"
+    assert removed.how == "no file of podman that gpunode edits has nvidia"
     assert row.inspect(files, DesiredConfig()).cdi is True
 
 

@@ -104,6 +104,7 @@ def test_an_entry_whose_program_somebody_changed_stays_and_is_named(name: str, s
     assert found.handlers["nvidia"] == "/opt/mine/runtime"
     assert found.default in {None, "runc", "crun"}
     assert any("nvidia stays, since somebody has changed its program" in note for note in plan.planned.all_notes)
+    assert plan.planned.reason == "what gpunode made of nvidia is taken back"
     with pytest.raises(Refused, match="was not added by configure"):
         unconfigured(host, store, desired, name)
 
