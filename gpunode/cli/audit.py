@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
-from gpunode.journal.history import RunSummary
+from gpunode.journal.chronicle import RunRecord, TriggerRecord
+from gpunode.journal.history import ChangeRecord, RunSummary
 
 SCHEMA = 1
 Row = dict[str, Any]

@@ -198,7 +198,7 @@ def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footpri
         return edits.plan_cdi_specification(host, request.row, request.notes, image=host.root != "/")
     target = edits.find_target(host, request.row, request.desired, request.dumps, image=host.root != "/")
     target = replace(target, notes=(*request.notes, *target.notes))
-    return edits.plan_configuring(host, target, edits.recorded_edits(footprint.files), host.root)
+    return edits.plan_configuring(host, target, footprint.files, host.root)
 
 
 def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:

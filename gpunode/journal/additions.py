@@ -15,7 +15,8 @@ from gpunode.change import (
     ServiceChange,
     Unsettled,
 )
-from gpunode.journal.record import Begin, Entry, Failed, Intent, Verb
+from gpunode.journal.history import collect_changes
+from gpunode.journal.record import Entry, Verb
 from gpunode.package_id import PackageId
 
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
@@ -52,9 +53,13 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     An intent without an end counts: its change may have been made. What a run brought back that undoes another, or
     takes a handler out, is the user's own, and no addition.
     """
-    made = _made_intents(entries)
-    found, was_enabled = _find_first_contents(made), _find_units_before(made)
-    added = [intent.change for verb, intent in made if verb in _ADDING]
+    records = (one for one in collect_changes(entries) if one.outcome != "failed")
+    made = [one for one in records if one.intent.step not in _OF_PACKAGES]
+    changed = [change for change in FileChange.among(one.change for one in made) if not change.is_generated]
+    found = {change.path: _object_name(change.before) for change in reversed(changed)}
+    services = ServiceChange.among(one.change for one in made)
+    was_enabled = {change.unit: change.before.enabled for change in reversed(services)}
+    added = [one.change for one in made if one.begin and one.begin.verb in _ADDING]
     files = FileChange.among(added)
     written: dict[str, dict[str, str | None]] = {}
     for file in files:
@@ -73,44 +78,10 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     )
 
 
-def _find_first_contents(made: Iterable[tuple[str, Intent]]) -> dict[str, str | None]:
-    """Return the object of what each changed file held before its first change; None for no file."""
-    found: dict[str, str | None] = {}
-    for change in FileChange.among(intent.change for _, intent in made):
-        if not change.is_generated:
-            found.setdefault(change.path, _object_name(change.before))
-    return found
-
-
-def _find_units_before(made: Iterable[tuple[str, Intent]]) -> dict[str, bool]:
-    """Return of each changed unit whether it was enabled before its first change."""
-    found: dict[str, bool] = {}
-    for change in ServiceChange.among(intent.change for _, intent in made):
-        found.setdefault(change.unit, change.before.enabled)
-    return found
-
-
 def _add_written(written: dict[str, str | None], found: str | None, before: str | None, after: str | None) -> None:
     """Add to ``written`` that a run made ``after`` from ``before``, unless ``after`` is somebody else's content."""
     if after is not None and after not in {before, found, *written.values()}:
         written.setdefault(after, written.get(before, before) if before else None)
-
-
-def _made_intents(entries: Iterable[Entry]) -> list[tuple[str, Intent]]:
-    """Return the intents that did not fail, in their order, each with the verb of its run."""
-    made: dict[tuple[int, int], tuple[str, Intent]] = {}
-    run, verb = 0, ""  # the numbers of entries begin anew with each run
-    for entry in entries:
-        match entry:
-            case Begin() as begin:
-                run, verb = run + 1, begin.verb
-            case Intent(seq=seq):
-                made[run, seq] = (verb, entry)
-            case Failed(seq=seq):
-                made.pop((run, seq), None)
-            case _:
-                pass
-    return [(verb, intent) for verb, intent in made.values() if intent.step not in _OF_PACKAGES]
 
 
 def _object_name(state: FileState | Unsettled | None) -> str | None:

@@ -5,8 +5,7 @@ Of one run it says what a rollback takes back, of all runs together what ``remov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -21,10 +20,10 @@ from gpunode.change import (
     ServiceChange,
     Unsettled,
 )
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent
+from gpunode.journal.history import collect_changes, find_standing_undos
+from gpunode.journal.record import Begin, Commit, Entry, Intent
 from gpunode.package_id import PackageId
 
-_THROUGH = frozenset({"done", "waiting"})
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
 
 FoundT = TypeVar("FoundT")
@@ -115,9 +114,21 @@ def footprint_of_node(entries: Iterable[Entry]) -> Footprint:
     since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
     was to remove is still gpunode's: readers of the footprint compare it with the node.
     """
-    runs = _split_runs(entries)
-    undos, withdrawals = _standing_undos(runs), _withdrawals(runs)
-    changes = [made for run in runs for made in _made_changes(run, undos, withdrawals)]
+    known = tuple(entries)
+    ends = _find_ends(known)
+    undos, withdrawals = {undo.run for undo in find_standing_undos(ends)}, _find_withdrawals(ends)
+    changes = [
+        _Made(
+            one.intent,
+            is_undo=one.begin.run in undos,
+            is_removal=one.begin.run in undos and one.begin.verb == "remove",
+            is_withdrawal=one.begin.run in withdrawals,
+            is_known=one.outcome == "done",
+        )
+        for one in collect_changes(known)
+        # A package's own configuration files go and come with it.
+        if one.begin and one.outcome != "failed" and one.intent.step not in _OF_PACKAGES
+    ]
     return Footprint(
         _trails(changes),
         {span.change.id: span for span in _join_all(changes, PackageChange)},
@@ -133,17 +144,14 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
     between are states that nobody wants. A change that failed counts, too, since the undo compares it with the
     node; only a package is known not to have been touched then.
     """
-    known = tuple(entries)
-    intents = tuple(entry for entry in known if isinstance(entry, Intent))
-    done = {entry.seq for entry in known if isinstance(entry, Done)}
-    failed = {entry.seq for entry in known if isinstance(entry, Failed)}
+    known = collect_changes(entries)
     changes = [
-        _Made(one, is_known=one.seq in done, is_run_alone=True)
-        for one in intents
-        if one.step != CONFFILES and not (one.seq in failed and isinstance(one.change, PackageChange))
+        _Made(one.intent, is_known=one.outcome == "done", is_run_alone=True)
+        for one in known
+        if one.intent.step != CONFFILES and not (one.outcome == "failed" and isinstance(one.change, PackageChange))
     ]
     # Where a rollback restored one, its package goes again, and the purge takes the file along.
-    purged = ((one, one.change) for one in intents if one.step == CONFFILES)
+    purged = ((one.intent, one.change) for one in known if one.intent.step == CONFFILES)
     return Footprint(
         {span.change.path: _trail((span,)) for span in _join_all(changes, FileChange)},
         {span.change.id: span for span in _join_all(changes, PackageChange)},
@@ -180,54 +188,24 @@ class _Made:
         return self.intent.change
 
 
-def _split_runs(entries: Iterable[Entry]) -> list[list[Entry]]:
-    runs: list[list[Entry]] = []
+def _find_ends(entries: Iterable[Entry]) -> list[tuple[Begin, Commit | None]]:
+    """Return the beginning and the end of each run; None for the end of one that was cut short."""
+    ends: list[tuple[Begin, Commit | None]] = []
     for entry in entries:
         if isinstance(entry, Begin):
-            runs.append([])
-        if runs:
-            runs[-1].append(entry)
-    return runs
+            ends.append((entry, None))
+        elif isinstance(entry, Commit) and ends:
+            ends[-1] = (ends[-1][0], entry)
+    return ends
 
 
-def _begin(run: Sequence[Entry]) -> Begin:
-    begin = run[0]
-    assert isinstance(begin, Begin)
-    return begin
-
-
-def _standing_undos(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
-    """Return the rollbacks and removals that were done and not undone."""
-    undone: set[str] = set()
-    undos: set[str] = set()
-    for run in reversed(runs):
-        begin = _begin(run)
-        if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in run):
-            continue
-        undone.add(begin.undoes)
-        undos |= {begin.run} if begin.undoes or begin.verb == "remove" else set()
-    return frozenset(undos)
-
-
-def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
+def _find_withdrawals(ends: Iterable[tuple[Begin, Commit | None]]) -> frozenset[str]:
     """Return the runs that took a handler out of a configuration, and those that undid or redid one of these."""
     found: set[str] = set()
-    for run in runs:
-        begin = _begin(run)
+    for begin, _ in ends:
         if begin.verb == "unconfigure" or begin.undoes in found:
             found.add(begin.run)
     return frozenset(found)
-
-
-def _made_changes(run: Sequence[Entry], undos: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
-    name = _begin(run).run
-    is_undo, is_removal = name in undos, name in undos and _begin(run).verb == "remove"
-    done = {entry.seq for entry in run if isinstance(entry, Done)}
-    failed = {entry.seq for entry in run if isinstance(entry, Failed)}
-    for intent in (entry for entry in run if isinstance(entry, Intent) and entry.seq not in failed):
-        # A package's own configuration files go and come with it.
-        if intent.step not in _OF_PACKAGES:
-            yield _Made(intent, is_undo, is_removal, name in withdrawals, intent.seq in done)
 
 
 def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[ChangeSpan[StatefulT], ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from gpunode.change import CONFIGURATION, Change, FileChange, MigChange, PackageChange, Trigger, settle_order, triggers
 from gpunode.journal.record import (
@@ -20,22 +21,63 @@ from gpunode.journal.record import (
     Verb,
 )
 
+Outcome: TypeAlias = Literal["done", "failed", "unknown"]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRecord:
+    """A change of a run.
+
+    Attributes:
+        begin: of the run; None if its entry is missing.
+        outcome: ``unknown`` if neither its success nor its failure was recorded: it may have been made.
+        ended_at: when that was recorded; None for one that was only intended.
+        error: why it failed.
+    """
+
+    intent: Intent
+    outcome: Outcome
+    ended_at: float | None = None
+    error: str = ""
+    begin: Begin | None = None
+
+    @property
+    def change(self) -> Change:
+        """The change itself."""
+        return self.intent.change
+
+
+def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
+    """Return the changes of one run, or of several, in their order."""
+    found: list[ChangeRecord] = []
+    places: dict[int, int] = {}
+    begin: Begin | None = None
+    for entry in entries:
+        match entry:
+            case Begin():
+                begin, places = entry, {}  # each run counts its entries anew
+            case Intent(seq=seq):
+                places[seq] = len(found)
+                found.append(ChangeRecord(entry, "unknown", begin=begin))
+            case Done(seq=seq, at=at) if seq in places:
+                found[places[seq]] = replace(found[places[seq]], outcome="done", ended_at=at)
+            case Failed(seq=seq, error=error, at=at) if seq in places:
+                found[places[seq]] = replace(found[places[seq]], outcome="failed", ended_at=at, error=error)
+            case _:
+                pass
+    return tuple(found)
+
+
 def made_changes(entries: Iterable[Entry]) -> tuple[Change, ...]:
     """Return the changes of a run that are known to have been made, in their order."""
-    known = tuple(entries)
-    done = {entry.seq for entry in known if isinstance(entry, Done)}
-    return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
+    return tuple(one.change for one in collect_changes(entries) if one.outcome == "done")
 
 
 def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     """Return the intents of a run of which nobody recorded whether their changes were made."""
-    known = tuple(entries)
-    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
-    return tuple(entry for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
+    return tuple(one.intent for one in collect_changes(entries) if one.outcome == "unknown")
 
 
 def steps_by_change(entries: Iterable[Entry]) -> dict[Change, str]:
@@ -48,15 +90,11 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
-    known = tuple(entries)
     # What a transaction that failed never touched may have been installed by somebody since.
-    failed = {entry.seq for entry in known if isinstance(entry, Failed)}
-    intents = [
-        one
-        for one in known
-        if isinstance(one, Intent) and not (isinstance(one.change, PackageChange) and one.seq in failed)
-    ]
-    back = ((intent, intent.change.inverse()) for intent in reversed(intents))
+    made = (
+        one for one in collect_changes(entries) if one.outcome != "failed" or not isinstance(one.change, PackageChange)
+    )
+    back = ((one.intent, one.change.inverse()) for one in reversed(tuple(made)))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
@@ -78,45 +116,75 @@ def _changes_something(intent: Intent) -> bool:
     return not (isinstance(intent.change, FileChange) and intent.change.before == intent.change.after)
 
 
-def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
-    """Return the unsettled triggers in settle order, each with the time when it last became pending.
+@dataclass(slots=True)
+class RequiredTrigger:
+    """A trigger that changes require or required; without any it is an earlier run's.
+
+    Attributes:
+        required_by: by run and number, the entry of each change that requires it, dated from when the change was made.
+        settled: the entry that ended it; None while it is pending.
+    """
+
+    trigger: Trigger
+    required_by: dict[tuple[int, int], Intent | TriggerPending] = field(default_factory=dict)
+    settled: TriggerCompleted | None = None
+
+
+def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
+    """Return the triggers in order of appearance; one that is needed again after it was settled is listed again.
 
     An intended file change leaves its triggers pending, since a crash may have come right after it. A failed one does
     not: the file is as it was. A restart settles a reload of the same unit.
 
     Args:
-        entries: of one run, or of several in their order: a later run may settle what an earlier one owed.
+        entries: of one run, or of several in their order: a later run may settle what an earlier one left pending.
     """
-    debts: dict[Trigger, dict[tuple[int, int], float]] = {}
-    run = 0
+    ledger = _TriggerLedger()
+    run = 0  # each run counts its entries anew
     for entry in entries:
         match entry:
             case Begin():
                 run += 1
             case Intent() | TriggerPending():
-                for trigger in _triggers_of(entry):
-                    debts.setdefault(trigger, {})[run, entry.seq] = entry.at
+                ledger.add((run, entry.seq), entry)
             case Done() | Failed():
-                _end_debts(debts, (run, entry.seq), entry)
-            case TriggerCompleted(trigger=trigger):
-                for settled in triggers_settled_by(trigger):
-                    debts.pop(settled, None)
+                ledger.end((run, entry.seq), entry)
+            case TriggerCompleted():
+                ledger.settle(entry)
             case Commit() | Forget():
                 pass
-    return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
+    return [each for each in ledger.seen if each.required_by or each.settled]
 
 
-def _triggers_of(entry: Intent | TriggerPending) -> tuple[Trigger, ...]:
-    return (entry.trigger,) if isinstance(entry, TriggerPending) else triggers((entry.change,))
+@dataclass(slots=True)
+class _TriggerLedger:
+    """The triggers so far; ``pending`` are those that nothing has settled."""
 
+    seen: list[RequiredTrigger] = field(default_factory=list)
+    pending: dict[Trigger, RequiredTrigger] = field(default_factory=dict)
 
-def _end_debts(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
-    """Date what a change left pending from when it was made, or drop it if the change failed."""
-    for debtors in debts.values():
-        if isinstance(end, Failed):
-            debtors.pop(debtor, None)
-        elif debtor in debtors:
-            debtors[debtor] = end.at
+    def add(self, key: tuple[int, int], entry: Intent | TriggerPending) -> None:
+        """Note that a change requires its triggers, or one more."""
+        for trigger in (entry.trigger,) if isinstance(entry, TriggerPending) else triggers((entry.change,)):
+            if trigger not in self.pending:
+                self.seen.append(self.pending.setdefault(trigger, RequiredTrigger(trigger)))
+            required_by = self.pending[trigger].required_by
+            required_by[key] = replace(required_by.get(key, entry), at=entry.at)
+
+    def end(self, key: tuple[int, int], entry: Done | Failed) -> None:
+        """Date what a change left pending from when it was made, or drop it if the change failed."""
+        for required_by in (each.required_by for each in self.pending.values() if key in each.required_by):
+            if isinstance(entry, Failed):
+                del required_by[key]
+            else:
+                required_by[key] = replace(required_by[key], at=entry.at)
+
+    def settle(self, entry: TriggerCompleted) -> None:
+        """Settle the pending triggers that ``entry`` settles, or record it as an earlier run's if there is none."""
+        paid = [self.pending.pop(one) for one in triggers_settled_by(entry.trigger) if one in self.pending]
+        self.seen += [] if paid else [RequiredTrigger(entry.trigger, settled=entry)]
+        for each in paid:
+            each.settled = entry
 
 
 def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
@@ -124,24 +192,17 @@ def triggers_settled_by(trigger: Trigger) -> tuple[Trigger, ...]:
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
+def pending_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
+    """Return the unsettled triggers in settle order, each with the time when it last became pending."""
+    pending = {each.trigger: each for each in collect_triggers(entries) if each.settled is None}
+    return {one: max(entry.at for entry in pending[one].required_by.values()) for one in settle_order(pending)}
+
+
 def unsettled_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """Return the file changes, newest first, with a trigger not settled since; as for ``pending_since``."""
-    waiting: dict[tuple[int, int], tuple[FileChange, set[Trigger]]] = {}
-    run = 0
-    for entry in entries:
-        match entry:
-            case Begin():
-                run += 1
-            case Intent(change=FileChange() as change):
-                waiting[run, entry.seq] = (change, set(change.triggers))
-            case Failed():
-                waiting.pop((run, entry.seq), None)
-            case TriggerCompleted(trigger=trigger):
-                for _, owes in waiting.values():
-                    owes.difference_update(triggers_settled_by(trigger))
-            case _:
-                pass
-    return tuple(change for change, owes in reversed(waiting.values()) if owes)
+    """Return the file changes, newest first, with a trigger not settled since."""
+    pending = (each.required_by for each in collect_triggers(entries) if each.settled is None)
+    intents = {key: entry for required_by in pending for key, entry in required_by.items() if isinstance(entry, Intent)}
+    return FileChange.among(intents[key].change for key in sorted(intents, reverse=True))
 
 
 def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
@@ -248,30 +309,39 @@ def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None or any(isinstance(entry, Commit) for entry in known):
         return None
-    failures = {entry.seq for entry in known if isinstance(entry, Failed)}
-    failed = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq in failures)
-    return InterruptedRun(
-        begin, made_changes(known), tuple(intent.change for intent in open_intents(known)), tuple(failed)
+    changes = collect_changes(known)
+    made, begun, failed = (
+        tuple(one.change for one in changes if one.outcome == outcome) for outcome in ("done", "intended", "failed")
     )
+    return InterruptedRun(begin, made, begun, failed)
+
+
+def find_standing_undos(ends: Sequence[tuple[Begin, Commit | None]]) -> tuple[Begin, ...]:
+    """Return the rollbacks and removals that were done and not undone themselves, newest first.
+
+    Args:
+        ends: the beginning and the end of each run, oldest first; None for the end of one that was cut short.
+    """
+    undone: set[str] = set()
+    standing: list[Begin] = []
+    for begin, commit in reversed(ends):
+        if begin.run in undone or commit is None or commit.result not in _THROUGH:
+            continue
+        undone.add(begin.undoes)
+        standing += [begin] if begin.undoes or begin.verb == "remove" else []
+    return tuple(standing)
 
 
 def mark_undone_runs(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
-    """Return ``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
-
-    A removal undoes every run before it that made something.
-    """
+    """Return ``runs`` with ``undone_by`` filled in; a removal undoes every run before it that made something."""
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    for index in reversed(range(len(runs))):
-        run = runs[index]
-        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
-            continue
-        taken = [run.begin.undoes] if run.begin.undoes else []
-        if run.verb == "remove":
-            taken = [one.run for one in runs[:index] if one.verb in MAKING]
-        for one in taken:
-            undone.setdefault(one, run.run)
-        whole.update(taken if run.begin.with_packages or run.verb == "remove" else ())
+    names = [run.run for run in runs]
+    for undo in find_standing_undos([(run.begin, run.commit) for run in runs]):
+        is_removal, earlier = undo.verb == "remove", runs[: names.index(undo.run)]
+        taken = [one.run for one in earlier if one.verb in MAKING] if is_removal else [undo.undoes]
+        undone = dict.fromkeys(taken, undo.run) | undone
+        whole.update(taken if undo.with_packages or is_removal else ())
     return tuple(
         replace(
             run,

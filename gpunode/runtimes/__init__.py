@@ -6,10 +6,9 @@ the rules of its module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.runtimes.model import (
@@ -17,8 +16,9 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     Edit,
     Files,
+    Layer,
     ObservedConfig,
-    RecordedEdit,
+    Removal,
     Runtime,
     after_edits,
     gather_files,
@@ -31,8 +31,9 @@ __all__ = [
     "DesiredConfig",
     "Edit",
     "Files",
+    "Layer",
     "ObservedConfig",
-    "RecordedEdit",
+    "Removal",
     "Runtime",
     "after_edits",
     "gather_files",
@@ -41,73 +42,23 @@ __all__ = [
 ]
 
 
-class _Rules(Protocol):
-    """The functions of a runtime's module ``gpunode/runtimes/<id>.py`` for its row."""
-
-    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]: ...
-    def located(self, row: Runtime, files: Files, desired: DesiredConfig) -> Runtime: ...
-    def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit: ...
-    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit: ...
-    def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig: ...
+# The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
+# be there if its daemon reloads, or its containers stop with it.
+_RULES = ("reads", "located", "configure", "layers", "mend", "inspect", "takes_on_reload", "keeps_containers")
+# Where a runtime's files are is asked on every node; these modules say it without the runtime's editor.
+_LIGHT_RULES = frozenset({"reads", "located"})
+_LIGHT = {"docker": "docker_nodes", "crio": "crio_files"}
 
 
-class _Reloading(_Rules, Protocol):
-    """And if its daemon reloads, or its containers stop with it."""
-
-    def takes_on_reload(self, before: Files, after: Files, desired: DesiredConfig) -> bool: ...
-    def keeps_containers(self, files: Files, desired: DesiredConfig) -> bool: ...
-
-
-# Where a runtime's files are is asked on every node; these say it without the runtime's editor.
-_LIGHT: Mapping[str, str] = {"docker": "docker_nodes", "crio": "crio_files"}
-
-
-@dataclass(frozen=True, slots=True)
-class _OnUse:
-    """The rules of a module that is loaded on its first use: most nodes have one runtime, most commands need none."""
-
-    id: str
-
-    def _rules(self) -> _Reloading:
-        return cast("_Reloading", import_module(f"{__name__}.{self.id}"))
-
-    def _files(self) -> _Rules:
-        return cast("_Rules", import_module(f"{__name__}.{_LIGHT.get(self.id, self.id)}"))
-
-    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-        return self._files().reads(files, desired)
-
-    def located(self, row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-        return self._files().located(row, files, desired)
-
-    def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        return self._rules().configure(files, desired)
-
-    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-        return self._rules().unconfigure(files, desired, former)
-
-    def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
-        return self._rules().inspect(files, desired)
-
-    def takes_on_reload(self, before: Files, after: Files, desired: DesiredConfig) -> bool:
-        return self._rules().takes_on_reload(before, after, desired)
-
-    def keeps_containers(self, files: Files, desired: DesiredConfig) -> bool:
-        return self._rules().keeps_containers(files, desired)
+def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
+    """Return a rule whose module is loaded on its first use: most nodes have one runtime, most commands need none."""
+    module = _LIGHT.get(id, id) if rule in _LIGHT_RULES else id
+    return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), rule)(*arguments)
 
 
 def _row(known: ContainerRuntime) -> Runtime:
-    rules = _OnUse(known.id)
-    return Runtime(
-        **{one.name: getattr(known, one.name) for one in fields(known)},
-        reads=rules.reads,
-        located=rules.located,
-        configure=rules.configure,
-        unconfigure=rules.unconfigure,
-        inspect=rules.inspect,
-        takes_on_reload=rules.takes_on_reload,
-        keeps_containers=rules.keeps_containers,
-    )
+    rules = {rule: _load_on_use(known.id, rule) for rule in _RULES}
+    return Runtime(**{one.name: getattr(known, one.name) for one in fields(known)}, **rules)
 
 
 RUNTIMES: tuple[Runtime, ...] = tuple(_row(known) for known in CONTAINER_RUNTIMES.values())

@@ -6,7 +6,7 @@ Source: nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/contain
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpunode.command import command
@@ -34,8 +34,9 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     Edit,
     Files,
+    Layer,
     ObservedConfig,
-    RecordedEdit,
+    Removal,
     Runtime,
     after_edits,
     satisfies,
@@ -49,9 +50,10 @@ __all__ = [
     "configure",
     "dump",
     "inspect",
+    "layers",
     "located",
+    "mend",
     "reads",
-    "unconfigure",
 ]
 
 
@@ -196,15 +198,32 @@ def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired:
     return tuple(containerd_notes.state_notes(loaded, present, desired))
 
 
-def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """The edits that remove the handler; see ``containerd_removal``, which few commands need.
+def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+    """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it.
 
     Raises:
-        Refused: a file cannot be read, or cannot be edited without harm.
+        Refused: one of them cannot be read.
     """
-    from gpunode.runtimes import containerd_removal
+    desired = _here(files, desired)
+    loaded, drop_in = load(files, desired), desired.drop_in or DROP_IN
+    if drop_in in files and drop_in not in {file.path for file in loaded}:
+        loaded = (*loaded, read(files[drop_in], drop_in, desired))
+    tables = ((file, (*file.cri, "containerd")) for file in loaded)
+    return tuple(
+        Layer(file.path, file.document, (*table, "runtimes"), (*table, "default_runtime_name"))
+        for file, table in tables
+    )
 
-    return containerd_removal.unconfigure(files, _here(files, desired), former)
+
+def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+    """Return the removal with what containerd needs beside; see ``containerd_editing``.
+
+    Raises:
+        Refused: a file cannot be edited without harm.
+    """
+    from gpunode.runtimes import containerd_editing
+
+    return containerd_editing.mend(removal, _here(removal.files, desired))
 
 
 def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:

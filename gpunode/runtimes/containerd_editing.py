@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from gpunode.runtimes.containerd_files import (
@@ -22,9 +23,10 @@ from gpunode.runtimes.containerd_files import (
     merges,
     read,
 )
-from gpunode.runtimes.containerd_plugin import Surroundings, with_handler
-from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files
-from gpunode.runtimes.tomlread import Document
+from gpunode.runtimes.containerd_plugin import GENERIC_TYPE, Surroundings, with_handler
+from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, needs_runc
+from gpunode.runtimes.text import MISSING, compare_documents
+from gpunode.runtimes.tomlread import Document, put
 
 _Contents: TypeAlias = dict[str, bytes | None]
 
@@ -52,9 +54,9 @@ class Editing:
 
     def _file_that_counts(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
-        if merges(self.root.schema, self.desired):
-            return next((file for file in reversed(counting(self.loaded)) if self._has_entry(file)), self.root)
-        return next(reversed(counting(self.loaded)), self.root)
+        stands_alone = not merges(self.root.schema, self.desired)
+        files = (file for file in reversed(counting(self.loaded)) if stands_alone or self._has_entry(file))
+        return next(files, self.root)
 
     def _has_entry(self, file: ConfigFile) -> bool:
         return self.desired.handler in file.table((*file.cri, "containerd", "runtimes"))
@@ -175,20 +177,60 @@ def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfi
     kept = merged(own)
     kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
     entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
-    return merged(kept, _differing(plugin, base), entry)
+    changed: Document = {}
+    for path, _, value in compare_documents(base, plugin):
+        changed = changed if value is MISSING else put(changed, path, value)
+    return merged(kept, changed, entry)
 
 
-def _differing(table: Document, base: Document) -> Document:
-    """The keys of ``table`` that ``base`` lacks or has otherwise."""
-    found: Document = {}
-    for key, value in table.items():
-        former = base.get(key)
-        if isinstance(value, dict) and isinstance(former, dict):
-            if inner := _differing(value, former):
-                found[key] = inner
-        elif value != former:
-            found[key] = value
-    return found
+def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+    """Return the removal with a table of runc where the CRI plugin needs one, and with the imports that others need.
+
+    Without a runc it is left where it had none before gpunode.
+    """
+    if _lacks_runc(removal.after, desired) and not _lacks_runc(removal.former, desired):
+        loaded = load(removal.after, desired)
+        counts = (loaded[0],) if merges(loaded[0].schema, desired) else counting(loaded)
+        file = counts[-1] if counts else loaded[0]
+        document = put(file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": GENERIC_TYPE})
+        content = edit_document(file, document, removal.after.get(file.path))
+        removal = removal.with_file(file.path, content).with_notes(
+            f"{file.path}: runc has an entry now, because the file's other runtimes replace the built-in ones"
+        )
+    return _keep_imports(removal, desired)
+
+
+def _lacks_runc(files: Files, desired: DesiredConfig) -> bool:
+    loaded = load(files, desired)
+    containerd = effective(loaded, desired).get("containerd", {})
+    runtimes = containerd.get("runtimes", {})
+    if not runtimes or any(file.disabled for file in loaded):
+        return False
+    default = containerd.get("default_runtime_name") or "runc"
+    return needs_runc(default, runtimes, loaded[0].schema, replace(desired, systemd_cgroup=False))
+
+
+def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
+    """Have the root go on importing what others have put beside gpunode's drop-in since."""
+    loaded = load(removal.files, desired)
+    root, left = loaded[0], {file.path for file in load(removal.after, desired)}
+    lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
+    needed = [written for written in root.imports if any(written in imports_of(root, path) for path in lost)]
+    content = removal.after.get(root.path)
+    now = read(content, root.path, desired)
+    if needed:
+        document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
+        return removal.with_file(root.path, edit_document(now, document, content)).with_notes(
+            f"{root.path} still imports {', '.join(needed)}, since {', '.join(lost)} would not be read without it"
+        )
+    unrecorded = [path for path in removal.former if path in removal.files and path not in removal.after]
+    return removal.with_notes(
+        *(
+            f"{root.path} still imports the folder of {path}: no record of who added that import"
+            for path in unrecorded
+            if any(imports_of(now, path))
+        )
+    )
 
 
 def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str]) -> Mapping[str, bytes]:

@@ -16,6 +16,7 @@ from gpunode.runtimes.containerd_files import (
 )
 from gpunode.runtimes.containerd_plugin import follows_blindly
 from gpunode.runtimes.model import NAMELESS, DesiredConfig, Files, ObservedConfig
+from gpunode.runtimes.text import MISSING, compare_documents
 
 
 def notes(loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
@@ -43,8 +44,9 @@ def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: De
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
     if is_drop_in(root, desired) and present is not None:
         ours = (f"runtimes.{desired.handler}.", "default_runtime_name")
-        for where in _contradictions(root.plugin, present.plugin):
-            if not where.removeprefix("containerd.").startswith(ours):
+        for path, *values in compare_documents(root.plugin, present.plugin):
+            where = ".".join(path)
+            if MISSING not in values and not where.removeprefix("containerd.").startswith(ours):
                 yield f"{present.path} overrides {where} of {root.path}"
 
 
@@ -54,20 +56,16 @@ def _alone(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str
     if merges(loaded[0].schema, desired):
         return
     for file in others:
-        if unread := sorted(_unsaid(file.plugin, last.plugin)):
+        if unread := _missing_keys(file.plugin, last.plugin):
             yield (
                 f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
                 + ", ".join(unread)[:300]
             )
 
 
-def _unsaid(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
-    """The keys of ``one`` that ``other`` lacks."""
-    for key, value in one.items():
-        if key not in other:
-            yield f"{above}{key}"
-        elif isinstance(value, dict) and isinstance(inner := other[key], dict):
-            yield from _unsaid(value, inner, f"{above}{key}.")
+def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the keys of ``one`` that ``other`` lacks."""
+    return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING)
 
 
 def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
@@ -98,19 +96,9 @@ def _lost_keys(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfi
         effective(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
         for each in (loaded, load(after, desired))
     )
-    if gone := sorted(_unsaid(former, now)):
+    if gone := _missing_keys(former, now):
         yield (
             f"the entry {desired.handler} used the shim {former.get('runtime_type')} and is replaced; these of its "
             "keys "
             f"are removed: {', '.join(gone)}"
         )
-
-
-def _contradictions(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
-    for key, value in one.items():
-        if key not in other:
-            continue
-        if isinstance(value, dict) and isinstance(inner := other[key], dict):
-            yield from _contradictions(value, inner, f"{above}{key}.")
-        elif value != other[key]:
-            yield f"{above}{key}"

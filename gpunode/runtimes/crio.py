@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.errors import Refused
@@ -27,8 +27,9 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     Edit,
     Files,
+    Layer,
     ObservedConfig,
-    RecordedEdit,
+    Removal,
     with_whole_path,
 )
 from gpunode.runtimes.text import encode
@@ -90,73 +91,19 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     return ConfigEdit((Edit(path, before, _edit(target, before, wanted)),), how, notes)
 
 
-def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """Remove what ``configure`` added: byte for byte where a file is still as it was left, else key by key.
+def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+    """Return the files that CRI-O reads, in its order.
 
     Raises:
-        Refused: a file cannot be read or edited.
+        Refused: one of them cannot be read.
     """
-    after: dict[str, bytes | None] = dict(files)
-    notes = []
-    for file in _read(files, desired):
-        if file.path in former:
-            after[file.path], said = _as_before(file, files[file.path], desired, former[file.path])
-        elif former:
-            continue  # what gpunode is not on record for is somebody else's
-        else:
-            after[file.path], said = _without_handler(file, files[file.path], desired)
-        notes += said
-    notes += _end_dangling_default(after, desired)
-    edits = tuple(
-        Edit(path, files[path], after[path]) for path in in_order(files, desired) if after[path] != files[path]
-    )
-    how = f"{desired.handler} is removed" if edits else f"no CRI-O file has {desired.handler}"
-    return ConfigEdit(edits, how, (*notes, *_dead(files)))
+    return tuple(Layer(file.path, file.document, _RUNTIMES, _DEFAULT) for file in _read(files, desired))
 
 
-def _as_before(file: _File, now: bytes, desired: DesiredConfig, then: RecordedEdit) -> tuple[bytes | None, list[str]]:
-    """The file without what gpunode is on record for, and what to say of it."""
-    from gpunode.runtimes import keys
-
-    entry: Path = (*_RUNTIMES, desired.handler)
-    back = keys.taken_back(then.before, then.after, now, file.path, {entry})
-    if back is None:
-        before, after = (_file(file.path, data).document for data in (then.before, then.after))
-        document = file.document
-        for key in (entry, _DEFAULT, _CGROUP):
-            was, made, found = at(before, key), at(after, key), at(document, key)
-            # What somebody else has set since is theirs; an entry without the keys that we gave it would be none.
-            if was not in (made, found) and (key == entry or found == made):
-                document = put(document, key, was)
-        back = _edit(file, now, document)
-    gone = keys.gone_too(then.after or b"", now, back or b"", file.path)
-    notes = [f"{file.path}: {', '.join(gone)} was added since and is removed with {desired.handler}"] if gone else []
-    return (None if not back and then.before is None else back), notes
-
-
-def _without_handler(file: _File, now: bytes, desired: DesiredConfig) -> tuple[bytes | None, list[str]]:
-    """The file without the handler's entry and a default that names it; there is no record of what was before."""
-    entry: Path = (*_RUNTIMES, desired.handler)
-    document = _without_default(put(file.document, entry, None) if at(file.document, entry) else file.document, desired)
-    if document == file.document:
-        return now, []
-    unknown = f"gpunode has no record of {file.path}, so its content before {desired.handler} was added is unknown"
-    return _edit(file, now, document), [unknown]
-
-
-def _end_dangling_default(after: dict[str, bytes | None], desired: DesiredConfig) -> list[str]:
-    """Takes a default out of ``after`` that names the handler where nothing describes it any more; says so."""
-    read = _read({path: data for path, data in after.items() if data is not None}, desired)
-    if desired.handler in _merged(read)["runtimes"]:
-        return []
-    notes = []
-    for file in read:
-        if at(file.document, _DEFAULT) == desired.handler:
-            after[file.path] = _edit(file, after[file.path], _without_default(file.document, desired))
-            notes.append(
-                f"{file.path} made {desired.handler} the default; removed, because CRI-O would not start with it"
-            )
-    return notes
+def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+    """Return the removal with a note on each file that CRI-O does not read."""
+    del desired
+    return removal.with_notes(*_dead(removal.files))
 
 
 def _rank(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
@@ -287,10 +234,6 @@ def _desired_document(target: _File, entry: Document, desired: DesiredConfig, me
     if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
         document = put(document, _CGROUP, "systemd")
     return document
-
-
-def _without_default(document: Document, desired: DesiredConfig) -> Document:
-    return put(document, _DEFAULT, None) if at(document, _DEFAULT) == desired.handler else document
 
 
 def _unmet(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:

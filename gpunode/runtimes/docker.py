@@ -6,40 +6,41 @@ breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.runtimes import jsonread, jsontext
+from gpunode.runtimes import jsonread
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
 from gpunode.runtimes.dockerd import conflicts
+from gpunode.runtimes.documents import edit_file
 from gpunode.runtimes.jsonread import BLANK, Path
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, runs
-from gpunode.runtimes.text import decode, encode, is_marked, same
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Layer, ObservedConfig, Removal, runs
+from gpunode.runtimes.text import decode, is_marked
+from gpunode.runtimes.tomlread import Document, put
 
 __all__ = [
     "configure",
     "document_of",
-    "edit_file",
     "flags",
     "inspect",
     "is_marked",
     "keeps_containers",
+    "layers",
+    "mend",
     "no_mark",
     "reads",
     "takes_on_reload",
-    "unconfigure",
 ]
 
 # The one name that dockerd keeps for itself.
 _RESERVED = "runc"
 # From here on dockerd has CDI, and switches it on unless told otherwise (moby PR 49963).
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
-DROPPED = object()
 # Before it, "invalid character 'ï' looking for beginning of value" (20.10.24); 26.1.5 and 28.5.2 take it.
 _TAKES_MARK = (23,)
-# A member's path with its new value, or ``DROPPED``.
+# A member's path with its new value.
 Change: TypeAlias = tuple[Path, Any]
 # sed's words for it.
 _MARK_OUT = r"1s/^\xEF\xBB\xBF//"
@@ -50,11 +51,28 @@ def flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     return node_of(files, desired).flags.words
 
 
-def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """The edits that remove the handler; see ``docker_undoing``, which few commands need."""
-    from gpunode.runtimes import docker_undoing
+def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+    """Return dockerd's one file.
 
-    return docker_undoing.unconfigure(files, desired, former)
+    Raises:
+        Refused: it cannot be read.
+    """
+    config = node_of(files, desired).config
+    return (Layer(config, document_of(files.get(config), config), ("runtimes",), ("default-runtime",)),)
+
+
+def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+    """Return the removal with notes on what stays, since gpunode has no record of it or does not edit it."""
+    node = node_of(removal.files, desired)
+    now, after = (each.get(node.config) for each in (removal.files, removal.after))
+    if desired.handler in node.flags.runtimes:
+        removal = removal.with_notes(
+            f"dockerd's command line has {desired.handler} too ({node.said_in('add-runtime')})"
+        )
+    is_recorded = removal.former.get(node.config) != now
+    if after != now and not is_recorded and object_at(document_of(after, node.config), "features").get("cdi") is True:
+        return removal.with_notes("features.cdi stays: no record of who enabled it")
+    return removal
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
@@ -86,7 +104,29 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         *_cdi(node, configured, desired),
     ]
     how = f"in place: {node.config} is the only file that dockerd reads"
-    return edit_file(files, node, changes, how, (*_notes(node, document, desired), *notes_on(files, node)))
+    notes = (*_notes(node, document, desired), *notes_on(files, node))
+    return ConfigEdit(_edit(files.get(node.config), node, document, changes), how, notes)
+
+
+def _edit(before: bytes | None, node: Node, document: Document, changes: Sequence[Change]) -> tuple[Edit, ...]:
+    """Return the edit that makes ``changes``; none where they change nothing.
+
+    Raises:
+        Refused: the new text would not say what was meant.
+    """
+    if not changes:
+        return ()
+    wanted = document
+    for keys, value in changes:
+        wanted = put(wanted, keys, value)
+    after = edit_file(before, node.config, document, wanted)
+    if after is None:
+        raise Refused(
+            f"{node.config}: gpunode found no way to write it that leaves the rest as it is",
+            why="the new text does not parse to the intended settings; nothing was changed",
+            hint="this is a bug in gpunode: please report it with the file",
+        )
+    return (Edit(node.config, before, after, node.like if before is None else ""),)
 
 
 def no_mark(path: str) -> Refused:
@@ -96,30 +136,6 @@ def no_mark(path: str) -> Refused:
         why="dockerd accepts one from version 23 on; this version would neither reload the file nor start with it",
         hint=f"{command('sed', '-i', _MARK_OUT, path)}\nthen run the command again",
     )
-
-
-def edit_file(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> ConfigEdit:
-    """The changes made to the file's text; none where they change nothing."""
-    before = files.get(node.config)
-    if not changes:
-        return ConfigEdit((), how, notes)
-    text = decode(before, node.config)
-    after = encode(_apply_changes(text if text.strip(BLANK) else "{}\n", changes, node.config), before)
-    return ConfigEdit((Edit(node.config, before, after, node.like if before is None else ""),), how, notes)
-
-
-def without_empty(
-    document: dict[str, Any], changes: Sequence[Change], former: dict[str, Any] | None = None
-) -> list[Change]:
-    """``changes``, and the objects that these leave empty go too, unless ``former`` had them."""
-    was = former or {}
-    result = list(changes)
-    for key in ("runtimes", "features"):
-        gone = {where[1] for where, value in changes if where[0] == key and value is DROPPED}
-        if gone and not set(object_at(document, key)) - gone and not isinstance(was.get(key), dict):
-            result = [change for change in result if change[0][0] != key]
-            result.append(((key,), None if key in was else DROPPED))
-    return result
 
 
 def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool:
@@ -143,7 +159,7 @@ def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
     return said is True or (said is None and node.flags.live_restore is True)
 
 
-def document_of(data: bytes | None, path: str) -> dict[str, Any]:
+def document_of(data: bytes | None, path: str) -> Document:
     """The file's object; empty for a missing or blank file.
 
     Raises:
@@ -175,7 +191,7 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
     return document
 
 
-def object_at(document: dict[str, Any], key: str) -> dict[str, Any]:
+def object_at(document: Document, key: str) -> Document:
     """The object at ``key``; empty when it is missing or null."""
     return document.get(key) or {}
 
@@ -187,7 +203,7 @@ def binary_of(entry: Any) -> str:
     return named[-1] if named and type(named[-1]) is str else ""
 
 
-def default_of(document: dict[str, Any]) -> str | None:
+def default_of(document: Document) -> str | None:
     """The default runtime that the file names."""
     default = document.get("default-runtime")
     return default if type(default) is str and default else None
@@ -203,7 +219,7 @@ def _misshapen(text: str, path: str, keys: Path) -> Refused:
     )
 
 
-def _observe(node: Node, document: dict[str, Any]) -> ObservedConfig:
+def _observe(node: Node, document: Document) -> ObservedConfig:
     cdi = object_at(document, "features").get("cdi")
     of_file = {name: binary_of(entry) for name, entry in object_at(document, "runtimes").items()}
     return ObservedConfig(
@@ -228,7 +244,7 @@ def _check_names(desired: DesiredConfig, path: str) -> None:
             raise Refused(f"{path}: {word!r} is not text", why="JSON must be UTF-8", hint="give another name")
 
 
-def _entry(document: dict[str, Any], configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
+def _entry(document: Document, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
     if runs(configured.handlers.get(desired.handler), desired):
         return []
     where = ("runtimes", desired.handler)
@@ -270,7 +286,7 @@ def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> 
     )
 
 
-def _notes(node: Node, document: dict[str, Any], desired: DesiredConfig) -> tuple[str, ...]:
+def _notes(node: Node, document: Document, desired: DesiredConfig) -> tuple[str, ...]:
     notes = [
         f"dockerd will not start with {node.config} as it is: {conflict} is on its command line too"
         for conflict in conflicts(node.flags, tuple(document))
@@ -280,38 +296,3 @@ def _notes(node: Node, document: dict[str, Any], desired: DesiredConfig) -> tupl
             f"docker {'.'.join(map(str, desired.version))} has no CDI and ignores features.cdi; docker 25 has it"
         )
     return tuple(notes)
-
-
-def _apply_changes(text: str, changes: Sequence[Change], path: str) -> str:
-    """``text`` after ``changes``, proven to hold what was meant.
-
-    Raises:
-        Refused: it would not.
-    """
-    meant = jsonread.parse(text)
-    for where, value in changes:
-        if value is DROPPED:
-            text = jsontext.drop(text, where)
-            meant = _with(meant, where, DROPPED)
-        else:
-            text = jsontext.put(text, where, value)
-            meant = _with(meant, where, jsonread.parse(value) if isinstance(value, jsonread.Spelt) else value)
-    if not same(jsonread.parse(text), meant):
-        raise Refused(
-            f"{path}: gpunode found no way to write it that leaves the rest as it is",
-            why="the new text does not parse to the intended settings; nothing was changed",
-            hint="this is a bug in gpunode: please report it with the file",
-        )
-    return text
-
-
-def _with(document: Any, path: Path, value: Any) -> dict[str, Any]:
-    """A copy of ``document`` with the member at ``path`` as given; what is no object on the way gives way to one."""
-    copy = dict(document) if isinstance(document, dict) else {}
-    if len(path) > 1:
-        copy[path[0]] = _with(copy.get(path[0]), path[1:], value)
-    elif value is DROPPED:
-        del copy[path[0]]
-    else:
-        copy[path[0]] = value
-    return copy

@@ -19,7 +19,7 @@ from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
 from gpunode.facts.units import is_unit_file
-from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
+from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,16 @@ def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
     from gpunode.runtimes.rancher import Rancher
 
     place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
+
+    def mend(removal: Removal, desired: DesiredConfig) -> Removal:
+        return place.mend(containerd.mend(removal, place.locate(removal.files, desired)), desired)
+
     return replace(
-        _bundled_containerd(containerd, product, kubelet),
+        _bundled_containerd(containerd, product, kubelet, place.locate),
         config=place.config,
         reads=place.reads,
         configure=place.configure,
-        unconfigure=place.unconfigure,
+        mend=mend,
         inspect=place.inspect,
         beside=place.beside,
         generated=frozenset({place.config}),
@@ -82,11 +86,10 @@ def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
 
     # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
     return replace(
-        _bundled_containerd(containerd, "microk8s", replace(kubelet, unit="")),
+        _bundled_containerd(containerd, "microk8s", replace(kubelet, unit=""), microk8s.locate),
         config=microk8s.TEMPLATE,
         reads=microk8s.reads,
         configure=microk8s.configure,
-        unconfigure=microk8s.unconfigure,
         inspect=microk8s.inspect,
     )
 
@@ -97,20 +100,21 @@ def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     state = known(facts.file(k0s.CONFIG), None)
     is_managed = k0s.is_managed(state.content if state else None)
     return replace(
-        _bundled_containerd(containerd, "k0s", kubelet),
+        _bundled_containerd(containerd, "k0s", kubelet, k0s.locate),
         config=k0s.CONFIG,
         beside=frozenset({k0s.DROP_IN}),
         reads=k0s.reads,
         configure=k0s.configure,
-        unconfigure=k0s.unconfigure,
         inspect=k0s.inspect,
         generated=frozenset({k0s.CONFIG} if is_managed else ()),
         watches=is_managed,
     )
 
 
-def _bundled_containerd(containerd: Runtime, product: str, kubelet: Kubelet) -> Runtime:
-    """A row of a containerd that no package of its own brings."""
+def _bundled_containerd(
+    containerd: Runtime, product: str, kubelet: Kubelet, locate: Callable[[Files, DesiredConfig], DesiredConfig]
+) -> Runtime:
+    """Return a row of a containerd that no package of its own brings, and whose files ``locate`` finds."""
     unit = kubelet.unit or installation(product).units[0]
     return replace(
         containerd,
@@ -120,6 +124,8 @@ def _bundled_containerd(containerd: Runtime, product: str, kubelet: Kubelet) -> 
         drop_in="",
         packages=(),
         config_from=frozenset(),
+        layers=lambda files, desired: containerd.layers(files, locate(files, desired)),
+        mend=lambda removal, desired: containerd.mend(removal, locate(removal.files, desired)),
     )
 
 

@@ -39,12 +39,6 @@ class Number(str):
     __slots__ = ()
 
 
-class Spelt(str):
-    """A value as JSON text, to be written as it is."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Member:
     """The position of a member: the offset of its key, and its value's with the one behind its end."""
@@ -107,10 +101,10 @@ def position(text: str, path: Path) -> tuple[int, int]:
     return _place(text, holder_of(parse(text), path).members[path[-1]].value)
 
 
-def spelt(text: str, path: Path) -> Spelt:
+def spelt(text: str, path: Path) -> str:
     """The value at ``path`` in a valid document, as it is written there."""
     member = holder_of(parse(text), path).members[path[-1]]
-    return Spelt(text[member.value : member.end])
+    return text[member.value : member.end]
 
 
 def holder_of(root: Any, path: Path) -> Object:

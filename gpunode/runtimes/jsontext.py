@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, Spelt, holder_of, parse
-from gpunode.runtimes.text import same
+from gpunode.runtimes.jsonread import BLANK, STRING, Number, Object, Path, holder_of, parse
+from gpunode.runtimes.text import MISSING, compare_documents
 
 
 def put(text: str, path: Path, value: Any) -> str:
@@ -44,22 +43,9 @@ def drop(text: str, path: Path) -> str:
 def edit(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """``text``, which reads as ``before``, so that it reads as ``after``."""
     text = text if text.strip(BLANK) else "{}\n"
-    for path, value in _differences(before, after):
-        text = drop(text, path) if value is _GONE else put(text, path, value)
+    for path, _, value in compare_documents(before, after):
+        text = drop(text, path) if value is MISSING else put(text, path, value)
     return text
-
-
-_GONE = object()
-
-
-def _differences(before: dict[str, Any], after: dict[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key, value in after.items():
-        old = before.get(key, _GONE)
-        if isinstance(old, dict) and isinstance(value, dict):
-            yield from _differences(old, value, (*above, key))
-        elif not same(old, value):
-            yield (*above, key), value
-    yield from (((*above, key), _GONE) for key in before if key not in after)
 
 
 def _write_member(text: str, root: Object, holder: Object, key: str, value: Any) -> str:
@@ -139,7 +125,7 @@ class _Style:
     def render(self, value: Any, indent: str) -> str:
         """Return ``value`` as text for a line indented by ``indent``."""
         match value:
-            case Spelt() | Number():
+            case Number():
                 return str(value)
             case dict() if value:
                 members = [self.member(key, inner, self._below(indent)) for key, inner in value.items()]

@@ -10,14 +10,13 @@ Source: docs.k0sproject.io, "Runtime"; k0s pkg/component/worker/containerd (comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import first_merging, imports_of, read
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig
 
 CONFIG: Final = "/etc/k0s/containerd.toml"
 FOLDER: Final = "/etc/k0s/containerd.d"
@@ -33,12 +32,12 @@ def is_managed(data: bytes | None) -> bool:
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The generated file, what it imports, and the drop-ins."""
-    return tuple(dict.fromkeys((*containerd_files.reads(files, _locate_drop_in(files, desired)), f"{FOLDER}/*.toml")))
+    return tuple(dict.fromkeys((*containerd_files.reads(files, locate(files, desired)), f"{FOLDER}/*.toml")))
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """Return what containerd reads once k0s has noticed the drop-ins."""
-    return containerd.inspect(_merged(files), _locate_drop_in(files, desired))
+    return containerd.inspect(_merged(files), locate(files, desired))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -48,7 +47,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         Refused: a file cannot be read, or the request is impossible there.
     """
     if not is_managed(files.get(CONFIG)):
-        edited = containerd.configure(files, _locate_drop_in(files, desired))
+        edited = containerd.configure(files, locate(files, desired))
         return replace(edited, how=f"{edited.how}; {CONFIG} lacks the mark of k0s, so k0s leaves it alone")
     if CONFIG not in files:
         raise Refused(
@@ -64,23 +63,10 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
             why=f"it looks for drop-ins in {FOLDER}",
             hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
         )
-    edited = _with_former(files, containerd.configure(_merged(files), _locate_drop_in(files, desired)))
+    edited = _with_former(files, containerd.configure(_merged(files), locate(files, desired)))
     if any(edit.path == CONFIG for edit in edited.edits):
         raise _refuse_lost_edit("this change requires an edit of it")
     return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
-
-
-def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """The edits that remove the handler.
-
-    Raises:
-        Refused: a file cannot be read.
-    """
-    edited = containerd.unconfigure(files, _locate_drop_in(files, desired), former)
-    if not is_managed(files.get(CONFIG)):
-        return edited
-    notes = tuple(note for note in edited.notes if not note.startswith(CONFIG))
-    return replace(edited, edits=tuple(edit for edit in edited.edits if edit.path != CONFIG), notes=notes)
 
 
 def _refuse_lost_edit(what: str) -> Refused:
@@ -91,7 +77,8 @@ def _refuse_lost_edit(what: str) -> Refused:
     )
 
 
-def _locate_drop_in(files: Files, desired: DesiredConfig) -> DesiredConfig:
+def locate(files: Files, desired: DesiredConfig) -> DesiredConfig:
+    """Return ``desired`` for the generated file and the drop-in that k0s reads."""
     if not is_managed(files.get(CONFIG)):
         return replace(desired, config=CONFIG, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.

@@ -10,25 +10,24 @@ which fills in ${SNAP}, ${SNAP_DATA}, ${RUNTIME} and others with sed); microk8s 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig
 
 TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
 
 
-def reads(_: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The template alone; what it imports is read when containerd starts, and not edited."""
-    return containerd_files.reads({}, _locate_template(desired))[:1]
+    return containerd_files.reads({}, locate(files, desired))[:1]
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """The template's configuration."""
-    return containerd.inspect(files, _locate_template(desired))
+    return containerd.inspect(files, locate(files, desired))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -49,18 +48,11 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
             why=f"it only fills in the variables of {TEMPLATE}",
             hint="leave --mode out: gpunode edits the template in place",
         )
-    edited = containerd.configure(files, _locate_template(desired))
+    edited = containerd.configure(files, locate(files, desired))
     return replace(edited, how="in place: microk8s generates the configuration from this template at every start")
 
 
-def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """The template without the handler.
-
-    Raises:
-        Refused: it cannot be read.
-    """
-    return containerd.unconfigure(files, _locate_template(desired), former)
-
-
-def _locate_template(desired: DesiredConfig) -> DesiredConfig:
+def locate(files: Files, desired: DesiredConfig) -> DesiredConfig:
+    """Return ``desired`` for the template."""
+    del files
     return replace(desired, config=TEMPLATE, drop_in="", mode="in-place", version=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.errors import Refused
@@ -94,14 +94,6 @@ class ConfigEdit:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedEdit:
-    """The effect of recorded changes on a file: it was ``before``, and they left it ``after``."""
-
-    before: bytes | None
-    after: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
 class ObservedConfig:
     """A runtime's configuration, without the daemon's defaults.
 
@@ -127,9 +119,55 @@ class ObservedConfig:
     has_default_cdi: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A file of a runtime's configuration, as a document.
+
+    Attributes:
+        runtimes: the keys of the table that has an entry for each handler.
+        default: the keys of the default runtime's name.
+    """
+
+    path: str
+    document: dict[str, Any]
+    runtimes: tuple[str, ...]
+    default: tuple[str, ...]
+
+    def entry(self, desired: DesiredConfig) -> tuple[str, ...]:
+        """Return the keys of the desired handler's entry."""
+        return (*self.runtimes, desired.handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The removal of a handler from a runtime's files.
+
+    Attributes:
+        files: as they are.
+        former: as they were before gpunode, as far as that is on record.
+        after: without the handler.
+        notes: what the user should know.
+    """
+
+    files: Files
+    former: Files
+    after: Files
+    notes: tuple[str, ...] = ()
+
+    def with_file(self, path: str, content: bytes | None) -> Removal:
+        """Return the removal with one file as given; None for no file."""
+        others = {one: data for one, data in self.after.items() if one != path}
+        return replace(self, after=others if content is None else {**others, path: content})
+
+    def with_notes(self, *notes: str) -> Removal:
+        """Return the removal with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+
 Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]
 Configure: TypeAlias = Callable[[Files, DesiredConfig], ConfigEdit]
-Unconfigure: TypeAlias = Callable[[Files, DesiredConfig, Mapping[str, RecordedEdit]], ConfigEdit]
+Layers: TypeAlias = Callable[[Files, DesiredConfig], tuple[Layer, ...]]
+Mend: TypeAlias = Callable[[Removal, DesiredConfig], Removal]
 Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 
 
@@ -142,7 +180,8 @@ class Runtime(ContainerRuntime):
             nothing new comes.
         located: the row as on a node that has these files: another file may count, or another unit run it.
         configure: what brings the files to the desired; no edits when nothing is to do.
-        unconfigure: what takes NVIDIA's handler out again, given what gpunode is on record for.
+        layers: the files in which handlers are registered, in the order in which it reads them.
+        mend: what completes the removal of a handler, so that the runtime starts with what is left.
         inspect: what the files say, merged as the runtime merges them.
         takes_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
         keeps_containers: whether its containers survive its restart; asked where ``stopped`` says that some do not.
@@ -155,7 +194,8 @@ class Runtime(ContainerRuntime):
     reads: Reads
     located: Callable[[Runtime, Files, DesiredConfig], Runtime]
     configure: Configure
-    unconfigure: Unconfigure
+    layers: Layers
+    mend: Mend
     inspect: Inspect
     takes_on_reload: Callable[[Files, Files, DesiredConfig], bool]
     keeps_containers: Callable[[Files, DesiredConfig], bool]
@@ -174,6 +214,18 @@ def as_installed(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row``: this runtime has one file and one unit, whatever the node."""
     del files, desired
     return row
+
+
+def no_layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
+    """Return no files: no handler is registered in any."""
+    del files, desired
+    return ()
+
+
+def leave_removal(removal: Removal, desired: DesiredConfig) -> Removal:
+    """Return ``removal``: nothing completes it."""
+    del desired
+    return removal
 
 
 def after_edits(files: Files, edited: ConfigEdit) -> Files:

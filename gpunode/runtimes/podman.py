@@ -6,10 +6,16 @@ Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gpunode.facts.probes import CDI_FOLDERS
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit, as_installed
+from gpunode.runtimes.model import (
+    ConfigEdit,
+    DesiredConfig,
+    Files,
+    ObservedConfig,
+    as_installed,
+    leave_removal,
+    no_layers,
+)
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.tomlread import parse
 
@@ -27,6 +33,8 @@ _CONFIGS = (
 _READS_UP_TO = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
 _CONFIGURABLE = (5, 5)
 located = as_installed
+layers = no_layers
+mend = leave_removal
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -41,12 +49,6 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     return ConfigEdit(
         (), "podman uses GPUs as CDI devices (--device nvidia.com/gpu=all); none of its own files changes"
     )
-
-
-def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-    """No edits: no handler was registered."""
-    del former
-    return configure(files, desired)
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:

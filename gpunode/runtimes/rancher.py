@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import ConfigFile, first_merging, imports_of, read
-from gpunode.runtimes.keys import taken_back
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal
 
 _DROP_IN: Final = "99-nvidia.toml"
 # What the product registers by itself, by the name of the program that it looks for.
@@ -78,13 +77,11 @@ class Rancher:
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         """Return every file that matters, as far as ``files`` tell."""
-        return tuple(
-            dict.fromkeys((*containerd_files.reads(files, self._located(files, desired)), *sorted(self.beside)))
-        )
+        return tuple(dict.fromkeys((*containerd_files.reads(files, self.locate(files, desired)), *sorted(self.beside))))
 
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
         """Return what containerd has read since the last start."""
-        return containerd.inspect(files, self._located(files, desired))
+        return containerd.inspect(files, self.locate(files, desired))
 
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
         """Return the edits that register the handler from the next start on; none if it is or will be registered.
@@ -107,7 +104,7 @@ class Rancher:
             )
         if self.config not in files:
             return self._before_the_first_start(files, desired)
-        located = self._located(files, desired)
+        located = self.locate(files, desired)
         if located.drop_in:
             return self._unharmed(containerd.configure(files, located))
         if desired.mode == "drop-in":
@@ -121,7 +118,7 @@ class Rancher:
     def _root(self, files: Files) -> ConfigFile:
         return read(files.get(self.config), self.config)
 
-    def _located(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
+    def locate(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
         """Return ``desired`` for the generated file, and for the drop-in that it imports."""
         here = replace(desired, config=self.config, drop_in="", mode="auto", version=None)
         root = self._root(files)
@@ -214,46 +211,22 @@ class Rancher:
         if found and found != desired.binary and self._is_registered(present, desired):
             yield f"{self.product} has registered {desired.handler} with {found}, which it found first"
 
-    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-        """Return the edits that remove what ``configure`` added; what the product finds by itself stays.
-
-        Raises:
-            Refused: a file cannot be read.
-        """
-        templates = {path for schema in (2, 3) if (path := self.template(schema)) in files}
-        toml = {path: data for path, data in files.items() if path not in {*templates, self.settings}}
-        undone = _without(self.config, containerd.unconfigure(toml, self._located(files, desired), former))
-        edits, notes = list(undone.edits), list(undone.notes)
-        for path in sorted(templates):
-            edit = _restore_template(path, files[path], former.get(path), desired.handler)
-            edits += [edit] if edit else []
-            if edit is None and b"gpunode: begin" in files[path]:
-                notes.append(f"{path} keeps the lines between gpunode's two marks: delete them if they were for this")
-        if self.settings in files and files[self.settings] == _setting(desired):
-            back = former.get(self.settings, RecordedEdit(None, None)).before
-            edits.append(Edit(self.settings, files[self.settings], back))
+    def mend(self, removal: Removal, desired: DesiredConfig) -> Removal:
+        """Return the removal with the product's own setting taken back; what the product finds by itself stays."""
+        for path in sorted(removal.after):
+            if path in {self.template(2), self.template(3)} and b"gpunode: begin" in removal.after[path]:
+                removal = removal.with_notes(
+                    f"{path} keeps the lines between gpunode's two marks: delete them if they were for this"
+                )
+        if removal.after.get(self.settings) == _setting(desired):
+            is_recorded = removal.former.get(self.settings) != removal.files[self.settings]
+            former = removal.former.get(self.settings) if is_recorded else None
+            removal = removal.with_file(self.settings, former)
         if desired.handler in _FOUND:
-            notes.append(
+            removal = removal.with_notes(
                 f"{self.product} registers {desired.handler} by itself if nvidia-container-toolkit is installed"
             )
-        return ConfigEdit(tuple(edits), notes=tuple(notes))
-
-
-def _without(path: str, edited: ConfigEdit) -> ConfigEdit:
-    """Return ``edited`` without what it would do to a generated file."""
-    edits = tuple(edit for edit in edited.edits if edit.path != path)
-    return ConfigEdit(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
-
-
-def _restore_template(path: str, data: bytes, recorded: RecordedEdit | None, handler: str) -> Edit | None:
-    """Return the edit that takes back what an earlier gpunode wrote into a template for ``handler``, if it did."""
-    named = re.compile(rf"""runtimes\.(["']?){re.escape(handler)}\1[\].]""".encode())
-    if recorded is None or recorded.after is None or not named.search(recorded.after):
-        return None
-    after = taken_back(recorded.before, recorded.after, data, path)
-    if after is None or after == data:
-        return None
-    return Edit(path, data, None if recorded.before is None and not after.strip() else after)
+        return removal
 
 
 def _setting(desired: DesiredConfig) -> bytes:

@@ -1,118 +1,112 @@
-"""Removal of a handler from a runtime's files: by the record of its edits, else by its name. Pure."""
+"""Remove a handler from a runtime's files, whose recorded edits are reverted already, or by its name. Pure."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 
 from gpunode.errors import Refused
-from gpunode.runtimes.keys import about, entries_changed, taken_back, took_out
+from gpunode.runtimes.documents import edit_file, parse_document
 from gpunode.runtimes.model import (
     RUNC_FAMILY,
     ConfigEdit,
     DesiredConfig,
     Edit,
     Files,
-    RecordedEdit,
+    Layer,
+    Removal,
     Runtime,
-    after_edits,
 )
+from gpunode.runtimes.reversal import changed_handlers
+from gpunode.runtimes.text import MISSING, compare_documents
+from gpunode.runtimes.tomlread import Document, at, put
 
-# Of each file what gpunode made of it, newest first.
-Recorded = Mapping[str, Sequence[RecordedEdit]]
-
-
-def others_in(path: str, files: Files, recorded: Recorded) -> bytes | None:
-    """Return what others than gpunode have in the file; None where nobody can tell, or gpunode has no part in it."""
-    left = files.get(path) if path in recorded else None
-    for former in recorded.get(path, ()):
-        left = None if left is None else taken_back(former.before, former.after, left, path)
-    return left
+# Of files what they were before the handler was added; None where nobody knows, or there was no file.
+PreviousContents = Mapping[str, bytes | None]
 
 
-def remove_handler(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> ConfigEdit:
-    """The edits that take ``desired.handler`` out.
+def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
+    """Return ``files`` as they were before gpunode's ``recorded`` edits, which come oldest first."""
+    first = {edit.path: edit.before for edit in reversed(recorded) if edit.path in files}
+    return {path: content for path, content in {**files, **first}.items() if content is not None}
+
+
+def find_other_handlers(row: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]) -> frozenset[str]:
+    """Return the other handlers that gpunode added and that are still there.
+
+    One that runs what it ran before gpunode is none of them: a drop-in may repeat it.
+    """
+    was, now = (row.inspect(each, desired).handlers for each in (former_files(files, recorded), files))
+    copied = {name for name in now if was.get(name) == now[name]}
+    made = frozenset[str]().union(*map(changed_handlers, recorded))
+    return made & now.keys() - {desired.handler, *RUNC_FAMILY} - copied
+
+
+def remove_handler(
+    row: Runtime, desired: DesiredConfig, reverted: Removal, contents_before: PreviousContents
+) -> ConfigEdit:
+    """Return the edits that take ``desired.handler`` out.
+
+    Args:
+        row: the runtime.
+        desired: names the handler, and the files that count.
+        reverted: its files, with gpunode's recorded edits reverted where no other handler needs them.
+        contents_before: the files in which the handler's entry goes by its name, each as it was before that was added.
 
     Raises:
         Refused: the files cannot be edited so, or neither gpunode nor nvidia-ctk can have added the handler.
     """
-    rounds = tuple(_by_record(row, desired, files, recorded))
-    if not any(_join_edits(rounds)):
-        # Nothing on record is left to be taken back: what is there goes by its name.
-        _refuse_foreign(row, desired, files)
-        rounds = (row.unconfigure(files, desired, {}),)
-    after = after_edits(files, ConfigEdit(tuple(_join_edits(rounds))))
-    if dangling := _dangling(row, desired, files, after):
-        rounds = (*rounds, row.unconfigure(after, replace(desired, handler=dangling), {}))
-    edits = tuple(_join_edits(rounds))
-    notes = [note for one in rounds for note in one.notes]
-    if edits and desired.handler in row.inspect(after, desired).handlers and not row.product:
-        notes.append(
-            f"{row.id} still has a runtime {desired.handler}: gpunode has no record of that entry and kept it; run "
-            "the same command again to remove it by its name"
-        )
-    return ConfigEdit(edits, rounds[0].how, tuple(dict.fromkeys(notes)))
+    files, removal = reverted.files, _replace_entry(row, desired, reverted, contents_before)
+    is_recorded = removal.after != files
+    if not is_recorded:
+        if _is_foreign(row, desired, files):
+            raise _foreign_handler(row, desired, files)
+        removal = _replace_entry(row, desired, removal, dict.fromkeys(files))
+    removal = row.mend(end_dangling_default(row, desired, removal), desired)
+    paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
+    edits = tuple(
+        Edit(path, files.get(path), removal.after.get(path))
+        for path in paths
+        if path not in row.generated and files.get(path) != removal.after.get(path)
+    )
+    how, notes = _describe_removal(row, desired, removal, edits, is_recorded=is_recorded)
+    own = (note for note in (*removal.notes, *notes) if not note.startswith((*row.generated,)))
+    return ConfigEdit(edits, how, tuple(dict.fromkeys(own)))
 
 
-def _by_record(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> Iterator[ConfigEdit]:
-    """Return the edits that take back the recorded ones, newest first: one written in between goes through both."""
-    handler = desired.handler
-    copied = _from_before(row, desired, files, recorded) - {handler}
-    others = _others(row, desired, files, recorded) - copied
-    # Since the handler was taken out last: that took back all before it.
-    since = {
-        path: list(takewhile(lambda one, path=path: not took_out(one, handler, path), each))  # type: ignore[misc]
-        for path, each in recorded.items()
-    }
-    for depth in range(max(map(len, since.values()), default=0)):
-        former = {path: each[depth] for path, each in since.items() if depth < len(each)}
-        if concerned := _edits_about(former, handler, others, copied):
-            yield (edited := row.unconfigure(files, desired, concerned))
-            files = after_edits(files, edited)
+def _describe_removal(
+    row: Runtime, desired: DesiredConfig, removal: Removal, edits: Sequence[Edit], *, is_recorded: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Return in a sentence what is done, and what the user should know of what stays."""
+    handler, is_left = desired.handler, desired.handler in row.inspect(removal.after, desired).handlers
+    if not edits:
+        return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
+    if not is_recorded:
+        how = f"{handler} is removed by its name: gpunode has no record of {', '.join(edit.path for edit in edits)}"
+        unknown = "no record of the former default: it is runc now, unless a file names another"
+        return how, (unknown,) if row.inspect(removal.files, desired).default == handler else ()
+    if not is_left:
+        return f"{handler} is removed", ()
+    how = f"what gpunode made of {handler} is taken back"
+    if row.product or _is_foreign(row, desired, removal.after):
+        return how, ()
+    left = (
+        f"{row.id} still has a runtime {handler}: an entry that gpunode has on no record stays; the same command, run "
+        "again, takes it out by its name"
+    )
+    return how, (left,)
 
 
-def _others(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> frozenset[str]:
-    """The other handlers that gpunode added and that are still there."""
-    made = (entries_changed(each, path) for path, formers in recorded.items() for each in formers)
-    return frozenset().union(*made) & row.inspect(files, desired).handlers.keys() - {desired.handler, *RUNC_FAMILY}
-
-
-def _from_before(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> frozenset[str]:
-    """The handlers that were there before gpunode and run what they ran then; a drop-in may repeat them."""
-    first = {path: formers[-1].before for path, formers in recorded.items() if path in files}
-    then = {path: content for path, content in {**files, **first}.items() if content is not None}
-    was, now = (row.inspect(each, desired).handlers for each in (then, files))
-    return frozenset(name for name in now if was.get(name) == now[name])
-
-
-def _edits_about(
-    former: Mapping[str, RecordedEdit], handler: str, others: Collection[str], copied: Collection[str]
-) -> dict[str, RecordedEdit]:
-    """Return what is about ``handler``; what is about none, such as an import, only when no other needs it."""
-    cut = ((path, about(each, handler, path, copied)) for path, each in former.items())
-    return {path: one for path, one in cut if one is not None and (not others or entries_changed(one, path))}
-
-
-def _dangling(row: Runtime, desired: DesiredConfig, before: Files, after: Files) -> str:
-    """The former default that came back, where it is the name of a handler that has gone meanwhile; else empty."""
-    was, now = (row.inspect(files, desired) for files in (before, after))
-    name = now.default or ""
-    is_there = name in {*now.handlers, *RUNC_FAMILY} or name.startswith("io.containerd.")  # a shim, which docker takes
-    return "" if is_there or name == was.default else name
-
-
-def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
-    """Refuse to remove a handler that neither gpunode nor nvidia-ctk can have added.
-
-    Raises:
-        Refused: it is, and nobody has on record that gpunode did.
-    """
+def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
+    """Return whether neither gpunode nor nvidia-ctk can have added the handler."""
     binary = row.inspect(files, desired).handlers.get(desired.handler)
-    if binary in {None, desired.binary} or posixpath.basename(binary or "").startswith("nvidia-container-runtime"):
-        return
-    raise Refused(
+    is_nvidias = posixpath.basename(binary or "").startswith("nvidia-container-runtime")
+    return binary not in {None, desired.binary} and not is_nvidias
+
+
+def _foreign_handler(row: Runtime, desired: DesiredConfig, files: Files) -> Refused:
+    binary = row.inspect(files, desired).handlers[desired.handler]
+    return Refused(
         f"the runtime {desired.handler} of {row.id} was not added by configure",
         why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
         hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
@@ -120,10 +114,59 @@ def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
     )
 
 
-def _join_edits(rounds: Iterable[ConfigEdit]) -> Iterator[Edit]:
-    """Join the edits of each path; a way that leads back to where it began is none."""
-    found: dict[str, Edit] = {}
-    for edit in (edit for one in rounds for edit in one.edits):
-        first = found.pop(edit.path, edit)
-        found[edit.path] = Edit(edit.path, first.before, edit.after, edit.like)
-    return (edit for edit in found.values() if edit.before != edit.after)
+def _replace_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
+    """Make the handler's entry, and a default that names it, what they were ``before``; else they go."""
+    layers, main = row.layers(removal.after, desired), desired.config or row.config
+    root = next((layer.document for layer in layers if layer.path == main), {})
+    for layer in (layer for layer in layers if layer.path in before):
+        was, document, entry = parse_document(before[layer.path], layer.path), layer.document, layer.entry(desired)
+        if at(document, entry) is not None:
+            document = put(document, entry, at(was, entry), prune=True)
+        if at(document, layer.default) == desired.handler:
+            document = put(document, layer.default, at(was, layer.default), prune=True)
+        if document is layer.document:
+            continue
+        # A drop-in that says nothing of its own goes, unless somebody has written a comment into it.
+        rest, content = {key: value for key, value in document.items() if key != "version"}, removal.after[layer.path]
+        says_more = any(value is not MISSING for _, _, value in compare_documents(root, rest))
+        is_idle = layer.path != main and b"#" not in content and not says_more
+        removal = removal.with_file(layer.path, None if is_idle else _edit(layer, document, content))
+    return removal
+
+
+def end_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
+    """Take a default out of the files that names no runtime any more: containers would not start with it.
+
+    One that named none before gpunode comes back with the file that gpunode found it in.
+    """
+    stages = (removal.former, removal.files)
+    was, now = ({one.path: at(one.document, one.default) for one in row.layers(each, desired)} for each in stages)
+    there, were_there = (row.inspect(files, desired).handlers for files in (removal.after, removal.former))
+    for layer in row.layers(removal.after, desired):
+        path, name = layer.path, at(layer.document, layer.default)
+        is_dangling = name and name not in {*there, *RUNC_FAMILY} and not name.startswith(("io.containerd.", "$"))
+        if not is_dangling or name not in {desired.handler, *({name} - {now.get(path)})}:
+            continue
+        was_dangling = was.get(path) == name and name not in were_there
+        is_recorded = removal.former.get(path) != removal.files[path]
+        if was_dangling and is_recorded:
+            continue
+        document = put(layer.document, layer.default, was[path] if was.get(path) in there else None)
+        is_idle = path not in removal.former and not document and b"#" not in removal.after[path]
+        content = None if is_idle else _edit(layer, document, removal.after[path])
+        removal = removal.with_file(path, content).with_notes(
+            f"{path}: the default runtime {name} no longer exists; that default is removed, since containers would not "
+            "start with it"
+        )
+    return removal
+
+
+def _edit(layer: Layer, document: Document, content: bytes) -> bytes:
+    edited = edit_file(content, layer.path, layer.document, document)
+    if edited is None:
+        raise Refused(
+            f"{layer.path}: gpunode found no way to write it that leaves the rest of the file as it is",
+            why="every edit that it tried would also change other lines or settings",
+            hint=f"write the tables of {layer.path} with headers ([a.b.c]), then run the command again",
+        )
+    return edited

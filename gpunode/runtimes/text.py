@@ -1,11 +1,12 @@
 """Configuration bytes as text and back: UTF-8, with the byte order mark that most daemons take and parsers do not.
 
-And what it means for two texts to say the same.
+And what it means for two texts to say the same, or where they differ.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from gpunode.errors import Refused
 
@@ -60,3 +61,20 @@ def same(one: Any, other: Any) -> bool:
         elif type(a) is not type(b) or a != b or str(a) != str(b):
             return False
     return True
+
+
+# A key that a document lacks.
+MISSING: Final = object()
+
+
+def compare_documents(
+    before: Mapping[str, Any], after: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield the keys that differ in two documents, each with its two values: those of ``after`` first."""
+    for key, value in after.items():
+        former = before.get(key, MISSING)
+        if isinstance(former, Mapping) and isinstance(value, Mapping):
+            yield from compare_documents(former, value, (*above, key))
+        elif not same(former, value):
+            yield (*above, key), former, value
+    yield from (((*above, key), value, MISSING) for key, value in before.items() if key not in after)

@@ -67,14 +67,14 @@ def at(document: Document, keys: Sequence[str]) -> Any:
 
 
 def put(document: Document, keys: Sequence[str], value: Any, *, prune: bool = False) -> Document:
-    """A copy of ``document`` with ``value`` at ``keys``; None takes out what is there.
+    """Return a copy of ``document`` with ``value`` at ``keys``; None takes out what is there.
 
-    With ``prune`` a table goes with the last key that it had.
+    What is no table on the way there gives way to one. With ``prune`` a table goes with the last key that it had.
     """
     key, *below = keys
     if below:
-        former = document.get(key, {})
-        table = put(former, below, value, prune=prune)
+        former = document.get(key)
+        table = put(former if isinstance(former, dict) else {}, below, value, prune=prune)
         value = None if prune and not table and (former or key not in document) else table
     if value is None:
         return {name: one for name, one in document.items() if name != key}

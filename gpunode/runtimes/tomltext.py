@@ -19,7 +19,7 @@ import tomlkit  # noqa: TID253
 from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
-from gpunode.runtimes.text import same
+from gpunode.runtimes.text import compare_documents, same
 from gpunode.runtimes.tomlread import Document, Path, Verbatim, parse
 
 _Entry: TypeAlias = tuple[Key | None, Item]
@@ -72,7 +72,7 @@ def edit(text: str, before: Document, after: Document) -> str:
         if same(read, after) and _keeps_foreign_lines(former, result, replaced):
             result = result if is_terminated else result.removesuffix("\n")
             return result.replace("\n", "\r\n") if is_crlf else result
-    raise Uneditable(tuple(_list_differences(before, after)), line)
+    raise Uneditable(tuple(path for path, _, _ in compare_documents(before, after)), line)
 
 
 def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[str]]:
@@ -87,15 +87,6 @@ def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[s
     editor = _Editor(root, text, [*headers.values()])
     editor.change((), before, after)
     return _lay_out(document.as_string(), has_gaps=editor.has_gaps), editor.replaced
-
-
-def _list_differences(old: Document, new: Document, above: Path = ()) -> Iterator[Path]:
-    for key in {**old, **new}:
-        one, other = old.get(key), new.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _list_differences(one, other, (*above, key))
-        elif not same(one, other):
-            yield (*above, key)
 
 
 def _keeps_foreign_lines(old: str, new: str, replaced: set[str]) -> bool:

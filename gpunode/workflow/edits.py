@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from types import MappingProxyType
+from typing import TypeAlias
 
 from gpunode.change import (
     FileChange,
@@ -23,19 +26,24 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, known
 from gpunode.facts.probes import TOOLKIT_LIST, kubelet_probes, unit_probe
 from gpunode.host.port import HostView
-from gpunode.journal.footprint import FileTrail
+from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
-from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime, toolkit
+from gpunode.runtimes import DesiredConfig, Edit, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
 from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelets_driver
-from gpunode.runtimes.removal import Recorded, others_in, remove_handler
+from gpunode.runtimes.removal import find_other_handlers, former_files, remove_handler
+from gpunode.runtimes.reversal import changed_handlers, took_out
 from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime_edits
 from gpunode.steps.runtime import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_manager_notes
+from gpunode.workflow.file_restore import RestoredFile, recorded_edit, restore_file, revert_change
+
+# Of each file what gpunode's recorded runs have made of it.
+Trails: TypeAlias = Mapping[str, FileTrail]
 
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
@@ -43,7 +51,7 @@ _DUMP_S = 30.0
 _VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
 # systemd's own PATH for services, in which dockerd looks for a bare name (systemd.exec(5)).
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-_NO_RECORD: Recorded = MappingProxyType({})
+_NO_RECORD: Trails = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +191,21 @@ def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     )
 
 
-def plan_configuring(
-    host: HostView, target: RuntimeTarget, recorded: Recorded = _NO_RECORD, root: str = "/"
-) -> CtkPlan:
+def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO_RECORD, root: str = "/") -> CtkPlan:
     """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
     Args:
         host: the node.
         target: the runtime, and what is desired of it.
-        recorded: what gpunode's runs have made of its files: that is made anew from what the others say now.
+        trails: of its files: what gpunode has made of them is made anew from what the others say now.
         root: the node's, for the commands that are named.
 
     Raises:
         Refused: its files cannot be edited so.
     """
     row, desired = target.row, target.desired
-    others = others_in(desired.drop_in or row.drop_in, contents(target.present), recorded)
+    drop_in = desired.drop_in or row.drop_in
+    others = _others_content(trails.get(drop_in), target.present.get(drop_in))
     target = replace(target, desired=replace(desired, others=others))
     planned = with_manager_notes(runtime_edits.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
@@ -246,41 +253,80 @@ def cdi_only_recipe(row: Runtime) -> Recipe:
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
-def plan_unconfiguring(target: RuntimeTarget, trails: Mapping[str, FileTrail]) -> CtkPlan:
+def _others_content(trail: FileTrail | None, now: FileState | None) -> bytes | None:
+    """Return what others than gpunode have in a file; None if gpunode has no known part in it."""
+    if trail is None or trail.forgotten or now is None:
+        return None
+    restored = restore_file(trail, now, partial(_revert_span, None))
+    return restored.state.content if restored.state else b""
+
+
+def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
     """Plan the removal of what configure added to the runtime's files.
 
     Args:
         target: the runtime, and the handler that goes.
-        trails: what gpunode's recorded runs have made of each file.
+        trails: of its files, and of others.
 
     Raises:
         Refused: its files cannot be edited so.
     """
-    row = target.row
-    edited = remove_handler(row, target.desired, contents(target.present), recorded_edits(trails))
-    reason = edited.how or "removes what configure added"
-    planned = with_manager_notes(plan_edits(target, edited, reason, RuntimeExpectation(row.id, target.main)))
+    row, desired, files = target.row, target.desired, contents(target.present)
+    # runc comes along where its table would be missed.
+    entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
+    trails = {path: trail for path, trail in trails.items() if path in {*entries, *target.own} and not trail.forgotten}
+    recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail.spans]
+    recent_trails = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
+    contents_before = {
+        path: edit.before for path, trail in recent_trails.items() if (edit := _first_edit(trail, desired.handler))
+    }
+    restored: dict[str, RestoredFile] = {}
+    if contents_before and not find_other_handlers(row, desired, files, recorded):
+        # Nobody else needs the rest of what gpunode wrote, such as an import.
+        restored = {
+            path: restore_file(trail, target.present.get(path), partial(_revert_span, entries.get(path)))
+            for path, trail in recent_trails.items()
+        }
+        contents_before = {path: None for path, file in restored.items() if file.is_unclear}
+    contents_now = {**files, **{path: _content(file.state) for path, file in restored.items()}}
+    reverted_files = {path: content for path, content in contents_now.items() if content is not None}
+    removal = Removal(files, former_files(files, recorded), reverted_files)
+    edited = remove_handler(row, desired, removal, contents_before)
+    notes = (note for file in restored.values() for note in file.notes)
+    edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
+    planned = with_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
     return plan.with_changes([_with_folders(change, trails) for change in plan.files])
 
 
-def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileChange:
+def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
+    """Return the trail since the handler was taken out last: that took back all before it."""
+    spans = takewhile(lambda span: not took_out(recorded_edit(span.change), handler), reversed(trail.spans))
+    return replace(trail, spans=tuple(reversed(tuple(spans))))
+
+
+def _first_edit(trail: FileTrail, handler: str) -> Edit | None:
+    """Return the first edit of a trail that is about the handler, or about none, such as one of the default alone."""
+    edits = (recorded_edit(span.change) for span in trail.spans)
+    return next((edit for edit in edits if handler in (changed_handlers(edit) or {handler})), None)
+
+
+def _revert_span(
+    entries: Collection[tuple[str, ...]] | None, span: ChangeSpan[FileChange], now: FileState | None
+) -> RestoredFile | None:
+    """Return the file without a span that somebody edited since; what they have made of gpunode's values stays."""
+    if now is None:
+        return None
+    restored = revert_change(span.change, now, entries, keeps_changed=True)
+    return restored or RestoredFile(now, is_unclear=True)
+
+
+def _with_folders(change: FileChange, trails: Trails) -> FileChange:
     """Have a file that is removed take along the folders that were made for it, if they are empty then."""
     if change.after is not None or change.path not in trails:
         return change
     made = (folder for span in trails[change.path].spans for folder in span.folders)
     return replace(change, folders=tuple(dict.fromkeys(made)))
-
-
-def recorded_edits(trails: Mapping[str, FileTrail]) -> Recorded:
-    """Return gpunode's edits of each file, newest first; none of forgotten ones."""
-    return {
-        path: tuple(
-            RecordedEdit(_content(span.change.before), _content(span.change.after)) for span in reversed(trail.spans)
-        )
-        for path, trail in trails.items()
-        if not trail.forgotten
-    }
 
 
 def _content(state: object) -> bytes | None:

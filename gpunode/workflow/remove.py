@@ -24,13 +24,14 @@ from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.footprint import ChangeSpan
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, runtime
-from gpunode.runtimes.keys import taken_back
+from gpunode.runtimes import DesiredConfig, Removal, Runtime, runtime
+from gpunode.runtimes.removal import end_dangling_default
 from gpunode.workflow import live_state, undo
+from gpunode.workflow.file_restore import RestoredFile, revert_change
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.undo import KeptItem, UndoPlan
-from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edit_conflict, plan_undo
+from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_undo
 
 # Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
 _MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
@@ -66,7 +67,7 @@ def plan_removal(
         after = span.change.after
         if not isinstance(after, FileState) or now is None:
             return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
-        return RestoredFile(span.change.before) if force else _merge(span.change, after, now)
+        return RestoredFile(span.change.before) if force else _merge(span.change, now)
 
     request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
     undone = plan_undo(request, host, facts, store.objects.path_of_content)
@@ -76,39 +77,36 @@ def plan_removal(
     return replace(undone, notes=notes, incomplete=False)
 
 
-def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
-    """Return ``now`` without what ``span`` did, with somebody's edits.
+def _merge(change: FileChange, now: FileState) -> RestoredFile:
+    """Return ``now`` without ``change``, with somebody's edits.
 
     Raises:
         Conflict: they cannot be separated.
     """
-    before = span.before
-    content, notes = _merge_content(span, after, now)
-    if content is None:
-        raise edit_conflict(replace(span, before=after, after=before), now)
-    notes = (f"{span.path} was edited since gpunode wrote it; the edits are kept, gpunode's lines are removed", *notes)
-    if before is None:
-        return RestoredFile(replace(now, content=content) if content.strip() else None, is_merged=True, notes=notes)
-    mode = before.mode if now.mode == after.mode else now.mode
-    owner = before if (now.uid, now.gid) == (after.uid, after.gid) else now
-    state = replace(now, content=content, mode=mode, uid=owner.uid, gid=owner.gid)
-    return RestoredFile(state, is_merged=True, notes=notes)
+    docker, back = runtime("docker"), change.inverse()
+    assert back is not None, "a footprint holds what is settled"
+    # dockerd does not start with a default runtime that is not there; what it has besides is independent of gpunode's.
+    is_dockers = change.path == docker.config
+    restored = revert_change(change, now, keeps_changed=is_dockers)
+    if restored is None:
+        raise edit_conflict(back, now)
+    if is_dockers:
+        try:
+            restored = _with_sound_default(docker, change, now, restored)
+        except Refused as error:  # it is no configuration of docker's any more
+            raise edit_conflict(back, now) from error
+    note = f"{change.path} was edited since gpunode wrote it; the edits are kept, gpunode's lines are removed"
+    return replace(restored, notes=(note, *restored.notes))
 
 
-def _merge_content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes | None, tuple[str, ...]]:
-    """Return what is left of ``now``, None if that is unknown, and notes for the user."""
-    before = span.before.content if span.before else None
-    docker = runtime("docker")
-    if span.path != docker.config:
-        return taken_back(before, after.content, now.content, span.path), ()
-    # By its own rules, for dockerd does not start with a default runtime that is not there.
-    former = RecordedEdit(before, after.content)
-    try:
-        undone = docker.unconfigure({span.path: now.content}, DesiredConfig(handler=""), {span.path: former})
-    except Refused:
-        return None, ()
-    left = after_edits({span.path: now.content}, undone)
-    return left.get(span.path, b""), undone.notes
+def _with_sound_default(row: Runtime, change: FileChange, now: FileState, restored: RestoredFile) -> RestoredFile:
+    """Return ``restored`` without a default runtime that went. Raises Refused if it cannot be read."""
+    states = (now, change.before, restored.state)
+    files, former, after = ({change.path: state.content} if state else {} for state in states)
+    removal = end_dangling_default(row, DesiredConfig(), Removal(files, former, after))
+    content = removal.after.get(change.path)
+    left = None if content is None else replace(restored.state or now, content=content)
+    return replace(restored, state=left, notes=(*restored.notes, *removal.notes))
 
 
 @dataclass(frozen=True, slots=True)

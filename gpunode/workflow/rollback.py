@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange
-from gpunode.errors import GpunodeError, RebootRequired, Refused, VerifyFailed
+from gpunode.errors import GpunodeError, RebootRequired, VerifyFailed
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import ChangeSpan
@@ -16,13 +16,14 @@ from gpunode.journal.history import RunSummary
 from gpunode.journal.record import MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit
 from gpunode.workflow import live_state, mig_layouts, standing
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
+from gpunode.workflow.file_restore import RestoredFile, recorded_edit
 from gpunode.workflow.recovery import still_pending
 from gpunode.workflow.undo import UndoExecutor, UndoPlan, installed_packages
-from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edit_conflict, plan_configuration_undo, plan_undo
+from gpunode.workflow.undo_plan import UndoRequest, edit_conflict, plan_configuration_undo, plan_undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +112,19 @@ def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
 def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -> str:
     """Return the command that removes gpunode's runtimes from ``now``; empty if it added none."""
     row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
-    if row is None or row.unit == "":
+    if row is None or row.unit == "" or now is None:
         return ""
-    former, ours, present = (_handler_names(row, state) for state in (change.after, change.before, now))
+    from gpunode.runtimes.reversal import changed_handlers  # few rollbacks meet an edited file
+
+    edits = (recorded_edit(change), Edit(change.path, None, now.content))
+    ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
     command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
     commands = (
         shlex.join([*command, *([] if name == DesiredConfig().handler else [f"--nvidia-runtime-name={name}"])])
-        for name in sorted((ours & present) - former)
+        for name in sorted(ours & present)
     )
     return "\n".join(commands)
-
-
-def _handler_names(row: Runtime, state: object) -> frozenset[str]:
-    """Return the runtimes that a file registers; none if it cannot be read."""
-    try:
-        content = state.content if isinstance(state, FileState) else b""
-        return frozenset(row.inspect({row.config: content}, DesiredConfig()).handlers)
-    except Refused:
-        return frozenset()
 
 
 def rollback(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
@@ -36,6 +35,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.workflow import live_state, mig_layouts
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
+from gpunode.workflow.file_restore import ResolveEdit, RestoredFile, restore_file
 from gpunode.workflow.source_lists import keep_sources_readable
 from gpunode.workflow.undo import (
     KeptItem,
@@ -46,24 +46,6 @@ from gpunode.workflow.undo import (
     installed_packages,
     with_dependencies,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredFile:
-    """A file without what gpunode did to it.
-
-    Attributes:
-        is_merged: whether somebody's edits stay in it.
-        notes: what the user should know of it.
-    """
-
-    state: FileState | None
-    is_merged: bool = False
-    notes: tuple[str, ...] = ()
-
-
-# Of a span of a file and what is there instead of it: the file without the span; None to leave it as it is.
-ResolveEdit: TypeAlias = Callable[[ChangeSpan[FileChange], FileState | None], RestoredFile | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +150,7 @@ def _restore_files(
         if trail.forgotten and now is not None and not _is_gpunodes_alone(trail, now, force=request.force):
             kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
-        restored = RestoredFile(None) if trail.forgotten else _take_back(trail, now, request.resolve_edit)
+        restored = RestoredFile(None) if trail.forgotten else restore_file(trail, now, request.resolve_edit)
         found.append((path, trail, now, restored))
     going = frozenset(path for path, _, _, restored in found if restored.state is None)
     steps: list[UndoStep] = []
@@ -191,20 +173,6 @@ def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool
     # Where a run found what somebody had made of gpunode's file, that is in it still.
     is_made_anew = all(span.change.before is None for span in trail.spans)
     return is_made_anew and now.with_digest().content.decode() == trail.left
-
-
-def _take_back(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
-    """Return the file without gpunode's changes, the newest taken out first."""
-    found = RestoredFile(now)
-    for span in reversed(trail.spans):
-        if span.left(found.state):
-            found = replace(found, state=span.change.before)
-        elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it
-            resolved = resolve_edit(span, found.state)
-            if resolved is None:
-                return found
-            found = replace(resolved, notes=(*found.notes, *resolved.notes))
-    return found
 
 
 def _expectation(path: str) -> RuntimeExpectation | None:

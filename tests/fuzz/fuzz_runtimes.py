@@ -22,8 +22,9 @@ import atheris
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
     from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
-    from gpunode.runtimes.keys import taken_back
-    from gpunode.runtimes.model import after_edits, satisfies
+    from gpunode.runtimes.model import Edit, Removal, after_edits, satisfies
+    from gpunode.runtimes.removal import remove_handler
+    from gpunode.runtimes.reversal import revert_edit
     from gpunode.runtimes.text import same
     from gpunode.runtimes.tomlread import Document, parse
     from gpunode.runtimes.tomltext import Uneditable, edit
@@ -80,8 +81,8 @@ def toml(data: bytes) -> None:
         return
     assert same(parse(edited), after)
     assert edit(edited, parse(edited), after) == edited
-    back = taken_back(text.encode(), edited.encode(), edited.encode() + b"\n", "/x.toml")
-    assert back is None or same(parse(back.decode()), before)
+    back = revert_edit(Edit("/x.toml", text.encode(), edited.encode()), edited.encode() + b"\n")
+    assert back is None or back.changed or same(parse(back.content.decode()), before)
 
 
 def _alter(table: Document, chance: random.Random) -> None:
@@ -112,7 +113,7 @@ def _runtime(name: str, data: bytes) -> None:
     if not desired.exact:
         assert not row.configure(after, desired).edits, "twice is not once"
     try:
-        row.unconfigure(after, desired, {})
+        remove_handler(row, desired, Removal(after, after, after), {})
     except Refused:
         return
 

@@ -9,8 +9,8 @@ from datetime import datetime, tzinfo
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import MARKS, count, format_seconds, join_names
-from gpunode.journal.chronicle import ChangeRecord, RunRecord, TriggerRecord
-from gpunode.journal.history import run_label
+from gpunode.journal.chronicle import RunRecord, TriggerRecord
+from gpunode.journal.history import ChangeRecord, run_label
 from gpunode.redaction.evidence import redact_recursively
 
 _HEAD = ("run", "when", "who", "what", "result")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,8 @@ from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Known, Kubelet
 from gpunode.runtimes import (
-    ConfigEdit,
     DesiredConfig,
     Files,
-    RecordedEdit,
     Runtime,
     after_edits,
     containerd,
@@ -33,6 +30,7 @@ from gpunode.runtimes import (
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import choose_row
 from tests.needs import lacking, program
+from tests.unit.runtimes.unconfigured import unconfigure
 
 OTHERS = {"nvidia-container-runtime"}  # microk8s'
 FOLDER = Path(__file__).parent / "installations"
@@ -70,10 +68,6 @@ def desired_config(case: str) -> DesiredConfig:
     return DesiredConfig(**read_case(case)["desired"])
 
 
-def records(edited: ConfigEdit) -> Mapping[str, RecordedEdit]:
-    return {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" not in read_case(case)])
 def test_installation_is_configured_and_restored(case: str) -> None:
     row, files = row_and_files(case)
@@ -87,8 +81,8 @@ def test_installation_is_configured_and_restored(case: str) -> None:
     )
     assert not row.generated & {edit.path for edit in edited.edits}
     assert row.configure(after, replace(desired_config(case), exact=False)).edits == (), "a second time changes nothing"
-    assert after_edits(after, row.unconfigure(after, desired_config(case), records(edited))) == files
-    by_name = row.unconfigure(after, desired_config(case), {})
+    assert after_edits(after, unconfigure(row, after, desired_config(case), edited.edits)) == files
+    by_name = unconfigure(row, after, desired_config(case), ())
     assert not row.generated & {edit.path for edit in by_name.edits}
     left = after_edits(after, by_name)
     assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired_config(case)).handlers.keys() <= {

@@ -18,10 +18,11 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, DesiredConfig, after_edits, runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.model import Files, RecordedEdit, gather_files
+from gpunode.runtimes.model import Edit, Files, gather_files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
+from tests.unit.runtimes.unconfigured import unconfigure
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -113,13 +114,13 @@ HAD_OURS = frozenset({119, 132})
 def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
     desired, row, path = _desired_config(vector), runtime(vector.runtime), vector.paths[0]
     after = _configure(vector.files, vector, desired)
-    former = {
-        one: RecordedEdit(vector.files.get(one), after.get(one))
+    former = [
+        Edit(one, vector.files.get(one), after.get(one))
         for one in {*vector.files, *after}
         if vector.files.get(one) != after.get(one)
-    }
+    ]
     theirs = {**after, path: _edit_by_hand(path, after[path])} if path in after else after
-    back = row.unconfigure(_read_by_runtime(theirs, vector, desired), desired, former)
+    back = unconfigure(row, _read_by_runtime(theirs, vector, desired), desired, former)
     left = {**theirs, **{edit.path: edit.after for edit in back.edits}}
     meant: dict[str, bytes | None] = {**vector.files}
     if path in after:

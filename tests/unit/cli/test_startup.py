@@ -103,14 +103,14 @@ def test_log_and_similar_commands_import_no_runtime_editor(command: str, tmp_pat
     root = ("--root", str(tmp_path)) if command == "log" else ()
     found = loaded_modules(*command.split(), *root)
     assert "gpunode.runtimes" in found
-    assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "keys", "podman")} & found
+    assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "podman", "reversal")} & found
     assert "gpunode.facts.cdi" not in found
 
 
 def test_plan_imports_only_the_rules_of_its_runtime() -> None:
     found = loaded_modules("plan", "containerd", "--node", SAMPLE)
     assert "gpunode.runtimes.containerd" in found
-    others = ("crio", "docker", "docker_undoing", "jsontext", "keys", "podman")
+    others = ("crio", "docker", "jsontext", "podman", "removal", "reversal")
     assert not {f"gpunode.runtimes.{name}" for name in others} & found
 
 
@@ -152,7 +152,7 @@ def test_nvml_child_imports_little() -> None:
 
 def test_render_imports_no_steps_and_only_one_runtime() -> None:
     found = ours(loaded_modules("k8s", "render", "--node", SAMPLE))
-    runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "keys", "podman", "tomltext"))
+    runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "podman", "reversal", "tomltext"))
     parts = ("steps.table", "steps.selection", "steps.driver", "distros", "host.apt", "kubernetes.kind", *runtimes)
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
 

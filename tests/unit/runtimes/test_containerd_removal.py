@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import ConfigEdit, DesiredConfig, Files, RecordedEdit, after_edits, containerd, containerd_editing
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, after_edits, containerd, containerd_editing
 from gpunode.runtimes.containerd_files import load, matching, wider
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
+from tests.unit.runtimes.unconfigured import unconfigure
 
 CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
 CRI = 'plugins."io.containerd.grpc.v1.cri"'
@@ -21,13 +22,13 @@ WISHES = [
 ]
 
 
-def configure(files: Files, desired: DesiredConfig) -> tuple[Files, dict[str, RecordedEdit]]:
+def configure(files: Files, desired: DesiredConfig) -> tuple[Files, tuple[Edit, ...]]:
     edited = containerd.configure(files, desired)
-    return after_edits(files, edited), {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
+    return after_edits(files, edited), edited.edits
 
 
-def unconfigure(files: Files, desired: DesiredConfig, former: dict[str, RecordedEdit]) -> tuple[Files, ConfigEdit]:
-    edited = containerd.unconfigure(files, desired, former)
+def unconfigure_containerd(files: Files, desired: DesiredConfig, former: tuple[Edit, ...]) -> tuple[Files, ConfigEdit]:
+    edited = unconfigure("containerd", files, desired, former)
     return after_edits(files, edited), edited
 
 
@@ -38,21 +39,21 @@ def unconfigure(files: Files, desired: DesiredConfig, former: dict[str, Recorded
 def test_unedited_files_are_restored_byte_for_byte(data: bytes | None, desired: DesiredConfig) -> None:
     files = {} if data is None else {CONFIG: data}
     after, former = configure(files, desired)
-    assert unconfigure(after, desired, former)[0] == files
+    assert unconfigure_containerd(after, desired, former)[0] == files
 
 
 @pytest.mark.parametrize("desired", WISHES, ids=lambda desired: f"{desired.mode}-{desired.version}-{desired.default}")
 def test_later_edits_are_kept(desired: DesiredConfig) -> None:
     after, former = configure({CONFIG: RUNC}, desired)
     mine = b'\n[debug] # mine\n  level = "warn"\n'
-    back, _ = unconfigure({**after, CONFIG: after[CONFIG] + mine}, desired, former)
+    back, _ = unconfigure_containerd({**after, CONFIG: after[CONFIG] + mine}, desired, former)
     assert back == {CONFIG: RUNC + mine}
 
 
 def test_edited_entry_is_removed_with_a_note() -> None:
     after, former = configure({CONFIG: RUNC}, DesiredConfig(exact=True))
     edited = after[CONFIG] + b"    NoNewKeyring = true\n"
-    back, how = unconfigure({CONFIG: edited}, DesiredConfig(exact=True), former)
+    back, how = unconfigure_containerd({CONFIG: edited}, DesiredConfig(exact=True), former)
     assert back[CONFIG].rstrip() == RUNC.rstrip()
     assert any("NoNewKeyring" in note for note in how.notes)
 
@@ -60,7 +61,7 @@ def test_edited_entry_is_removed_with_a_note() -> None:
 def test_unrecorded_handler_is_removed_by_name_with_a_note() -> None:
     desired = DesiredConfig(default=True, exact=True)
     after, _ = configure({CONFIG: RUNC}, desired)
-    back, how = unconfigure(after, desired, {})
+    back, how = unconfigure_containerd(after, desired, ())
     assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
     assert any("default" in note and "not on record" in note for note in how.notes)
 
@@ -68,7 +69,7 @@ def test_unrecorded_handler_is_removed_by_name_with_a_note() -> None:
 def test_drop_in_with_nothing_else_is_deleted() -> None:
     desired = DesiredConfig(mode="drop-in", exact=True)
     after, _ = configure({CONFIG: RUNC}, desired)
-    back, how = unconfigure(after, desired, {})
+    back, how = unconfigure_containerd(after, desired, ())
     assert set(back) == {CONFIG}
     assert any("still imports" in note for note in how.notes)
 
@@ -76,9 +77,10 @@ def test_drop_in_with_nothing_else_is_deleted() -> None:
 def test_remaining_runtimes_keep_a_default() -> None:
     """Without a runc table beside kata's, containerd 1.7 does not load the CRI plugin."""
     nvidia = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia").split(b"\n", 1)[1]
+    nvidia += f"[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n".encode()
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
     files = {CONFIG: KATA.replace(b"version = 2\n", default) + nvidia}
-    back, how = unconfigure(files, DesiredConfig(version=(1, 7)), {})
+    back, how = unconfigure_containerd(files, DesiredConfig(version=(1, 7)), ())
     found = containerd.inspect(back)
     assert set(found.handlers) == {"kata", "runc"}
     assert found.default is None
@@ -89,9 +91,9 @@ def test_default_set_by_others_is_removed_with_its_handler() -> None:
     after, former = configure({CONFIG: RUNC}, DesiredConfig(exact=True))
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
     edited = after[CONFIG].replace(b"version = 2\n", default)
-    back, how = unconfigure({CONFIG: edited}, DesiredConfig(exact=True), former)
+    back, how = unconfigure_containerd({CONFIG: edited}, DesiredConfig(exact=True), former)
     assert containerd.inspect(back).default is None
-    assert any("made the default by somebody else" in note for note in how.notes)
+    assert any("the default runtime nvidia no longer exists" in note for note in how.notes)
 
 
 def test_drop_in_of_another_schema_is_rewritten() -> None:
@@ -189,14 +191,14 @@ def test_implicit_import_of_conf_d_is_made_explicit() -> None:
     assert parse(after[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
     assert containerd.inspect(after, desired).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
     assert containerd.configure(after, desired).edits == ()
-    assert unconfigure(after, desired, former)[0] == files
+    assert unconfigure_containerd(after, desired, former)[0] == files
 
 
 def test_import_needed_by_others_is_kept_with_a_note() -> None:
     desired = DesiredConfig(version=(2, 1))
     after, former = configure({CONFIG: RUNC}, desired)
     since = {**after, "/etc/containerd/conf.d/50-mine.toml": PARKED}
-    back, how = unconfigure(since, desired, former)
+    back, how = unconfigure_containerd(since, desired, former)
     assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load(back, desired)]
     assert DROP_IN not in back
     assert any("50-mine.toml would not be read" in note for note in how.notes)
@@ -211,6 +213,6 @@ def test_containerd_2_edits_schema_2_under_the_plugin_name_in_use(mode: Mode) ->
     after, former = configure(files, desired)
     assert all(b"io.containerd.grpc.v1.cri" not in content for content in after.values())
     assert containerd.inspect(after, desired).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
-    assert unconfigure(after, desired, former)[0] == files
+    assert unconfigure_containerd(after, desired, former)[0] == files
     older = containerd.configure(files, DesiredConfig(mode="in-place", version=(1, 7), exact=True))
     assert b"io.containerd.grpc.v1.cri" in (older.edits[0].after or b"")

@@ -6,11 +6,12 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, gather_files, runtime
+from gpunode.runtimes import DesiredConfig, after_edits, gather_files, runtime
 from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
 from gpunode.runtimes.containerd_unit import config_of
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import choose_row
+from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
 ROW = runtime("containerd")
@@ -70,9 +71,9 @@ def test_file_named_by_the_unit_is_edited_and_restored() -> None:
     after = dict(after_edits(files, edited))
     assert "nvidia" in ROW.inspect(after, DesiredConfig()).handlers
     assert not ROW.configure(after, DesiredConfig()).edits
-    (back,) = ROW.unconfigure(after, DesiredConfig(), {OWN: RecordedEdit(ROOT, after[OWN])}).edits
+    (back,) = unconfigure(ROW, after, DesiredConfig(), edited.edits).edits
     assert (back.path, back.after) == (OWN, ROOT)
-    assert [edit.path for edit in ROW.unconfigure(after, DesiredConfig(), {}).edits] == [OWN]
+    assert [edit.path for edit in unconfigure(ROW, after, DesiredConfig(), ()).edits] == [OWN]
 
 
 def test_config_option_overrides_the_file_of_the_unit() -> None:

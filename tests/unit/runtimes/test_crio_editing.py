@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits, crio
+from gpunode.runtimes import ConfigEdit, DesiredConfig, after_edits, crio
 from gpunode.runtimes.model import CRIO_CONFIG, CRIO_DROP_IN, CRIO_FOLDER
+from tests.unit.runtimes.unconfigured import unconfigure
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,8 +73,7 @@ def undone(
     desired: DesiredConfig = DesiredConfig(),  # noqa: B008
 ) -> dict[str, bytes]:
     """Return ``now`` after unconfigure, whose journal holds ``edited``."""
-    former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
-    return dict(after_edits(now, crio.unconfigure(now, desired, former)))
+    return dict(after_edits(now, unconfigure("crio", now, desired, edited.edits)))
 
 
 def test_options_of_the_default_runtime_in_crio_conf_d_are_inherited() -> None:
@@ -297,23 +297,22 @@ def test_former_entry_is_restored() -> None:
 
 def test_unconfigure_without_a_record_removes_entry_and_default() -> None:
     now = configure({PACKAGED: TEN}, DEFAULT)
-    edited = crio.unconfigure(now, DesiredConfig(), {})
+    edited = unconfigure("crio", now, DesiredConfig(), ())
     assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
-    assert any(f"gpunode has no record of {DROP_IN}" in note for note in edited.notes)
-    assert crio.unconfigure({PACKAGED: TEN}, DesiredConfig(), {}).edits == ()
+    assert f"gpunode has no record of {DROP_IN}" in edited.how
+    assert unconfigure("crio", {PACKAGED: TEN}, DesiredConfig(), ()).edits == ()
 
 
 def test_default_without_a_runtime_is_removed() -> None:
     before = {PACKAGED: TEN}
     edited = crio.configure(before, DesiredConfig())
     now = {**after_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
-    former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
-    taken_back = crio.unconfigure(now, DesiredConfig(), former)
+    taken_back = unconfigure("crio", now, DesiredConfig(), edited.edits)
     after = after_edits(now, taken_back)
     assert DROP_IN not in after
     assert "default_runtime" not in after[CONF].decode()
     assert after[CONF].startswith(b"# by hand\n")
-    assert any("CRI-O would not start with it" in note for note in taken_back.notes)
+    assert any("would not start with it" in note for note in taken_back.notes)
 
 
 NAMES = st.sampled_from(["runc", "crun", "kata", "nvidia", "x.y"])

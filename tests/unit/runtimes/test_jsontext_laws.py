@@ -162,7 +162,7 @@ def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value
     assert same(read(after), intended)
     assert list(holder(read(after), path)) == list(holder(intended, path))
     if not is_new:
-        assert put(after, path, spelt(text, path)) == text
+        assert put(after, path, Number(spelt(text, path))) == text  # written as it is
     elif here:
         assert differing_parts(text, after)[0] == ""
         assert drop(after, path) == text

@@ -73,8 +73,8 @@ def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "co
 def plan_of(
     host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd", store: Store | None = None
 ) -> CtkPlan:
-    recorded = edits.recorded_edits(store.footprint().files) if store else {}
-    return edits.plan_configuring(host, target_of(host, desired, row), recorded)
+    trails = store.footprint().files if store else {}
+    return edits.plan_configuring(host, target_of(host, desired, row), trails)
 
 
 def made(

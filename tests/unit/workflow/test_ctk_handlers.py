@@ -92,6 +92,38 @@ def test_handler_also_written_by_others_is_noted_and_removed_next_time(store: St
     assert handlers(host, "containerd") == set()
 
 
+@pytest.mark.parametrize("name", FIRST)
+def test_an_entry_whose_program_somebody_changed_stays_and_is_named(name: str, store: Store) -> None:
+    desired = DesiredConfig(exact=True, default=True, mode="in-place")
+    host = Machine(dict(FIRST[name]))
+    configured(host, store, desired, name)
+    for path, content in dict(host.contents).items():
+        host.files[path] = FileState(content.replace(desired.binary.encode(), b"/opt/mine/runtime"))
+    plan = unconfigured(host, store, desired, name)
+    found = runtime(name).inspect(dict(host.contents), DesiredConfig())
+    assert found.handlers["nvidia"] == "/opt/mine/runtime"
+    assert found.default in {None, "runc", "crun"}
+    assert any("nvidia stays, since somebody has changed its program" in note for note in plan.planned.all_notes)
+    assert plan.planned.reason == "what gpunode made of nvidia is taken back"
+    with pytest.raises(Refused, match="was not added by configure"):
+        unconfigured(host, store, desired, name)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_keys_that_go_with_an_entry_are_told(name: str, store: Store) -> None:
+    desired = DesiredConfig(exact=True, mode="in-place")
+    host = Machine(dict(FIRST[name]))
+    configured(host, store, desired, name)
+    for path, content in dict(host.contents).items():
+        lines = content.splitlines(keepends=True)
+        at = next(number for number, line in enumerate(lines) if desired.binary.encode() in line)
+        mine = b'"mine": 1,\n' if path.endswith(".json") else b"mine = 1\n"
+        host.files[path] = FileState(b"".join([*lines[:at], mine, *lines[at:]]))
+    plan = unconfigured(host, store, desired, name)
+    assert handlers(host, name) == set()
+    assert any("is removed with them" in note and "mine" in note for note in plan.planned.all_notes)
+
+
 def test_second_unconfigure_keeps_a_foreign_default_runtime(store: Store) -> None:
     path, first = "/etc/docker/daemon.json", b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}\n'
     host = Machine({path: first})

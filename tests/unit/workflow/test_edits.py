@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +9,9 @@ import pytest
 
 from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
-from gpunode.facts.derive import derive_runtime_facts
 from gpunode.journal.footprint import ChangeSpan, FileTrail
 from gpunode.journal.store import Store
-from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, Runtime, runtime
-from gpunode.steps.runtime_edits import RuntimeTarget
+from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.workflow import edits
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
@@ -28,11 +25,8 @@ from tests.unit.workflow.editing import (
     Machine,
     configured,
     plan_of,
+    target_of,
 )
-
-
-def target(host: Machine, row: Runtime, desired: DesiredConfig = IN_PLACE) -> RuntimeTarget:
-    return edits.inspect_target(host, row, desired, derive_runtime_facts({}))
 
 
 @pytest.fixture
@@ -68,46 +62,41 @@ def test_rootless_drop_in_belongs_to_the_user(store: Store) -> None:
 
 def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
     """Byte for byte from the last of them, else what was written in between would be lost."""
-    asked: list[tuple[bytes | None, RecordedEdit]] = []
-
-    def unconfigure(files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-        now, was = files.get(CONTAINERD), former[CONTAINERD]
-        asked.append((now, was))
-        return ConfigEdit((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
-
-    a, b, c, d = (FileState(text) for text in (b"A", b"B", b"B, theirs", b"D, theirs"))
+    other = replace(IN_PLACE, handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
+    first = written(PLAIN, IN_PLACE)
+    between = first + b"# theirs, in between\n"
+    last = written(between, other)
+    a, b, c, d = (FileState(text) for text in (PLAIN, first, between, last))
     trail = trail_of(FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d))
-    row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _desired: ObservedConfig())
-    plan = edits.plan_unconfiguring(target(Machine({CONTAINERD: d}), row), {CONTAINERD: trail})
-    assert asked == [
-        (b"D, theirs", RecordedEdit(b"B, theirs", b"D, theirs")),
-        (b"B, theirs", RecordedEdit(b"A", b"B")),
-    ]
-    assert [(change.before, change.after) for change in plan.files] == [(d, FileState(b"A, theirs"))]
+    for desired, left in ((other, between), (IN_PLACE, written(PLAIN + b"# theirs, in between\n", other))):
+        plan = edits.plan_unconfiguring(target_of(Machine({CONTAINERD: last}), desired), {CONTAINERD: trail})
+        assert [(change.before, change.after) for change in plan.files] == [(d, FileState(left))]
+
+
+def written(content: bytes, desired: DesiredConfig) -> bytes:
+    """containerd's file once it is as desired."""
+    files = {CONTAINERD: content}
+    return after_edits(files, runtime("containerd").configure(files, desired))[CONTAINERD]
 
 
 def test_forgotten_runs_are_no_former_state() -> None:
-    forgotten = replace(trail_of(FileChange(CONTAINERD, None, FileState(b""))), forgotten=True)
-    seen: list[Mapping[str, RecordedEdit]] = []
-
-    def unconfigure(_files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
-        seen.append(former)
-        return ConfigEdit(())
-
-    row = replace(runtime("containerd"), unconfigure=unconfigure)
-    edits.plan_unconfiguring(target(Machine({CONTAINERD: PLAIN}), row), {CONTAINERD: forgotten})
-    assert seen == [{}]
+    """The entry is removed by its name; the state before it is unknown."""
+    content = written(PLAIN, replace(IN_PLACE, default=True))
+    span = FileChange(CONTAINERD, FileState(b"version = 2\n"), FileState(content))
+    forgotten = replace(trail_of(span), forgotten=True)
+    (change,) = edits.plan_unconfiguring(
+        target_of(Machine({CONTAINERD: content}), IN_PLACE), {CONTAINERD: forgotten}
+    ).files
+    assert isinstance(change.after, FileState)
+    assert set(runtime("containerd").inspect({CONTAINERD: change.after.content}, IN_PLACE).handlers) == {"runc"}
 
 
 def test_folder_made_for_a_drop_in_is_removed_with_it() -> None:
-    span = FileChange(DROP_IN, None, FileState(b"x"), folders=("/etc/containerd/conf.d",))
-    host = Machine({CONTAINERD: PLAIN})
-    host.files[DROP_IN] = FileState(b"x")
+    state = FileState(b"version = 2\n")
+    span = FileChange(DROP_IN, None, state, folders=("/etc/containerd/conf.d",))
+    host = Machine({CONTAINERD: PLAIN, DROP_IN: state})
     trails = {DROP_IN: trail_of(span)}
-    row = replace(
-        runtime("containerd"), unconfigure=lambda _files, _desired, _former: ConfigEdit((Edit(DROP_IN, b"x", None),))
-    )
-    (change,) = edits.plan_unconfiguring(target(host, row, IN_DROP_IN), trails).files
+    (change,) = edits.plan_unconfiguring(target_of(host), trails).files
     assert change.folders == ("/etc/containerd/conf.d",)
 
 

@@ -752,7 +752,7 @@ class TestRemove:
             return
         back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
-        assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
+        assert ("the default runtime nvidia no longer exists" in " ".join(back.notes)) is (b"default" in document)
 
     @pytest.mark.parametrize("is_made", [False, True])
     def test_file_is_removed_in_either_state_of_a_killed_rollback(

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, after_edits
 from gpunode.runtimes.docker import configure
-from gpunode.runtimes.docker_undoing import unconfigure
 from tests.unit.runtimes.test_docker_editing import all_desired, read
 from tests.unit.runtimes.test_docker_editing import files as documents
+from tests.unit.runtimes.unconfigured import unconfigure
 
 CONFIG = "/etc/docker/daemon.json"
 BINARY = "/usr/bin/nvidia-container-runtime"
@@ -30,7 +30,7 @@ def configured_file(before: bytes | None, desired: DesiredConfig) -> bytes:
 
 
 def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredConfig = EVERYTHING) -> ConfigEdit:
-    return unconfigure({CONFIG: now}, desired, {CONFIG: RecordedEdit(before, after)})
+    return unconfigure("docker", {CONFIG: now}, desired, [Edit(CONFIG, before, after)])
 
 
 def file_after_undo(now: bytes, edited: ConfigEdit) -> bytes | None:
@@ -65,18 +65,30 @@ def test_later_keys_are_kept_and_ours_restored(before: bytes, desired: DesiredCo
     assert found == expected
 
 
+def program(document: dict[str, Any]) -> str:
+    """Return the path of the program that the handler runs."""
+    found: str = ((document.get("runtimes") or {}).get("nvidia") or {}).get("path", "")
+    return found
+
+
 @given(documents(), all_desired)
 def test_unrecorded_handler_and_default_are_removed_and_the_rest_kept(data: bytes, desired: DesiredConfig) -> None:
-    out = file_after_undo(data, unconfigure({CONFIG: data}, desired, {}))
+    before = read(data)
+    if "nvidia" in (before.get("runtimes") or {}) and not program(before):
+        with pytest.raises(Refused, match="was not added by configure"):
+            unconfigure("docker", {CONFIG: data}, desired, ())
+        return
+    desired = replace(desired, binary=program(before) or desired.binary)
+    out = file_after_undo(data, unconfigure("docker", {CONFIG: data}, desired, ()))
     assert out is not None
-    before, after = read(data), read(out)
+    after = read(out)
     assert "nvidia" not in (after.get("runtimes") or {})
     assert after.get("default-runtime") != "nvidia"
     kept = {key: value for key, value in before.items() if key not in {"runtimes", "default-runtime"}}
     assert {key: after[key] for key in after if key in kept} == kept
     others = {name: entry for name, entry in (before.get("runtimes") or {}).items() if name != "nvidia"}
     assert (after.get("runtimes") or {}) == others
-    assert unconfigure({CONFIG: out}, desired, {}).edits == ()
+    assert unconfigure("docker", {CONFIG: out}, desired, ()).edits == ()
 
 
 @given(documents(), all_desired)
@@ -85,7 +97,7 @@ def test_unrecorded_unconfigure_reverts_configure(data: bytes, desired: DesiredC
     if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
         return
     after = configured_file(data, desired)
-    out = file_after_undo(after, unconfigure({CONFIG: after}, desired, {}))
+    out = file_after_undo(after, unconfigure("docker", {CONFIG: after}, desired, ()))
     assert out is not None
     if document and document.get("runtimes", ...) not in ({}, None):
         assert out == data
@@ -123,7 +135,7 @@ def test_former_entry_is_restored_as_written() -> None:
     ("now", "expected", "note"),
     [
         # An entry that somebody added to is still gpunode's; without a path dockerd would not start.
-        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "are removed with it"),
+        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "are removed with"),
         ({"runtimes": {"nvidia": {"path": "/mine"}}, "default-runtime": "nvidia"},
          {"runtimes": {"nvidia": {"path": "/mine"}}}, "is kept"),
         ({"runtimes": {"nvidia": NVIDIA, "x": {"path": "/x"}}, "default-runtime": "x"},
@@ -152,14 +164,14 @@ def test_default_that_no_longer_exists_is_not_restored() -> None:
     now = after.replace(b"{\n", b'{\n "default-runtime": "nvidia",\n', 1)
     edited = undone(now, before=b"{}", after=after)
     assert json.loads(file_after_undo(now, edited) or b"") == {}
-    assert "made the default runtime since" in edited.notes[0]
+    assert "the default runtime nvidia no longer exists" in edited.notes[0]
     # The former default is gone meanwhile.
     before = b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}'
     after = configured_file(before, EVERYTHING)
     now = json.dumps({**json.loads(after), "runtimes": {"nvidia": NVIDIA}}).encode()
     edited = undone(now, before=before, after=after)
     assert json.loads(file_after_undo(now, edited) or b"") == {"runtimes": {}}
-    assert "kata, no longer exists" in edited.notes[0]
+    assert "the default runtime kata no longer exists" in edited.notes[0]
     # Shims need no entry.
     before = b'{"default-runtime": "io.containerd.kata.v2"}'
     after = configured_file(before, EVERYTHING)
@@ -170,40 +182,28 @@ def test_default_that_no_longer_exists_is_not_restored() -> None:
     )
 
 
-def test_only_the_named_handler_is_removed_or_all_without_a_name() -> None:
+def test_only_the_named_handler_is_removed_and_an_unknown_one_removes_none() -> None:
     other = DesiredConfig(handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
     after = configured_file(configured_file(b"{}\n", DesiredConfig()), other)
     edited = undone(after, before=b"{}\n", after=after, desired=other)
     assert json.loads(file_after_undo(after, edited) or b"") == {"runtimes": {"nvidia": NVIDIA}}
-    assert (
-        file_after_undo(after, undone(after, before=b"{}\n", after=after, desired=replace(other, handler="")))
-        == b"{}\n"
-    )
-    now = after.replace(b"{", b'{"own": 1,', 1)
-    assert json.loads(
-        file_after_undo(now, undone(now, before=b"{}\n", after=after, desired=DesiredConfig(handler=""))) or b""
-    ) == {"own": 1}
-    assert (
-        file_after_undo(after, undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third")))
-        == b"{}\n"
-    )
+    assert undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third")).edits == ()
 
 
 def test_unrecorded_settings_and_flags_are_noted() -> None:
     data = json.dumps({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "features": {"cdi": True}}).encode()
-    edited = unconfigure({CONFIG: data}, DesiredConfig(), {})
+    edited = unconfigure("docker", {CONFIG: data}, DesiredConfig(), ())
     assert json.loads(file_after_undo(data, edited) or b"") == {"features": {"cdi": True}}
     assert len(edited.notes) == 2
     assert "no record of" in edited.how
-    unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/n\n"
-    flags = unconfigure({CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), {})
+    unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/usr/bin/nvidia-container-runtime\n"
+    flags = unconfigure("docker", {CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), ())
     assert flags.edits == ()
     assert "command line" in flags.notes[0]
 
 
 def test_missing_file_is_left_and_an_unparsable_one_refused() -> None:
-    assert unconfigure({}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
+    assert unconfigure("docker", {}, DesiredConfig(), [Edit(CONFIG, b"{}", b"{ }")]).edits == ()
     with pytest.raises(Refused, match="not valid JSON"):
         undone(b'{"a": 1,}', before=b"{}", after=configured_file(b"{}", DesiredConfig()))
-    unchanged = configured_file(b"{}", DesiredConfig())
-    assert undone(unchanged, before=unchanged, after=unchanged).edits == ()
+    assert undone(b"{}", before=b"{}", after=configured_file(b"{}", DesiredConfig())).edits == ()

@@ -1,0 +1,207 @@
+"""Take an edit of gpunode's out of a configuration file that others edited since. Pure.
+
+This is the one rule for "what was there before": rollback, remove and unconfigure go by it, in TOML and JSON alike.
+Lines are taken back first, because that brings back comments and layout; but only where the result means what taking
+back the keys means. Else the keys are: each one that gpunode added goes, each one that it changed is as before, and one
+that somebody has changed since stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode import merging
+from gpunode.errors import Refused
+from gpunode.runtimes.documents import edit_file, is_json, parse_document, reads_as
+from gpunode.runtimes.model import Edit
+from gpunode.runtimes.text import same
+from gpunode.runtimes.tomlread import Document, Path
+
+
+@dataclass(frozen=True, slots=True)
+class Reversal:
+    """A file without an edit of gpunode's.
+
+    Attributes:
+        content: empty where nothing is left of a file that was not there.
+        changed: the keys that gpunode set and somebody has changed since; they stay as they are.
+        removed: the keys that somebody wrote into gpunode's own tables since; they go with these.
+    """
+
+    content: bytes
+    changed: tuple[Path, ...] = ()
+    removed: tuple[Path, ...] = ()
+
+
+def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None) -> Reversal | None:
+    """Return ``now`` without ``edit``; None where the two cannot be told apart.
+
+    A file that nobody edited since is as before, byte for byte. A list keeps what was added to it since.
+
+    Args:
+        edit: what gpunode made of the file; what is neither TOML nor JSON is taken back by lines. Where it took the
+            file away, what is there now is somebody else's.
+        now: the file as it is.
+        entries: the tables that go with all that was written into them since, because they would be useless without
+            gpunode's keys. When not given: each new table within another that holds values, unless it also holds
+            tables of tables.
+    """
+    if now == edit.after:
+        return Reversal(edit.before or b"")
+    if edit.after is None:
+        return Reversal(now)
+    path = edit.path
+    try:
+        was, made, found = (parse_document(data, path) for data in (edit.before, edit.after, now))
+    except (ValueError, Refused):
+        return None if is_json(path) else _revert_lines(edit, now)
+    if same(was, made):
+        return _revert_lines(edit, now)
+    keys = _KeyReversal(entries)
+    meant = keys.revert_table(was, made, found, ())
+    if "plugins" in meant and found.get("version", 1) != 1:
+        meant = {"version": found["version"], **meant}  # the schema of containerd's tables that were written since
+    removed = tuple(sorted({*_leaves(found)} - {*_leaves(made)} - {*_leaves(meant)}))
+    if edit.before is None and not meant and (is_json(path) or _adds_no_line(now, edit.after)):
+        return Reversal(b"", tuple(keys.changed), removed)
+    content = merging.merged(edit.after, edit.before or b"", now, is_checked=True)
+    if content is None or not reads_as(content, path, meant):
+        content = edit_file(now, path, found, meant)
+    return None if content is None else Reversal(content, tuple(keys.changed), removed)
+
+
+def _revert_lines(edit: Edit, now: bytes) -> Reversal | None:
+    content = merging.merged(edit.after or b"", edit.before or b"", now)
+    return None if content is None else Reversal(content)
+
+
+def _adds_no_line(now: bytes, after: bytes) -> bool:
+    return {line.strip() for line in now.splitlines()} <= {b"", *(line.strip() for line in after.splitlines())}
+
+
+def _leaves(document: Document, above: Path = ()) -> Iterator[Path]:
+    for key, value in document.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key)
+
+
+# Keys.
+
+_GONE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyReversal:
+    """The reversal of an edit by keys; ``changed`` gathers those that somebody changed since."""
+
+    entries: Collection[Path] | None
+    changed: list[Path] = field(default_factory=list)
+
+    def revert_table(
+        self, before: Document, after: Document, now: Document, here: Path, *, is_new: bool = False
+    ) -> Document:
+        """Return the table ``now`` without what made ``after`` of ``before``; one that is new has no former values."""
+        result = dict(now)
+        for key in {**before, **after}:
+            was, made, found = (table.get(key, _GONE) for table in (before, after, now))
+            if same(was, made) or same(found, was):
+                continue
+            back = was if same(found, made) else self._revert_value(was, made, found, (*here, key), is_new=is_new)
+            if back is _GONE:
+                result.pop(key, None)
+            else:
+                result[key] = back
+        return result
+
+    def _revert_value(self, was: Any, made: Any, found: Any, here: Path, *, is_new: bool) -> Any:
+        """Return a value that is neither what gpunode made it nor what it was."""
+        if isinstance(made, dict):
+            return self._revert_inner_table(was, made, found, here)
+        if isinstance(made, list) and isinstance(found, list) and (was is _GONE or isinstance(was, list)):
+            former = was if isinstance(was, list) else []
+            if any(item not in former for item in made) or any(item not in made for item in former):
+                return _revert_list(former, made, found)
+        return found if is_new else self._keep(found, here)
+
+    def _revert_inner_table(self, was: Any, made: Document, found: Any, here: Path) -> Any:
+        is_new = not isinstance(was, dict)
+        if not isinstance(found, dict):
+            is_theirs = not is_new and (found is not _GONE or self.revert_table(was, made, {}, here))
+            return self._keep(found, here) if is_theirs else found
+        if self._is_entry(made, here, is_new=is_new):
+            if program_of(found) != program_of(made):
+                return self._keep(found, here)
+            if is_new:
+                return was
+        back = self.revert_table({} if is_new else was, made, found, here, is_new=is_new)
+        return back if back or not is_new else was
+
+    def _is_entry(self, table: Document, here: Path, *, is_new: bool) -> bool:
+        """Return whether a table goes and comes as a whole."""
+        if self.entries is not None:
+            return here in self.entries
+        tables = [value for value in table.values() if isinstance(value, dict)]
+        collections = [inner for inner in tables if inner and all(isinstance(value, dict) for value in inner.values())]
+        return is_new and len(here) > 1 and len(tables) < len(table) and not collections
+
+    def _keep(self, found: Any, here: Path) -> Any:
+        self.changed.append(here)
+        return found
+
+
+def program_of(entry: Document) -> object:
+    """Return the program that a handler's entry runs: docker's ``path`` in any case, CRI-O's and containerd's keys."""
+    values = {key.lower(): value for key, value in entry.items()}
+    options = values.get("options")
+    named = options.get("BinaryName") if isinstance(options, dict) else None
+    return named or values.get("runtime_path") or values.get("path")
+
+
+def _revert_list(was: list[Any], made: list[Any], found: list[Any]) -> list[Any]:
+    """Return ``found`` without the items that gpunode added, and with those that it took out."""
+    result = [item for item in found if item in was or item not in made]
+    for index, item in enumerate(was):
+        if item not in made and item not in result:
+            result.insert(index, item)
+    return result
+
+
+# Entries of handlers.
+
+
+def changed_handlers(edit: Edit) -> frozenset[str]:
+    """Return the handlers whose entries an edit added, changed or took out."""
+    try:
+        before, after = (parse_document(data, edit.path) for data in (edit.before, edit.after))
+    except (ValueError, Refused):
+        # A template of an earlier gpunode's, which is TOML but for its directives.
+        before, after = ({"runtimes": _find_named_handlers(data)} for data in (edit.before, edit.after))
+    return frozenset(_differing_entries(before, after))
+
+
+def took_out(edit: Edit, handler: str) -> bool:
+    """Return whether an edit took the handler's entry out of the file."""
+    had, has = (handler in changed_handlers(Edit(edit.path, None, data)) for data in (edit.before, edit.after))
+    return had and not has
+
+
+def _find_named_handlers(data: bytes | None) -> Document:
+    text = (data or b"").decode(errors="replace")
+    return dict.fromkeys(re.findall(r"""runtimes\.["']?([\w-]+)["']?[\].]""", text), True)
+
+
+def _differing_entries(before: Document, after: Document) -> Iterator[str]:
+    """Yield the names of the entries, in tables of runtimes, that differ."""
+    for key in {**before, **after}:
+        old, new = ({} if (value := table.get(key)) is None else value for table in (before, after))
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            continue
+        if key == "runtimes":
+            yield from (name for name in {**old, **new} if not same(old.get(name), new.get(name)))
+        else:
+            yield from _differing_entries(old, new)

@@ -1,0 +1,32 @@
+"""Effect of ``ctk runtime unconfigure`` on files: bytes in, bytes out, with the recorded edits of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpunode.change import FileChange, FileState
+from gpunode.facts.derive import derive_runtime_facts
+from gpunode.journal.footprint import ChangeSpan, FileTrail
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, Runtime, runtime
+from gpunode.steps.runtime_edits import RuntimeTarget
+from gpunode.workflow import edits
+
+
+def unconfigure(row: Runtime | str, files: Files, desired: DesiredConfig, recorded: Iterable[Edit]) -> ConfigEdit:
+    """Return the edits, the reason and the notes of the command."""
+    row = runtime(row) if isinstance(row, str) else row
+    present = {path: FileState(content) for path, content in files.items()}
+    target = RuntimeTarget(row.located(row, files, desired), desired, present, derive_runtime_facts({}))
+    trails = {edit.path: _trail(edit) for edit in recorded}
+    plan = edits.plan_unconfiguring(target, trails)
+    changed = tuple(Edit(change.path, _content(change.before), _content(change.after)) for change in plan.changed_files)
+    return ConfigEdit(changed, plan.planned.reason, plan.planned.all_notes)
+
+
+def _trail(edit: Edit) -> FileTrail:
+    before, after = (None if content is None else FileState(content) for content in (edit.before, edit.after))
+    return FileTrail((ChangeSpan("runtime", "runtime-config", FileChange(edit.path, before, after)),))
+
+
+def _content(state: object) -> bytes | None:
+    return state.content if isinstance(state, FileState) else None
