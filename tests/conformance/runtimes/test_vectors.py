@@ -28,7 +28,7 @@ WRITTEN = [vector for vector in VECTORS if vector not in REFUSED and vector not 
 AS_PROCESSES = (1, 12, 42, 64, 97, 123, 142)
 # Their default was a runtime that nothing described but for our entry: what is taken back ends that, and says so.
 DANGLING = frozenset({132})
-# They ask the runtime, and gpunode runs not run programs of an image; on a live node it is `tests/e2e/runtimes` that asks.
+# They ask the runtime, and gpunode runs no program of an image; on a live node it is `tests/e2e/runtimes` that asks.
 ASKS_THE_RUNTIME = frozenset({45, 46})
 WRITTEN = [vector for vector in WRITTEN if vector.number not in ASKS_THE_RUNTIME]
 
