@@ -131,7 +131,7 @@ def _process_start(pid: str) -> str:
 def _busy_error(found: LockHolder, waited_s: float) -> Busy:
     return Busy(
         _describe_wait(found),
-        why=f"it has {found.path}; gpunode waited {waited_s:.0f} s for it",
+        why=f"it holds {found.path}; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again; `gpunode status` works meanwhile",
     )
 

@@ -81,7 +81,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
     if not judged.fault:
         return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH if units else ''}", judged.notes)
-    promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk asks it")
+    promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk has asked the driver")
     trigger = Trigger("cdi", "" if requests_cdi(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
     reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT_FRESH if units else ''}"

@@ -162,7 +162,7 @@ def _unregistered_notes(target: RuntimeTarget, edited: ConfigEdit) -> tuple[str,
     return (
         (
             f"{row.product} was started since the toolkit came and has not registered {desired.handler}: "
-            f"{edited.restart}. check that {desired.binary} is on its PATH: see `{row.product} --version` and "
+            f"{edited.restart}. Check that {desired.binary} is on its PATH: see `{row.product} --version` and "
             f"`systemctl show {row.unit} -p Environment`"
         ),
     )

@@ -247,7 +247,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
         if change.kind == "Namespace" and (others := ", ".join(describe_contents(change.name, cluster))):
             raise Conflict(
                 f"namespace {change.name} stays: it also holds {others}",
-                why="that was created after the plan was made, and would be deleted with the namespace",
+                why="it was added after the plan was made, and would be deleted with the namespace",
                 hint="run the same command again: it keeps the namespace and removes the rest",
             )
         cluster.delete(object_ref(change))

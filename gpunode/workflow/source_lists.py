@@ -45,7 +45,7 @@ def keep_sources_readable(
 
 
 def _is_keyring_of(source: PackageSource, step: UndoStep, *, is_own: bool) -> bool:
-    """Return whether ``step`` removes the keyring of an entry; of gpunode's entry, whether it changes it at all."""
+    """Return whether ``step`` removes an entry's keyring, or changes it if gpunode wrote the entry (``is_own``)."""
     change = step.change
     if not isinstance(change, FileChange) or change.path not in source.signed_by.replace(",", " ").split():
         return False

@@ -232,8 +232,8 @@ def story(screen: Screen) -> None:
         severity="error",
         disruption="power-cycle",
         title="a GPU fell off the bus",
-        story="The board stops answering on the PCI bus. Every read of it returns ones, which the driver takes\n"
-        "for what it is.\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
+        story="The board stops answering on the PCI bus. Every read of it returns all ones, so the driver\n"
+        "gives up on it.\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
         sources=("https://docs.nvidia.com/deploy/xid-errors/",),
         check=lambda _: (),
         remedy=lambda _: (),
