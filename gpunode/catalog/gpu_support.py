@@ -17,7 +17,7 @@ class GpuSupport:
     """The support that NVIDIA gives one GPU model.
 
     Attributes:
-        branches: those of NVIDIA's current repositories that drive it, newest first.
+        branches: those in NVIDIA's current repositories that drive it, newest first.
         choice: the driver that setup installs for it alone with ``--driver auto``, or why there is none.
         flavours: the kernel modules that drive it, of any branch.
         cuda: the newest CUDA that the chosen driver supports and whose compiler still targets this GPU; None where
@@ -66,7 +66,7 @@ def describe_support(model: GpuModel) -> GpuSupport:
 
 
 def _find_branches(model: GpuModel) -> Iterator[Branch]:
-    """Yield the branches of NVIDIA's current repositories that drive ``model``, newest first."""
+    """Yield the branches in NVIDIA's current repositories that drive ``model``, newest first."""
     last = model.last_branch or branches.all_branches()[-1].number
     for branch in reversed(branches.all_branches()):
         if branch.number > LAST_NOT_OFFERED and model.first_branch <= branch.number <= last:

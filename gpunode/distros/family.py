@@ -26,7 +26,7 @@ class Family:
     Attributes:
         id: as in os-release.
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
-        cuda_origins: likewise of those archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
+        cuda_origins: how the Origin begins of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
         driver_packages: the smallest set of package names that installs the driver of a scope.
         dkms_package: the one of them that builds the kernel modules.
         headers: the headers of exactly this kernel.

@@ -1,4 +1,4 @@
-"""Take an edit of gpunode's out of a configuration file that others edited since. Pure.
+"""Revert gpunode's edit of a configuration file that others have edited since. Pure.
 
 This is the one rule for "what was there before": rollback, remove and unconfigure go by it, in TOML and JSON alike.
 Lines are taken back first, because that brings back comments and layout; but only where the result means what taking
@@ -23,7 +23,7 @@ from gpunode.runtimes.tomlread import Document, Path
 
 @dataclass(frozen=True, slots=True)
 class Reversal:
-    """A file without an edit of gpunode's.
+    """A file without gpunode's edit.
 
     Attributes:
         content: empty where nothing is left of a file that was not there.
@@ -37,7 +37,7 @@ class Reversal:
 
 
 def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None) -> Reversal | None:
-    """Return ``now`` without ``edit``; None where the two cannot be told apart.
+    """Return ``now`` without ``edit``; None if they cannot be separated.
 
     A file that nobody edited since is as before, byte for byte. A list keeps what was added to it since.
 

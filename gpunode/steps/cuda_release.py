@@ -46,7 +46,7 @@ class _DriverLimit:
 
     Attributes:
         version: empty where there is none, or none is known.
-        branch: 0 likewise.
+        branch: 0 in the same cases.
     """
 
     version: str

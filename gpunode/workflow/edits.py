@@ -314,7 +314,7 @@ def _first_edit(trail: FileTrail, handler: str) -> Edit | None:
 def _revert_span(
     entries: Collection[tuple[str, ...]] | None, span: ChangeSpan[FileChange], now: FileState | None
 ) -> RestoredFile | None:
-    """Return the file without a span that somebody edited since; what they have made of gpunode's values stays."""
+    """Return the file without a span that somebody edited since; their changes to gpunode's values are kept."""
     if now is None:
         return None
     restored = revert_change(span.change, now, entries, keeps_changed=True)

@@ -17,7 +17,7 @@ class RestoredFile:
 
     Attributes:
         is_merged: whether somebody's edits stay in it.
-        is_unclear: whether gpunode's part cannot be told from somebody's edits, so that it may still be there.
+        is_unclear: whether gpunode's part cannot be separated from other edits, so that it may remain.
         notes: what the user should know of it.
     """
 
@@ -55,7 +55,7 @@ def recorded_edit(change: FileChange) -> Edit:
 def revert_change(
     change: FileChange, now: FileState, entries: Collection[tuple[str, ...]] | None = None, *, keeps_changed: bool
 ) -> RestoredFile | None:
-    """Return ``now`` without ``change``, with somebody's edits; None if the two cannot be told apart.
+    """Return ``now`` without ``change``, with somebody's edits; None if they cannot be separated.
 
     Args:
         change: of the file, which did not take it away.
