@@ -43,6 +43,8 @@ from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlo
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
+# The maker of the bridge, by PCI vendor.
+_MELLANOX: Final = "15b3"
 # DGX-2's switches, which the drivers in NVIDIA's repositories do not bind.
 _UNSUPPORTED_SWITCHES: Final = frozenset({"1ac2", "1ae8"})
 
@@ -81,7 +83,9 @@ def find_fabric(facts: Facts) -> Fabric | None:
     models = {model.name: model for model in (lookup(one.device) for one in find_own_gpus(devices))}
     blackwell = [model for model in models.values() if model.architecture == "Blackwell"]
     on_board = sorted(model.name for model in blackwell if model.nvswitch_board == "possible")
-    if on_board:
+    # A virtual machine that gets a GPU without the bridge leaves the switches to its host.
+    is_guest = isinstance(facts.platform, Known) and facts.platform.value.kind == "vm"
+    if on_board and not (is_guest and all(one.vendor != _MELLANOX for one in devices)):
         return Fabric(
             "nvlink5", f"{', '.join(on_board)} on an HGX board, whose NVSwitches are not visible on the PCI bus"
         )

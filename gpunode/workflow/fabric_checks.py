@@ -9,7 +9,7 @@ from gpunode.catalog.fabric import MANAGER_UNIT
 from gpunode.check import Check
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known
-from gpunode.facts.nvml import NvmlAnswer, NvmlInventory
+from gpunode.facts.nvml import NvmlAnswer, NvmlInventory, NvmlUnread
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.steps.fabric import find_fabric
@@ -44,17 +44,24 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     if fabric is None or fabric.kind == "rack" or not isinstance(answer, NvmlInventory) or not answer.gpus:
         return
     hint = f"look at it: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
-    if not facts.can_start(MANAGER_UNIT):
+    # In a container the service is the host's; there the GPUs' own states are all that tells.
+    is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
+    if is_host and not facts.can_start(MANAGER_UNIT):
         yield Check("fabric", _TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
         return
-    if not _is_manager_active(facts):
+    if is_host and not _is_manager_active(facts):
         yield Check("fabric", _TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
         return
     states = [str(gpu.fabric) for gpu in answer.gpus if isinstance(gpu.fabric, str)]
     known = [state for state in states if state != "not supported"]
+    unread = [gpu.fabric for gpu in answer.gpus if isinstance(gpu.fabric, NvmlUnread) and gpu.fabric.supported]
     if unfinished := sorted({state for state in known if state != "completed"}):
         behind = ", ".join(f"{known.count(state)} of {len(answer.gpus)} {state}" for state in unfinished)
         yield Check("fabric", _TITLE, "failed", behind, hint)
+    elif unread:
+        yield Check("fabric", _TITLE, "skipped", f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}", hint)
+    elif not known and not is_host:
+        yield Check("fabric", _TITLE, "skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host")
     elif known:
         yield Check("fabric", _TITLE, "passed", f"{len(known)} of {len(answer.gpus)} completed")
     else:

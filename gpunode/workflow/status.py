@@ -139,8 +139,9 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
     if fabric is None:
         return None
     unit = facts.unit(fabric.unit)
-    # Systemd's folders tell which units there are, not whether one runs.
-    is_told = isinstance(unit, Known) and (facts.can_start(fabric.unit) or not unit.value.exists)
+    # Systemd's folders tell which units there are, not whether one runs; in a container the service is the host's.
+    is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
+    is_told = is_host and isinstance(unit, Known) and (facts.can_start(fabric.unit) or not unit.value.exists)
     return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active if is_told else None)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpunode.catalog.fabric import IMEX_NODES
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
-from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Platform, Unknown
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.recipe import VersionLock
@@ -185,3 +185,12 @@ def test_a_lock_moves_the_manager_in_one_step() -> None:
     without = replace(lock, packages={one: v for one, v in lock.packages.items() if one.name != "nvidia-fabricmanager"})
     refused = refusal(FABRIC.plan(replace(recipe(), lock=without), node))
     assert "no version of nvidia-fabricmanager" in refused.what
+
+
+def test_a_virtual_machine_without_the_bridge_needs_no_manager() -> None:
+    guest = machine(gpus=(gpu(B200),), platform=Platform("vm", "kvm"))
+    bridge = PciDevice("0000:07:00.0", "15b3", "1021", "0207")
+    assert find_fabric(guest) is None
+    with_bridge = find_fabric(machine(gpus=(gpu(B200), bridge), platform=Platform("vm", "kvm")))
+    assert with_bridge is not None
+    assert with_bridge.kind == "nvlink5"

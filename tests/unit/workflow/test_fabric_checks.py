@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Facts, Known, PciDevice
+from gpunode.facts.model import Facts, Known, PciDevice, Platform
 from gpunode.facts.nvml import Gpu, NvmlInventory, parse_answer
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.workflow.fabric_checks import await_fabric, fabric_checks
@@ -42,6 +42,7 @@ def _node(*, running: bool = True) -> Facts:
         (("completed", "failed with Unknown"), "failed", "1 of 2 failed with Unknown"),
         (("not supported", "not supported"), "passed", "report no state of their own"),
         (({"error": "NotSupported", "code": 3},), "passed", "report no state of their own"),
+        (("completed", {"error": "Unknown", "code": 999}), "skipped", "1 of 2 do not say"),
     ],
 )
 def test_every_gpu_must_have_registered(states: tuple[object, ...], status: str, detail: str) -> None:
@@ -62,6 +63,15 @@ def test_without_systemd_the_check_is_not_run() -> None:
     node = replace(_node(), units={"nvidia-fabricmanager.service": stopped})
     (check,) = fabric_checks(node, _inventory("not supported"))
     assert check.status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("completed", "passed"), ("in progress", "failed"), ("not supported", "skipped")]
+)
+def test_in_a_container_the_gpus_own_states_count(state: str, status: str) -> None:
+    container = replace(_node(running=False), platform=Known(Platform("container", "lxc"), "virt"))
+    (check,) = fabric_checks(container, _inventory(state))
+    assert check.status == status
 
 
 def test_a_machine_without_switches_is_not_checked() -> None:
