@@ -77,7 +77,9 @@ def find_fabric(facts: Facts) -> Fabric | None:
     blackwell = [model for model in models.values() if model.architecture == "Blackwell"]
     on_board = sorted(model.name for model in blackwell if model.nvswitch_board == "possible")
     if on_board:
-        return Fabric("nvlink5", f"{', '.join(on_board)} on an HGX board, whose NVSwitches do not show on the PCI bus")
+        return Fabric(
+            "nvlink5", f"{', '.join(on_board)} on an HGX board, whose NVSwitches are not visible on the PCI bus"
+        )
     in_rack = sorted(model.name for model in blackwell if model.nvswitch_board == "external")
     return Fabric("rack", f"{', '.join(in_rack)}, whose NVSwitches are in other trays") if in_rack else None
 
