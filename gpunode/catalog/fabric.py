@@ -7,6 +7,7 @@ NVIDIA/gpu-driver-container 06a208c and awslabs/amazon-eks-ami 81fec2e8.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Literal, TypeAlias
 
 FabricKind: TypeAlias = Literal["nvswitch", "nvlink5", "rack"]
@@ -47,6 +48,13 @@ def find_packages(kind: FabricKind, branch: int, architecture: str) -> FabricPac
     suffix = "" if branch >= _UNSUFFIXED_FROM else f"-{branch}"
     locked = (f"{name}{suffix}" for name in _LOCKED[kind] if architecture == "amd64" or name not in _AMD64_ONLY)
     return FabricPackages(tuple(locked), _FREE[kind])
+
+
+def is_fabric_package(name: str) -> bool:
+    """Return whether it is one of ``find_packages``, for any fabric and branch."""
+    stem, _, branch = name.rpartition("-")
+    names = {*chain(*_LOCKED.values(), *_FREE.values())}
+    return name in names or (stem in names and branch.isdigit())
 
 
 def is_version_locked(name: str) -> bool:

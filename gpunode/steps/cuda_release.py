@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -127,18 +127,20 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     asked = recipe.cuda.version
     if asked != "auto":
         return _check_release(cuda.parts(asked), facts, driver)
-    installed = [] if recipe.upgrade else installed_releases(facts)
-    for version in reversed(installed):
+    if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
+        return _check_release(max(locked), facts, driver)
+    working = [one for one in _kept_releases(recipe, facts) if _check_release(one, facts, driver) == one]
+    if working and not recipe.upgrade:
         # An installed release that works is kept, so that a re-run does not drift.
-        if not isinstance(_check_release(version, facts, driver), Refusal):
-            return version
+        return max(working)
     oldest = _find_oldest_gpu(facts)
     limits = [cuda.releases()[-1].version]
     if oldest is not None and (compiles := cuda.newest_for(cuda.parts(oldest.compute_capability))):
         limits.append(compiles)
     if driver.version and (runs := cuda.supported_by(driver.version)):
         limits.append(runs)
-    return _check_release(min(limits), facts, driver)
+    # Nor does an upgrade go back: the run after it would keep the newer release again.
+    return _check_release(max([min(limits), *working]), facts, driver)
 
 
 def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
@@ -186,6 +188,19 @@ def installed_releases(facts: Facts) -> list[Version]:
     names = (package.name for package, state in packages.items() if not state.config_files_only)
     found = (cuda.release_of_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-")))
     return sorted({version for version in found if version})
+
+
+def _kept_releases(recipe: Recipe, facts: Facts) -> set[Version]:
+    """Return the installed releases, of which parts count where the recipe asks for no more."""
+    packages = known(facts.packages, {})
+    there = [package for package, state in packages.items() if not state.config_files_only]
+    return {*installed_releases(facts), *_complete_releases(there, recipe)}
+
+
+def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:
+    """Return the releases of which ``packages`` have all that the recipe asks for."""
+    found = {version for one in packages if (version := cuda.release_of_package(one.name))}
+    return {one for one in found if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
 
 
 def _plan_profile(version: Version, facts: Facts) -> Iterator[FileChange]:

@@ -40,16 +40,21 @@ def secure_boot_note(facts: Facts) -> Iterator[str]:
 def fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield that GPUs joined by NVSwitches need a service that is not running, where gpunode installs no driver."""
     fabric = find_fabric(facts)
-    if fabric is None or isinstance(wanted_driver(recipe, facts), WantedDriver):
+    # CUDA starts without IMEX, which joins the memory of several trays.
+    if fabric is None or fabric.kind == "rack" or isinstance(wanted_driver(recipe, facts), WantedDriver):
         return
+    needs = f"{fabric.seen}: CUDA on these GPUs needs {fabric.unit}"
     fact = facts.unit(fabric.unit)
-    unit = fact.value if isinstance(fact, Known) and fact.value.exists else None
+    if not isinstance(fact, Known) or (fact.value.exists and not facts.can_start(fabric.unit)):
+        yield f"{needs}; whether it runs is unknown"
+        return
+    unit = fact.value if fact.value.exists else None
     if unit is not None and unit.state.active:
         return
     cause = "fabric-manager-not-running" if unit else "fabric-manager-not-installed"
     state = "does not run" if unit else "is not installed: gpunode installs it with a driver that it manages"
     how = gpunode("doctor", cause)
-    yield f"{fabric.seen}: CUDA on these GPUs needs {fabric.unit}, which {state}; `{how}` shows the commands"
+    yield f"{needs}, which {state}; `{how}` shows the commands"
 
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}

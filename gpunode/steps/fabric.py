@@ -17,6 +17,7 @@ from gpunode.catalog.fabric import (
     FabricKind,
     FabricPackages,
     find_packages,
+    is_fabric_package,
 )
 from gpunode.catalog.gpus import lookup
 from gpunode.change import (
@@ -34,11 +35,11 @@ from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
-from gpunode.steps.gpus import GPU_OPTION, find_nvswitches, find_own_gpus
+from gpunode.steps.gpus import GPU_OPTION, PASSED_THROUGH, find_nvswitches, find_own_gpus
 from gpunode.steps.installed_driver import matches, prefix, set_manual
 from gpunode.steps.kernel import is_loaded
 from gpunode.steps.packages import refusal_of_hold, unlocked_versions, wanted_state
-from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
+from gpunode.steps.selection import WantedDriver, installed_version, refuse_unlocked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
@@ -70,7 +71,11 @@ def find_fabric(facts: Facts) -> Fabric | None:
     tells: its modules are sold on such boards alone.
     """
     devices = known(facts.devices, ())
-    switches = [one for one in find_nvswitches(devices) if one.device not in _UNSUPPORTED_SWITCHES]
+    switches = [
+        one
+        for one in find_nvswitches(devices)
+        if one.device not in _UNSUPPORTED_SWITCHES and one.driver != PASSED_THROUGH  # its virtual machine programs it
+    ]
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
     models = {model.name: model for model in (lookup(one.device) for one in find_own_gpus(devices))}
@@ -98,6 +103,8 @@ def plan_packages(recipe: Recipe, facts: Facts) -> Outcome:
     version = "" if recipe.upgrade else installed_version(facts, driver)
     of_driver = f"{version}-" if version else prefix(driver.chosen)
     locked, free = tuple(map(PackageId, needed.locked)), tuple(map(PackageId, needed.free))
+    if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
+        return refuse_unlocked(recipe.lock, unlocked[0])
     missing = [name for name in locked if recipe.upgrade or not matches(packages.get(name), of_driver)]
     absent = [name for name in free if not matches(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *unlocked_versions(recipe, packages, (*locked, *free)))))
@@ -173,11 +180,11 @@ def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
     present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
     if present != wanted:
         changes.append(FileChange(MODULES_FILE, present, wanted))
-    loaded: frozenset[str] = known(facts.modules, frozenset())
+    loaded = known(facts.modules, None)
     # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
-    if "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
+    if loaded is not None and "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
         changes.append(ModuleChange(BRIDGE_MODULE, False, True))
-    notes = () if "mlx5_ib" in loaded or facts.is_image else (_MISSING_MODULE,)
+    notes = () if loaded is None or "mlx5_ib" in loaded or facts.is_image else (_MISSING_MODULE,)
     return Planned(tuple(changes), f"the fabric manager reaches the NVSwitches through {BRIDGE_MODULE}", notes)
 
 
@@ -199,7 +206,12 @@ def plan_service(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"systemd does not say ({fact.reason})", later=True)
     unit = fact.value
     if unit.masked:
-        return Planned((), f"{fabric.unit} is masked", (f"{fabric.unit} is masked, so CUDA does not start here",))
+        # Kubernetes' DRA driver runs IMEX in pods, and then masks it.
+        notes = () if fabric.kind == "rack" else (f"{fabric.unit} is masked, so CUDA does not start here",)
+        return Planned((), f"{fabric.unit} is masked", notes)
+    package = PackageId(_fabric_packages(fabric, driver, facts).locked[0])
+    if not unit.exists and not matches(known(facts.packages, {}).get(package), ""):
+        return Planned((), f"{fabric.unit} is not there: {package} is not installed", later=True)
     if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
         return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES} names the nodes of the rack", later=True)
     runs = facts.can_start(fabric.unit) and is_loaded(known(facts.loaded_driver, None), driver.chosen)
@@ -217,7 +229,7 @@ FABRIC = Step(
     plan_packages,
     needs=("driver",),
     for_driver=True,
-    packages=StepPackages(wanted_packages, frozenset[PackageId]().__contains__),
+    packages=StepPackages(wanted_packages, lambda package: is_fabric_package(package.name)),
 )
 FABRIC_BRIDGE = Step(
     "fabric-bridge",

@@ -49,15 +49,17 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), preexisting.reason)
     found = family_of(facts)
     if isinstance(found, Refusal):
-        return found
+        return found if wants_driver(recipe, facts) else replace(found, hint=_hint_without_toolkit(facts))
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
     row = cuda_repository(distro, architecture, recipe.repositories.cuda, recipe.repositories.cuda_key_fingerprint)
     if row is None:
         return Refusal(
-            what=f"NVIDIA has no driver repository for {distro.name} on {architecture}",
+            what=f"NVIDIA has no repository of drivers and CUDA for {distro.name} on {architecture}",
             why="the table of repositories (gpunode/catalog/cuda_repositories.csv) has no row for them",
-            hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
+            hint='use a release that has one, or set driver.version = "none" and install the driver by hand'
+            if wants_driver(recipe, facts)
+            else _hint_without_toolkit(facts),
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
     alias = partial(other_cuda_folder, row)
@@ -67,6 +69,14 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
         replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts)))
         if isinstance(outcome, Planned)
         else outcome
+    )
+
+
+def _hint_without_toolkit(facts: Facts) -> str:
+    """Return what to do where only the CUDA toolkit needs NVIDIA's repository, and there is none."""
+    return (
+        'use a release that has one, or set cuda.version = "none" and take your distribution\'s own toolkit:\n'
+        f"{system(facts).install(('nvidia-cuda-toolkit',))}"
     )
 
 

@@ -25,6 +25,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import place_row
 from gpunode.steps import mig
+from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import MISSING_DEPENDENCIES, with_all_holds
@@ -236,8 +237,9 @@ def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iter
 
 def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
     """Return ``recipe``, without its driver if no selected step needs one."""
-    # Asked for by name it is about the driver, too; else it may be all that a recipe leaves of the driver's steps.
-    steps = DRIVER_STEPS | ({MISSING_DEPENDENCIES.id} & {*only})
+    # Asked for by name they are about the driver, too: the dependencies are its, and it limits the toolkit's release.
+    # Else they may be all that a recipe leaves of the driver's steps.
+    steps = DRIVER_STEPS | ({MISSING_DEPENDENCIES.id, CUDA_TOOLKIT.id} & {*only})
     taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEPS)
     return recipe if taken else replace(recipe, driver=replace(recipe.driver, version="none"))
 

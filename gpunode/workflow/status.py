@@ -139,7 +139,9 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
     if fabric is None:
         return None
     unit = facts.unit(fabric.unit)
-    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active if isinstance(unit, Known) else None)
+    # Systemd's folders tell which units there are, not whether one runs.
+    is_told = isinstance(unit, Known) and (facts.can_start(fabric.unit) or not unit.value.exists)
+    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active if is_told else None)
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:

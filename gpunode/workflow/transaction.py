@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from gpunode.catalog import cuda
 from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
 from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
@@ -135,7 +136,7 @@ class _Resolver:
             raise Refused(
                 f"no archive has {package} in version {driver}, that of the driver; no package was touched",
                 why=f"it works with the driver of its exact version alone, and would come in version {version}",
-                hint=f"choose a driver of which both are there: --driver {version}, or an older one",
+                hint=_hint_at_driver(version, driver),
             )
         return again
 
@@ -196,6 +197,15 @@ def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulatio
     versions = {version for one, version in coming.items() if one not in of_fabric}
     driver = versions.pop() if len(versions) == 1 else ""
     return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
+
+
+def _hint_at_driver(version: str, driver: str) -> str:
+    """Return what to do where the fabric's ``version`` is not the driver's, which is the newest of its branch."""
+    if cuda.parts(version) < cuda.parts(driver):
+        return f"choose the driver of which both are there: --driver {version}"
+    return (
+        "wait until the archive has both in one version, or choose an older one that it has of both: --driver VERSION"
+    )
 
 
 def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:

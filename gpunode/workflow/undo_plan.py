@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.cuda import release_of_package
 from gpunode.change import (
     CONFFILES,
     CONFIGURATION,
@@ -32,6 +33,8 @@ from gpunode.packages import Database
 from gpunode.packages.simulation import is_removal
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
+from gpunode.steps.cuda import CUDA_TOOLKIT
+from gpunode.steps.packages import CUDA_REPOSITORY
 from gpunode.workflow import live_state, mig_layouts
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
@@ -106,7 +109,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
-    steps, serving = keep_what_the_driver_needs(steps, packages, wanted, there)
+    steps, serving = keep_what_packages_need(steps, packages, wanted, there)
     ordered = redo_order(steps) if request.is_redo else undo_order(steps)
     steps, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
     if not request.disrupt:
@@ -309,20 +312,36 @@ def _package_parts(footprint: Footprint, packages: Iterable[PackageChange]) -> I
             yield UndoStep(span.stage, span.step, replace(change, triggers=span.change.triggers))
 
 
-def keep_what_the_driver_needs(
+def keep_what_packages_need(
     steps: Sequence[UndoStep],
     packages: Sequence[PackageChange],
     wanted: Mapping[PackageId, PackageState | None],
     there: Collection[PackageId],
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without what a remaining driver needs: blacklist, archive, key, pin, units; and why."""
+    """Return ``steps`` without what a remaining driver or CUDA toolkit needs; and why.
+
+    Of a driver these are blacklist, archive, key, pin and units; of a toolkit archive, key, pin and PATH.
+    """
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
-    if not (drivers := sorted(driver_packages(staying))):
-        return tuple(steps), ()
-    serving = [step for step in steps if _serves_packages(step)]
-    kept = tuple(KeptItem(step.change.subject, f"stays with {drivers[0]}") for step in serving)
-    return tuple(step for step in steps if step not in serving), kept
+    drivers = sorted(driver_packages(staying))
+    toolkits = sorted(one for one in staying if release_of_package(one.name))
+    left: list[UndoStep] = []
+    kept: list[KeptItem] = []
+    for step in steps:
+        users = _find_users(step, drivers, toolkits) if _serves_packages(step) else ()
+        if users:
+            kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
+        else:
+            left.append(step)
+    return tuple(left), tuple(kept)
+
+
+def _find_users(step: UndoStep, drivers: Sequence[PackageId], toolkits: Sequence[PackageId]) -> Sequence[PackageId]:
+    """Return the packages among those that stay which need what a step takes back."""
+    if step.step_id == CUDA_TOOLKIT.id:
+        return toolkits
+    return (*drivers, *toolkits) if step.step_id == CUDA_REPOSITORY.id else drivers
 
 
 def _serves_packages(step: UndoStep) -> bool:

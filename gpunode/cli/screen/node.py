@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpunode.catalog.fabric import IMEX_UNIT
 from gpunode.catalog.gpus import lookup
 from gpunode.change import bare_unit
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, mark_commands, pad_right, span
@@ -182,7 +183,8 @@ def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
 
 
 def _fabric_line(found: FabricStatus) -> Line:
-    state = {True: "running", False: "not running: CUDA does not start on these GPUs", None: "unknown whether it runs"}
+    harm = "the trays share no memory" if found.unit == IMEX_UNIT else "CUDA does not start on these GPUs"
+    state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}
     style: Style = "" if found.active else "warn"
     return line(found.seen, DOT, span(f"{bare_unit(found.unit)} {state[found.active]}", style), hang=2)
 

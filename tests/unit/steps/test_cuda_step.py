@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.model import Distro, Facts, Known, LoadedDriver
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import CudaToolkit, Recipe, VersionLock
 from gpunode.steps.cuda import CUDA_TOOLKIT, PROFILE
 from gpunode.steps.packages import CUDA_REPOSITORY
+from gpunode.workflow.converge import plan_stage
 from tests.ids import by_id
-from tests.unit.steps.machines import GTX_1080, T4, UBUNTU, gpu, machine, planned, recipe, refusal
+from tests.unit.steps.machines import GTX_1080, T4, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver
 
 _PIN = "/etc/apt/preferences.d/gpunode-cuda"
 
@@ -132,3 +133,36 @@ def test_a_recipe_without_the_key_asks_for_nothing() -> None:
     outcome = planned(CUDA_TOOLKIT.plan(recipe(), machine()))
     assert not outcome.changes
     assert not outcome.asked
+
+
+def test_only_the_toolkit_of_a_managed_node_is_not_taken_for_a_foreign_drivers() -> None:
+    facts = with_driver("595.91.07", files={PROFILE: FileState(b"")})
+    (one,) = (p for p in plan_stage(_recipe(), facts, "packages", ("cuda-toolkit",)).steps if p.step is CUDA_TOOLKIT)
+    assert _installed(planned(one.outcome)) == ["cuda-toolkit-13-2"]
+
+
+def test_an_upgrade_keeps_a_newer_release_that_works() -> None:
+    facts = _machine(packages={"cuda-toolkit-13-5": "13.5.0-1"})
+    plain, upgraded = (planned(CUDA_TOOLKIT.plan(replace(_recipe(), upgrade=one), facts)) for one in (False, True))
+    assert plain.reason == upgraded.reason
+    assert [str(change.id) for change in PackageChange.among(upgraded.changes)] == ["cuda-toolkit-13-5"]
+
+
+def test_an_automatic_release_is_the_locks() -> None:
+    lock = VersionLock("node.lock", "r", "debian", "12", "amd64", by_id({"cuda-toolkit-12-6": "12.6.3-1"}))
+    facts = _machine(packages={"cuda-toolkit-12-9": "12.9.1-1"})
+    outcome = planned(CUDA_TOOLKIT.plan(replace(_recipe(version="none"), lock=lock), facts))
+    assert _installed(outcome) == ["cuda-toolkit-12-6"]
+
+
+def test_an_installed_part_keeps_its_release() -> None:
+    facts = _machine(packages={"cuda-cudart-12-6": "12.6.77-1"})
+    outcome = planned(CUDA_TOOLKIT.plan(_recipe("auto", "cudart"), facts))
+    assert _installed(outcome) == []
+
+
+@pytest.mark.parametrize("distro", [Distro("kali", "2026", "", "Kali", ("debian",)), Distro("debian", "99", "", "D")])
+def test_a_refusal_without_a_driver_does_not_advise_to_drop_it(distro: Distro) -> None:
+    refused = refusal(CUDA_REPOSITORY.plan(_recipe(version="none"), replace(_machine(), distro=Known(distro, "x"))))
+    assert 'driver.version = "none"' not in refused.hint
+    assert "cuda.version" in refused.hint

@@ -11,7 +11,7 @@ from gpunode.recipe import Expect, Recipe
 from gpunode.steps.detect import DETECT
 from gpunode.steps.table import STAGES
 from gpunode.workflow.converge import plan_stage
-from tests.unit.steps.machines import H100, T4, gpu, machine, planned, recipe, refusal
+from tests.unit.steps.machines import H100, T4, gpu, machine, planned, recipe, refusal, unit
 
 AMD = PciDevice("0000:03:00.0", "1002", "740f", "0380", name="Aldebaran [Instinct MI210]")
 INTEL = PciDevice("0000:00:02.0", "8086", "a780", "0300", name="Raptor Lake-S GT1 [UHD Graphics 770]")
@@ -146,3 +146,20 @@ def test_unmet_gpu_expectation_is_noted_in_the_plan() -> None:
     assert 'model = "H100", but this node has Tesla T4' in notes[1]
     met = replace(recipe(), expect=Expect(gpus=1, model="T4"))
     assert planned(DETECT.plan(met, machine(gpus=(gpu(T4),)))).notes == ()
+
+
+def test_detect_claims_nothing_of_a_service_that_nobody_can_see() -> None:
+    switched = machine(gpus=(gpu(H100), PciDevice("0000:05:00.0", "10de", "22a3", "0680")))
+    manager = "nvidia-fabricmanager.service"
+    on_disk = replace(switched, units={manager: Known(unit(active=False), "unit-wants")})
+    for unseen in (switched, on_disk):
+        (note,) = planned(DETECT.plan(NO_DRIVER, unseen)).notes
+        assert note.endswith("whether it runs is unknown")
+    stopped = replace(switched, units={manager: Known(unit(active=False), "units")})
+    (note,) = planned(DETECT.plan(NO_DRIVER, stopped)).notes
+    assert "does not run" in note
+
+
+def test_a_rack_without_imex_is_not_said_to_lack_cuda() -> None:
+    absent = {"nvidia-imex.service": unit(active=False, enabled=False, exists=False)}
+    assert planned(DETECT.plan(NO_DRIVER, machine(gpus=(gpu("2941"),), units=absent))).notes == ()

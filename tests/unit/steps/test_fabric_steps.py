@@ -7,11 +7,14 @@ import pytest
 
 from gpunode.catalog.fabric import IMEX_NODES
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
-from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice
+from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
+from gpunode.recipe import VersionLock
 from gpunode.steps.driver import CONFLICTS
 from gpunode.steps.fabric import FABRIC, FABRIC_BRIDGE, FABRIC_SERVICE, MODULES_FILE, find_fabric
+from gpunode.workflow.converge import plan_stage
+from tests.ids import by_id
 from tests.unit.steps.machines import B200, H100, T4, gpu, machine, planned, recipe, refusal, unit, with_driver
 
 _MANAGER = "nvidia-fabricmanager.service"
@@ -143,3 +146,42 @@ def test_a_lock_needs_the_managers_version() -> None:
     assert row is not None
     names = row.wanted(recipe(), machine(gpus=_ON_SWITCHES))
     assert list(names) == [PackageId("nvidia-fabricmanager"), PackageId("libnvidia-nscq")]
+
+
+def test_switches_passed_through_are_programmed_elsewhere() -> None:
+    assert find_fabric(machine(gpus=(gpu(T4), replace(SWITCH, driver="vfio-pci")))) is None
+
+
+def test_a_masked_imex_is_no_fault() -> None:
+    masked = {"nvidia-imex.service": unit(active=False, enabled=False, masked=True)}
+    assert planned(FABRIC_SERVICE.plan(recipe(), _node(gpu("2941"), units=masked))).notes == ()
+
+
+def test_the_service_waits_for_its_package() -> None:
+    outcome = planned(FABRIC_SERVICE.plan(recipe(), _node(*_ON_SWITCHES)))
+    assert not outcome.changes
+    assert "nvidia-fabricmanager is not installed" in outcome.reason
+    there = _node(*_ON_SWITCHES, packages={"nvidia-fabricmanager": "595.91.07-1"})
+    assert len(planned(FABRIC_SERVICE.plan(recipe(), there)).changes) == 1
+
+
+def test_unknown_modules_are_not_called_missing() -> None:
+    facts = replace(_node(gpu(B200)), modules=Unknown("not captured", "modules"))
+    assert planned(FABRIC_BRIDGE.plan(recipe(), facts)).notes == ()
+
+
+def test_a_lock_moves_the_manager_in_one_step() -> None:
+    names = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced", "libcuda1")
+    versions = dict.fromkeys((*names, "nvidia-fabricmanager", "libnvidia-nscq"), "595.91.07-1")
+    held = PackageState("595.50.02-1", auto=True)
+    node = _node(*_ON_SWITCHES, version="595.50.02", packages=dict.fromkeys([*versions][4:], held))
+    lock = VersionLock("node.lock", "r", "debian", "12", "amd64", by_id(versions))
+    by_step = {
+        one.step.id: [change.id.name for change in PackageChange.among(one.changes)]
+        for one in plan_stage(replace(recipe(), lock=lock), node, "packages").steps
+    }
+    assert sorted(by_step["driver"]) == sorted(names)
+    assert by_step["fabric"] == ["nvidia-fabricmanager", "libnvidia-nscq"]
+    without = replace(lock, packages={one: v for one, v in lock.packages.items() if one.name != "nvidia-fabricmanager"})
+    refused = refusal(FABRIC.plan(replace(recipe(), lock=without), node))
+    assert "no version of nvidia-fabricmanager" in refused.what

@@ -42,10 +42,11 @@ def switch(device: str) -> PciDevice:
 )
 def test_gpus_behind_nvswitches_need_the_fabric_manager(devices: tuple[PciDevice, ...], words: str) -> None:
     others = recipe(version="none")
-    (note,) = planned(DETECT.plan(others, machine(gpus=devices))).notes
+    absent = {"nvidia-fabricmanager.service": unit(active=False, enabled=False, exists=False)}
+    (note,) = planned(DETECT.plan(others, machine(gpus=devices, units=absent))).notes
     assert words in note
     assert note.endswith("`gpunode doctor fabric-manager-not-installed` shows the commands")
-    assert note in state_notes(others, machine(gpus=devices))
+    assert note in state_notes(others, machine(gpus=devices, units=absent))
     assert notes(machine(gpus=devices)) == (), "the fabric's own steps see to it"
     shown = status(machine(gpus=devices), Node(machine()), Backlog()).fabric
     assert shown is not None

@@ -13,7 +13,7 @@ from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status
 from tests.ids import by_id
 from tests.unit.cli import screen_nodes as nodes
-from tests.unit.steps.machines import machine
+from tests.unit.steps.machines import B200, gpu, machine
 
 UNIT = "containerd.service"
 
@@ -35,6 +35,22 @@ def test_runtime_activity_is_shown_only_where_it_is_known(probe: str, exists: bo
     text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert said in text
     assert ("not running" in text) is (said == "not running")
+
+
+@pytest.mark.parametrize(
+    ("device", "unit", "probe", "said"),
+    [
+        (B200, "nvidia-fabricmanager.service", "units", "not running: CUDA does not start on these GPUs"),
+        (B200, "nvidia-fabricmanager.service", "unit-wants", "unknown whether it runs"),
+        ("2941", "nvidia-imex.service", "units", "not running: the trays share no memory"),
+    ],
+)
+def test_the_fabrics_service_is_shown_as_far_as_it_is_known(device: str, unit: str, probe: str, said: str) -> None:
+    facts = replace(nodes.converged(), devices=Known((gpu(device),), "x"))
+    there = Unit(ServiceState(enabled=True, active=False))
+    facts = replace(facts, units={**facts.units, unit: Known(there, probe)})
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
+    assert said in text
 
 
 def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:

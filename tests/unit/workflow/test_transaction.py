@@ -326,3 +326,4 @@ def test_fabric_manager_of_another_version_alone_is_refused() -> None:
     with pytest.raises(Refused, match="no archive has nvidia-fabricmanager") as caught:
         resolve(_WITH_FABRIC, {}, _simulate_newest("595.91.06-1"))
     assert "595.91.08" in caught.value.why
+    assert "--driver 595.91.08" not in caught.value.hint, "no driver is there in that version"

@@ -35,6 +35,7 @@ from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation, is_removal
+from gpunode.steps.cuda import PROFILE
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import ignore_event
@@ -808,6 +809,32 @@ class TestRemove:
             assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
             assert CONTAINERD in subjects
             assert f"{BLACKLIST} stays with nvidia-driver-cuda" in back.remarks
+
+    @pytest.mark.parametrize(
+        ("needed", "staying"),
+        [
+            ("nvidia-driver-cuda", {CUDA_LIST}),
+            ("cuda-toolkit-12-9", {CUDA_LIST, PROFILE}),
+        ],
+    )
+    def test_path_of_a_toolkit_stays_and_goes_with_it(self, store: Store, needed: str, staying: set[str]) -> None:
+        content = {CUDA_LIST: FileState(f"deb {CUDA_URI} /\n".encode()), PROFILE: FileState(b"export PATH\n")}
+        steps = {CUDA_LIST: "cuda-repository", PROFILE: "cuda-toolkit"}
+        packages = {"nvidia-driver-cuda": ("driver", NEW), "cuda-toolkit-12-9": ("cuda-toolkit", NEW)}
+        host = Machine(machine(files=content))
+        run = store.begin("setup", version="test")
+        for path, state in content.items():
+            run.done(run.intend("packages", steps[path], FileChange(path, None, state)))
+        for name, (step, state) in packages.items():
+            run.done(run.intend("packages", step, PackageChange(PackageId(name), None, state)))
+        run.commit("done")
+        facts = machine(packages={name: state for name, (_, state) in packages.items()}, files=content)
+        database = (*map(paragraph, packages), paragraph("cuda-app", needed))
+        host.files[STATUS] = FileState("".join(database).encode())
+        for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
+            gone = {one.subject for one in back.changes} & content.keys()
+            assert gone == content.keys() - staying
+            assert f"{CUDA_LIST} stays with {needed}" in back.remarks
 
     def test_replaced_source_list_is_not_restored_beside_our_own(self, store: Store) -> None:
         """apt would read no list at all: two entries of one archive with two keys."""
