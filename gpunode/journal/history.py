@@ -311,7 +311,7 @@ def find_interrupted_run(entries: Iterable[Entry]) -> InterruptedRun | None:
         return None
     changes = collect_changes(known)
     made, begun, failed = (
-        tuple(one.change for one in changes if one.outcome == outcome) for outcome in ("done", "intended", "failed")
+        tuple(one.change for one in changes if one.outcome == outcome) for outcome in ("done", "unknown", "failed")
     )
     return InterruptedRun(begin, made, begun, failed)
 

@@ -226,7 +226,7 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     unrecorded = [path for path in removal.former if path in removal.files and path not in removal.after]
     return removal.with_notes(
         *(
-            f"{root.path} still imports the folder of {path}: no record of who added that import"
+            f"{root.path} still imports the folder of {path}: it is not on record who added that import"
             for path in unrecorded
             if any(imports_of(now, path))
         )

@@ -62,7 +62,7 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[Layer, ...]:
 
 
 def mend(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return the removal with notes on what stays, since gpunode has no record of it or does not edit it."""
+    """Return the removal with notes on what is kept, since it is not on record or gpunode does not edit it."""
     node = node_of(removal.files, desired)
     now, after = (each.get(node.config) for each in (removal.files, removal.after))
     if desired.handler in node.flags.runtimes:
@@ -71,7 +71,7 @@ def mend(removal: Removal, desired: DesiredConfig) -> Removal:
         )
     is_recorded = removal.former.get(node.config) != now
     if after != now and not is_recorded and object_at(document_of(after, node.config), "features").get("cdi") is True:
-        return removal.with_notes("features.cdi stays: no record of who enabled it")
+        return removal.with_notes("features.cdi is kept: it is not on record who enabled it")
     return removal
 
 

@@ -83,7 +83,7 @@ def _describe_removal(
         return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
     if not is_recorded:
         how = f"{handler} is removed by its name: gpunode has no record of {', '.join(edit.path for edit in edits)}"
-        unknown = "no record of the former default: it is runc now, unless a file names another"
+        unknown = "the former default is not on record; it is now runc, unless a file names another"
         return how, (unknown,) if row.inspect(removal.files, desired).default == handler else ()
     if not is_left:
         return f"{handler} is removed", ()

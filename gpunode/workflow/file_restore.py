@@ -69,9 +69,9 @@ def revert_change(
     if reversal is None or (reversal.changed and not keeps_changed):
         return None
     names = ", ".join(".".join(keys) for keys in reversal.removed)
-    notes = [f"{change.path}: what was added to gpunode's tables since is removed with them: {names}"] if names else []
+    notes = [f"{change.path}: {names} was added to gpunode's tables since and is removed with them"] if names else []
     notes += [
-        f"{change.path}: {'.'.join(keys)} stays, since somebody has changed its program"
+        f"{change.path}: {'.'.join(keys)} is kept: its program was changed since"
         for keys in reversal.changed
         if keys[-2:-1] == ("runtimes",)
     ]

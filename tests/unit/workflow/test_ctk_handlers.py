@@ -93,7 +93,7 @@ def test_handler_also_written_by_others_is_noted_and_removed_next_time(store: St
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_an_entry_whose_program_somebody_changed_stays_and_is_named(name: str, store: Store) -> None:
+def test_entry_with_a_changed_program_is_kept_and_named(name: str, store: Store) -> None:
     desired = DesiredConfig(exact=True, default=True, mode="in-place")
     host = Machine(dict(FIRST[name]))
     configured(host, store, desired, name)
@@ -103,7 +103,7 @@ def test_an_entry_whose_program_somebody_changed_stays_and_is_named(name: str, s
     found = runtime(name).inspect(dict(host.contents), DesiredConfig())
     assert found.handlers["nvidia"] == "/opt/mine/runtime"
     assert found.default in {None, "runc", "crun"}
-    assert any("nvidia stays, since somebody has changed its program" in note for note in plan.planned.all_notes)
+    assert any("nvidia is kept: its program was changed since" in note for note in plan.planned.all_notes)
     assert plan.planned.reason == "what gpunode made of nvidia is taken back"
     with pytest.raises(Refused, match="was not added by configure"):
         unconfigured(host, store, desired, name)
