@@ -62,6 +62,20 @@ _OLDEST_CAPABILITIES: Mapping[str, Version] = {
 }
 
 
+# The release whose compiler first targets GPUs from a compute capability on. Source: CUDA release notes.
+_FIRST_RELEASES: Mapping[Version, Version] = {
+    (7, 0): (9, 0),
+    (7, 5): (10, 0),
+    (8, 0): (11, 0),
+    (8, 6): (11, 1),
+    (8, 9): (11, 8),
+    (10, 0): (12, 8),
+    (10, 3): (12, 9),
+    (12, 0): (12, 8),
+    (12, 1): (12, 9),
+}
+
+
 def parts(version: str) -> Version:
     """A version's numbers (``550.54.14``, ``12.4``)."""
     # As it stands in a log: Python reads no number of thousands of digits.
@@ -91,10 +105,16 @@ def newest_compatible(branch: int) -> Version | None:
 def newest_for(capability: Version) -> Version | None:
     """Return the newest CUDA whose compiler targets this compute capability; None where no release of the table does.
 
-    A GPU that is newer than the first releases of its row counts as targeted: the table tells only which GPUs left.
+    The table tells only which GPUs left; ``first_for`` tells which came later.
     """
     able = [release.version for release in releases() if release.oldest_capability <= capability]
     return able[-1] if able else None
+
+
+def first_for(capability: Version) -> Version:
+    """Return the oldest CUDA whose compiler targets this compute capability, as far as it is known."""
+    reached = [one for one in _FIRST_RELEASES if one <= capability]
+    return _FIRST_RELEASES[max(reached)] if reached else ()
 
 
 def toolkit_packages(version: Version, parts_of_it: Sequence[str]) -> tuple[str, ...]:

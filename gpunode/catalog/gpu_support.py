@@ -92,9 +92,9 @@ def _find_newest_cuda(model: GpuModel, choice: Choice | Impossible) -> tuple[cud
 def _list_extra_packages(model: GpuModel) -> Iterator[str]:
     """Yield what boards of this GPU need beside the driver. Source: NVIDIA's fabric manager and IMEX guides."""
     if model.nvswitch_board == "possible":
-        blackwell = " and nvlsm" if model.architecture == "Blackwell" else ""
+        nvlsm = ", and nvlsm," if model.architecture == "Blackwell" else ""
         yield (
-            f"nvidia-fabricmanager{blackwell} on a board with NVSwitches (HGX, DGX), of the driver's exact version; "
+            f"nvidia-fabricmanager of the driver's exact version{nvlsm} on a board with NVSwitches (HGX, DGX); "
             "none on a PCIe card"
         )
     elif model.nvswitch_board == "external":

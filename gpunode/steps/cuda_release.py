@@ -80,7 +80,11 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     reason = _explain(version, facts, driver)
     if marked:
         reason += f"; {why_manual(marked, facts)}"
-    notes = (*_compatibility_notes(version, driver), *_side_by_side_notes(version, facts))
+    notes = (
+        *_compatibility_notes(version, driver),
+        *_older_than_gpu_notes(version, facts),
+        *_side_by_side_notes(version, facts),
+    )
     return Planned(tuple(changes), reason, notes)
 
 
@@ -123,13 +127,26 @@ def _find_oldest_gpu(facts: Facts) -> GpuModel | None:
     return min(models, key=lambda model: cuda.parts(model.compute_capability), default=None)
 
 
+def _find_newest_gpu(facts: Facts) -> GpuModel | None:
+    """Return the GPU with the highest compute capability; None where none is known."""
+    models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
+    return max(models, key=lambda model: cuda.parts(model.compute_capability), default=None)
+
+
+def _find_first_release(facts: Facts) -> Version:
+    """Return the oldest release that compiles for the newest GPU; empty where that is unknown."""
+    newest = _find_newest_gpu(facts)
+    return cuda.first_for(cuda.parts(newest.compute_capability)) if newest else ()
+
+
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
     asked = recipe.cuda.version
     if asked != "auto":
         return _check_release(cuda.parts(asked), facts, driver)
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
-    working = [one for one in _kept_releases(recipe, facts) if _check_release(one, facts, driver) == one]
+    first = _find_first_release(facts)
+    working = [v for v in _kept_releases(recipe, facts) if v >= first and _check_release(v, facts, driver) == v]
     if working and not recipe.upgrade:
         # An installed release that works is kept, so that a re-run does not drift.
         return max(working)
@@ -249,6 +266,16 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
             f"driver {driver.version} supports CUDA {show_version(newest)} in full: programs compiled by "
             f"{show_version(version)} run on it, but not those that the driver has to compile (PTX) or that use newer "
             "features of the driver"
+        )
+
+
+def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
+    """Yield that the release is older than a GPU, for which only the driver compiles then."""
+    first, newest = _find_first_release(facts), _find_newest_gpu(facts)
+    if newest is not None and version < first:
+        yield (
+            f"CUDA {show_version(version)} does not compile for {newest.label}, {show_version(first)} and newer do: "
+            "its programs run there only if they hold PTX, which the driver compiles at their start"
         )
 
 

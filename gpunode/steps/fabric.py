@@ -188,7 +188,9 @@ def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
     # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
     if loaded is not None and "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
         changes.append(ModuleChange(BRIDGE_MODULE, False, True))
-    notes = () if loaded is None or "mlx5_ib" in loaded or facts.is_image else (_MISSING_MODULE,)
+    # Of an image, and of a machine that --gpu describes, the modules here tell nothing.
+    is_here = loaded is not None and not facts.is_image and facts.devices.probe != GPU_OPTION
+    notes = (_MISSING_MODULE,) if is_here and "mlx5_ib" not in (loaded or ()) else ()
     return Planned(tuple(changes), f"the fabric manager reaches the NVSwitches through {BRIDGE_MODULE}", notes)
 
 

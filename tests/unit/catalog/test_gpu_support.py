@@ -49,7 +49,7 @@ def test_listed_branches_are_those_that_a_driver_can_be_chosen_from() -> None:
 
 def test_boards_with_switches_name_the_packages_that_they_need() -> None:
     (hopper,) = describe_support(lookup("2330")).packages
-    assert "nvidia-fabricmanager on a board with NVSwitches" in hopper
+    assert "nvidia-fabricmanager of the driver's exact version on a board with NVSwitches" in hopper
     (blackwell,) = describe_support(lookup("2901")).packages
     assert "nvlsm" in blackwell
     (rack,) = describe_support(lookup("2941")).packages

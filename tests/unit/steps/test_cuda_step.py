@@ -15,7 +15,7 @@ from gpunode.steps.cuda import CUDA_TOOLKIT, PROFILE
 from gpunode.steps.packages import CUDA_REPOSITORY
 from gpunode.workflow.converge import plan_stage
 from tests.ids import by_id
-from tests.unit.steps.machines import GTX_1080, T4, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver
+from tests.unit.steps.machines import B200, GTX_1080, T4, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver
 
 _PIN = "/etc/apt/preferences.d/gpunode-cuda"
 
@@ -78,6 +78,14 @@ def test_cuda_newer_than_the_driver_or_the_tables_is_noted() -> None:
     outcome = planned(CUDA_TOOLKIT.plan(_recipe("14.1"), _machine()))
     assert _installed(outcome) == ["cuda-toolkit-14-1"]
     assert "newer than gpunode's tables" in outcome.notes[0]
+
+
+def test_a_release_older_than_the_gpu_is_noted_and_not_kept() -> None:
+    (note,) = planned(CUDA_TOOLKIT.plan(_recipe("12.4"), _machine(B200))).notes
+    assert "does not compile for B200" in note
+    assert "12.8 and newer do" in note
+    there = _machine(B200, packages={"cuda-toolkit-12-4": "12.4.1-1"})
+    assert _installed(planned(CUDA_TOOLKIT.plan(_recipe(), there))) == ["cuda-toolkit-13-2"]
 
 
 def test_cuda_parts_are_installed_without_the_driver_package() -> None:
