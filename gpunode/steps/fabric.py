@@ -165,7 +165,8 @@ def _unnamed_switch_notes(facts: Facts) -> Iterator[str]:
 
 
 def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
-    if fabric.kind == "rack" and known(facts.file(IMEX_NODES), None) is None:
+    nodes = facts.file(IMEX_NODES)
+    if fabric.kind == "rack" and isinstance(nodes, Known) and nodes.value is None:
         yield (
             f"{IMEX_NODES} is not there: list the addresses of the rack's nodes in it, one a line, unless Kubernetes' "
             "DRA driver manages IMEX (ComputeDomains)"

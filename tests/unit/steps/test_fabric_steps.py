@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.fabric import IMEX_NODES
+from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.fabric import IMEX_NODES, FabricKind, find_packages
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Platform, Unknown
 from gpunode.facts.project import project_changes
@@ -194,3 +195,15 @@ def test_a_virtual_machine_without_the_bridge_needs_no_manager() -> None:
     with_bridge = find_fabric(machine(gpus=(gpu(B200), bridge), platform=Platform("vm", "kvm")))
     assert with_bridge is not None
     assert with_bridge.kind == "nvlink5"
+
+
+def test_unread_imex_nodes_are_not_called_missing() -> None:
+    facts = _node(gpu("2941"))
+    unread = replace(facts, files={**facts.files, IMEX_NODES: Unknown("not captured", "x")})
+    assert planned(FABRIC.plan(recipe(), unread)).notes == ()
+
+
+@pytest.mark.parametrize("branch", [570, 595])
+@pytest.mark.parametrize("kind", ["nvswitch", "nvlink5", "rack"])
+def test_every_package_of_the_drivers_version_is_pinned(kind: FabricKind, branch: int) -> None:
+    assert {*find_packages(kind, branch, "amd64").locked} <= {*pinned_names(branch)}
