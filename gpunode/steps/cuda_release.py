@@ -55,7 +55,7 @@ class _DriverLimit:
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the toolkit's packages and the file that puts it in PATH; other releases stay beside it."""
-    if refused := _refuse_foreign_driver(recipe, facts):
+    if refused := _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return refused
     driver = _find_driver(recipe, facts)
     if isinstance(driver, Refusal):
@@ -86,6 +86,18 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
         *_side_by_side_notes(version, facts),
     )
     return Planned(tuple(changes), reason, notes)
+
+
+def _refuse_jetson(facts: Facts) -> Refusal | None:
+    """Refuse the toolkit for arm64 servers on a Jetson, whose own CUDA comes with JetPack."""
+    platform = known(facts.platform, None)
+    if platform is None or platform.kind != "jetson":
+        return None
+    return Refusal(
+        what=f"gpunode installs no CUDA toolkit on a Jetson ({platform.detail})",
+        why="NVIDIA's repository for this distribution has it for servers; a Jetson's own comes with JetPack",
+        hint=f"leave cuda.version out, and install JetPack's:\n{system(facts).install(('nvidia-jetpack',))}",
+    )
 
 
 def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
@@ -287,7 +299,7 @@ def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
 
 def find_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the packages of the chosen release; none where there is none."""
-    if _refuse_foreign_driver(recipe, facts):
+    if _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return ()
     driver = _find_driver(recipe, facts)
     version = driver if isinstance(driver, Refusal) else _choose_release(recipe, facts, driver)

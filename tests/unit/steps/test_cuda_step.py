@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState
-from gpunode.facts.model import Distro, Facts, Known, LoadedDriver
+from gpunode.facts.model import Distro, Facts, Known, LoadedDriver, Platform
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import CudaToolkit, Recipe, VersionLock
@@ -116,6 +116,11 @@ def test_a_driver_of_other_packages_keeps_nvidias_repository_out() -> None:
     assert "nvidia-cuda-toolkit" in refusal(CUDA_TOOLKIT.plan(_recipe(version="none"), facts)).hint
     alone = planned(CUDA_REPOSITORY.plan(_recipe(version="none"), _machine()))
     assert alone.changes, "a machine that only compiles needs the repository without a driver"
+
+
+def test_a_jetson_gets_jetpacks_toolkit() -> None:
+    jetson = replace(_machine(), platform=Known(Platform("jetson", "tegra234"), "virt"))
+    assert "nvidia-jetpack" in refusal(CUDA_TOOLKIT.plan(_recipe(version="none"), jetson)).hint
 
 
 def test_cuda_pin_excludes_ubuntus_packages_of_the_same_name() -> None:
