@@ -140,8 +140,9 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
         return None
     unit = facts.unit(fabric.unit)
     # Systemd's folders tell which units there are, not whether one runs.
-    is_told = isinstance(unit, Known) and (facts.can_start(fabric.unit) or not unit.value.exists)
-    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active if is_told else None)
+    if not isinstance(unit, Known) or (unit.value.exists and not facts.can_start(fabric.unit)):
+        return FabricStatus(fabric.seen, fabric.unit, None)
+    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active)
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
