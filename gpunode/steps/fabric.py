@@ -185,7 +185,7 @@ def plan_bridge(recipe: Recipe, facts: Facts) -> Outcome:
     present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
     if present != wanted:
         changes.append(FileChange(MODULES_FILE, present, wanted))
-    loaded = known(facts.modules, None)
+    loaded = facts.modules.value if isinstance(facts.modules, Known) else None
     # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
     if loaded is not None and "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
         changes.append(ModuleChange(BRIDGE_MODULE, False, True))

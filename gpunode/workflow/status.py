@@ -141,8 +141,9 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
     unit = facts.unit(fabric.unit)
     # Systemd's folders tell which units there are, not whether one runs; in a container the service is the host's.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
-    is_told = is_host and isinstance(unit, Known) and (facts.can_start(fabric.unit) or not unit.value.exists)
-    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active if is_told else None)
+    if not is_host or not isinstance(unit, Known) or (unit.value.exists and not facts.can_start(fabric.unit)):
+        return FabricStatus(fabric.seen, fabric.unit, None)
+    return FabricStatus(fabric.seen, fabric.unit, unit.value.state.active)
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:

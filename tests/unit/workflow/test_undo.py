@@ -825,10 +825,10 @@ class TestRemove:
         run = store.begin("setup", version="test")
         for path, state in content.items():
             run.done(run.intend("packages", steps[path], FileChange(path, None, state)))
-        for name, (step, state) in packages.items():
-            run.done(run.intend("packages", step, PackageChange(PackageId(name), None, state)))
+        for name, (step, version) in packages.items():
+            run.done(run.intend("packages", step, PackageChange(PackageId(name), None, version)))
         run.commit("done")
-        facts = machine(packages={name: state for name, (_, state) in packages.items()}, files=content)
+        facts = machine(packages={name: version for name, (_, version) in packages.items()}, files=content)
         database = (*map(paragraph, packages), paragraph("cuda-app", needed))
         host.files[STATUS] = FileState("".join(database).encode())
         for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
