@@ -145,7 +145,8 @@ def wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
 def _needless_manager_notes(facts: Facts) -> Iterator[str]:
     """Yield that a fabric manager is enabled where there is nothing for it to do."""
     unit = facts.unit(MANAGER_UNIT)
-    if isinstance(unit, Known) and unit.value.exists and unit.value.state.enabled:
+    has_switches = bool(find_nvswitches(known(facts.devices, ())))  # of a DGX-2, or passed through
+    if not has_switches and isinstance(unit, Known) and unit.value.exists and unit.value.state.enabled:
         yield (
             f"{MANAGER_UNIT} is enabled, and no NVSwitch joins GPUs here: it fails at every boot "
             f"(systemctl disable --now {MANAGER_UNIT})"

@@ -207,3 +207,9 @@ def test_unread_imex_nodes_are_not_called_missing() -> None:
 @pytest.mark.parametrize("kind", ["nvswitch", "nvlink5", "rack"])
 def test_every_package_of_the_drivers_version_is_pinned(kind: FabricKind, branch: int) -> None:
     assert {*find_packages(kind, branch, "amd64").locked} <= {*pinned_names(branch)}
+
+
+def test_the_manager_of_a_dgx_2_is_not_called_needless() -> None:
+    willow = PciDevice("0000:05:00.0", "10de", "1ac2", "0680")
+    facts = _node(gpu("1db8"), willow, version="580.95.05", open_module=False, units={_MANAGER: unit()})
+    assert planned(FABRIC.plan(recipe(), facts)).notes == ()
