@@ -10,7 +10,7 @@ from gpunode.catalog import branches, cuda
 from gpunode.catalog.cuda import CudaRelease, Version, show_version, toolkit_packages
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -90,11 +90,10 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _refuse_jetson(facts: Facts) -> Refusal | None:
     """Refuse the toolkit for arm64 servers on a Jetson, whose own CUDA comes with JetPack."""
-    platform = known(facts.platform, None)
-    if platform is None or platform.kind != "jetson":
+    if not isinstance(facts.platform, Known) or facts.platform.value.kind != "jetson":
         return None
     return Refusal(
-        what=f"gpunode installs no CUDA toolkit on a Jetson ({platform.detail})",
+        what=f"gpunode installs no CUDA toolkit on a Jetson ({facts.platform.value.detail})",
         why="NVIDIA's repository for this distribution has it for servers; a Jetson's own comes with JetPack",
         hint=f"leave cuda.version out, and install JetPack's:\n{system(facts).install(('nvidia-jetpack',))}",
     )
