@@ -10,6 +10,7 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
 from gpunode.errors import Undetermined
+from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
@@ -71,6 +72,8 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
 
 def _advise(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
+    if fact.reason == NOT_CAPTURED:
+        return "an older gpunode did not look there: take the capture again with `gpunode capture FILE`"
     if fact.install:
         return f"install it, then run the same command again:\nsudo {fact.install}"
     if found := _PARSE_ERROR.match(fact.reason):

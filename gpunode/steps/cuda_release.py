@@ -293,7 +293,8 @@ def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
 def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
     others = [show_version(one) for one in installed_releases(facts) if one != version]
     if others:
-        yield f"CUDA {', '.join(others)} stays beside it in a folder of its own; PATH has {show_version(version)} first"
+        stay = "stay beside it, each in its own folder" if others[1:] else "stays beside it in a folder of its own"
+        yield f"CUDA {', '.join(others)} {stay}; PATH has {show_version(version)} first"
 
 
 def find_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
