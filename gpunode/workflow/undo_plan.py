@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.catalog.cuda import release_of_package
 from gpunode.change import (
     CONFFILES,
     CONFIGURATION,
@@ -322,6 +321,8 @@ def keep_what_packages_need(
 
     Of a driver these are blacklist, archive, key, pin and units; of a toolkit archive, key, pin and PATH.
     """
+    from gpunode.catalog.cuda import release_of_package  # loaded on use: a plan undoes nothing
+
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     drivers = sorted(driver_packages(staying))

@@ -148,7 +148,7 @@ def test_a_recipe_without_the_key_asks_for_nothing() -> None:
     assert not outcome.asked
 
 
-def test_only_the_toolkit_of_a_managed_node_is_not_taken_for_a_foreign_drivers() -> None:
+def test_the_toolkit_alone_on_a_managed_node_is_not_refused() -> None:
     facts = with_driver("595.91.07", files={PROFILE: FileState(b"")})
     (one,) = (p for p in plan_stage(_recipe(), facts, "packages", ("cuda-toolkit",)).steps if p.step is CUDA_TOOLKIT)
     assert _installed(planned(one.outcome)) == ["cuda-toolkit-13-2"]
