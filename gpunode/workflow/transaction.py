@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from gpunode.catalog import cuda
 from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, upstream
 from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
@@ -201,7 +200,9 @@ def _find_unlike_driver(installs: Sequence[PackageChange], simulation: Simulatio
 
 def _hint_at_driver(version: str, driver: str) -> str:
     """Return what to do where the fabric's ``version`` is not the driver's, which is the newest of its branch."""
-    if cuda.parts(version) < cuda.parts(driver):
+    from gpunode.catalog.cuda import parts  # loaded on use
+
+    if parts(version) < parts(driver):
         return f"choose the driver of which both are there: --driver {version}"
     return (
         "wait until the archive has both in one version, or choose an older one that it has of both: --driver VERSION"
