@@ -45,7 +45,7 @@ _RETAKE: Final = "take the capture again with `gpunode capture FILE`"
 Place: TypeAlias = Path | str
 
 
-class Readable(Protocol):
+class ByteSource(Protocol):
     """A source of bytes, read once and in order."""
 
     def read(self, size: int, /) -> bytes:
@@ -179,7 +179,7 @@ def load_capture(path: Path) -> Evidence:
             return _load_file(file, path)
 
 
-def load_capture_stream(stream: Readable, place: str) -> Evidence:
+def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
     """Load a packed capture from ``stream``, by the same rules as ``load_capture``.
 
     It is unpacked as it arrives; ``place`` names its source for messages.
@@ -247,7 +247,7 @@ def _harmful_error(path: Place, member: str, why: str) -> Refused:
 class _LimitedStream:
     """A stream with a size limit against decompression bombs and endless pipes."""
 
-    stream: Readable
+    stream: ByteSource
     path: Place
     left: int
     too_much: str
@@ -260,7 +260,7 @@ class _LimitedStream:
         return data
 
 
-def _read_archive(file: Readable, path: Place) -> Mapping[str, bytes]:
+def _read_archive(file: ByteSource, path: Place) -> Mapping[str, bytes]:
     # Headers, padding and the end of the archive come on top of what the members hold.
     most, too_much = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.

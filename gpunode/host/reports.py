@@ -20,7 +20,7 @@ from typing import Final
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import bug_report, pasted
 from gpunode.facts.evidence import CUT_KEY, Capture, Evidence
-from gpunode.host.capture import INDEX, Readable, load_capture, load_capture_stream, unreadable_format
+from gpunode.host.capture import INDEX, ByteSource, load_capture, load_capture_stream, unreadable_format
 
 MAX_TEXT: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
@@ -75,7 +75,7 @@ def _find_open_descriptor(path: Path) -> int | None:
     return int(match["number"] or 0) if match and path.exists() and not path.is_file() else None
 
 
-def _read_stream(stream: Readable, place: str) -> Evidence:
+def _read_stream(stream: ByteSource, place: str) -> Evidence:
     """Read a report from ``stream``; a capture is unpacked as it arrives."""
     head = _read_fully(stream, _HEAD)
     if _is_packed_capture(head):
@@ -83,7 +83,7 @@ def _read_stream(stream: Readable, place: str) -> Evidence:
     return _parse_bytes(head + _read_fully(stream, MAX_TEXT + 1 - len(head)), place)
 
 
-def _read_fully(stream: Readable, size: int) -> bytes:
+def _read_fully(stream: ByteSource, size: int) -> bytes:
     """Read ``size`` bytes, fewer only at the end: a pipe returns what it has."""
     found = bytearray()
     while len(found) < size and (chunk := stream.read(min(size - len(found), 1 << 20))):
@@ -96,7 +96,7 @@ class _PrefixedStream:
     """A stream whose first bytes were already read."""
 
     head: bytes
-    rest: Readable
+    rest: ByteSource
 
     def read(self, size: int, /) -> bytes:
         if not self.head:

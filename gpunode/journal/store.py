@@ -102,7 +102,7 @@ class Store:
             folder.mkdir(mode=0o700)
             begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
-        self._begin_collection()
+        self._collect_if_due()
         return begun
 
     def _boot_id(self) -> str:
@@ -378,7 +378,7 @@ class Store:
     def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
-    def _begin_collection(self) -> None:
+    def _collect_if_due(self) -> None:
         """Call ``_collect`` once there are more runs than keep their backups; what cannot be deleted stays."""
         runs = self.ids()
         kept = self._runs_with_backups(runs)

@@ -17,7 +17,7 @@ Body: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RequiredDaemonSet:
     """A DaemonSet that the recipe needs.
 
     Attributes:
@@ -66,16 +66,18 @@ def count_pods(live: Body) -> tuple[int, int]:
     return desired, min(ready, updated)
 
 
-def find_workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[Workload]:
+def find_workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[RequiredDaemonSet]:
     """Yield the rendered DaemonSets: gpunode's own, and those of its charts' releases."""
     live = {(one["metadata"].get("namespace", ""), one["metadata"]["name"]): one for one in daemon_sets}
     for one in rendered.objects:
         if one.kind == "DaemonSet":
-            yield Workload(f"DaemonSet {one.name}", live.get((one.namespace, one.name)))
+            yield RequiredDaemonSet(f"DaemonSet {one.name}", live.get((one.namespace, one.name)))
     yield from find_release_workloads(rendered.releases, daemon_sets)
 
 
-def find_release_workloads(releases: Sequence[ChartRelease], daemon_sets: Sequence[Body]) -> Iterator[Workload]:
+def find_release_workloads(
+    releases: Sequence[ChartRelease], daemon_sets: Sequence[Body]
+) -> Iterator[RequiredDaemonSet]:
     """Yield the DaemonSets of these releases; for one that offers no GPUs, what it lacks."""
     for release in releases:
         name = f"{release.namespace}/{release.name}"
@@ -91,10 +93,10 @@ def find_release_workloads(releases: Sequence[ChartRelease], daemon_sets: Sequen
                 if made
                 else "it has created no DaemonSet: check that it is installed"
             )
-            yield Workload(release.title, None, why=why, release=release)
+            yield RequiredDaemonSet(release.title, None, why=why, release=release)
         for live in made:
             must_run = is_advertiser(live) or release.chart == "dcgm-exporter"
-            yield Workload(f"DaemonSet {live['metadata']['name']}", live, must_run, release=release)
+            yield RequiredDaemonSet(f"DaemonSet {live['metadata']['name']}", live, must_run, release=release)
 
 
 def _is_made_by_chart(live: Body, chart: str) -> bool:
@@ -104,7 +106,11 @@ def _is_made_by_chart(live: Body, chart: str) -> bool:
 
 
 def check_workload(
-    workload: Workload, apply: Command, pods: Sequence[Body] = (), events: Sequence[Body] = (), diagnosis: str = ""
+    workload: RequiredDaemonSet,
+    apply: Command,
+    pods: Sequence[Body] = (),
+    events: Sequence[Body] = (),
+    diagnosis: str = "",
 ) -> Check:
     """Check whether the DaemonSet runs on every node that it is for.
 

@@ -22,9 +22,9 @@ from gpunode.runtimes.containerd_files import (
     ConfigFile,
     check_plugin,
     effective,
+    find_nameless_default,
     is_drop_in,
     load,
-    overruling,
     read,
 )
 from gpunode.runtimes.containerd_plugin import is_of_runc, systemd_cgroup, why_runc
@@ -113,7 +113,7 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
         handlers[name] = str(handler.get("options", {}).get("BinaryName", "")) if runs else ""
     return ObservedConfig(
         handlers,
-        NAMELESS if overruling(plugin, desired) else containerd.get("default_runtime_name") or None,
+        NAMELESS if find_nameless_default(plugin, desired) else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
         systemd_cgroup(plugin, desired),

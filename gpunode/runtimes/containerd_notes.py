@@ -9,10 +9,10 @@ from gpunode.runtimes.containerd_files import (
     ConfigFile,
     counting,
     effective,
+    find_nameless_default,
     is_drop_in,
     load,
     merges,
-    overruling,
 )
 from gpunode.runtimes.containerd_plugin import follows_blindly
 from gpunode.runtimes.model import NAMELESS, DesiredConfig, Files, ObservedConfig
@@ -77,11 +77,11 @@ def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -
 
 def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
     """Note what becomes of the nameless default runtime if another default is requested."""
-    former = overruling(effective(loaded, desired), desired)
+    former = find_nameless_default(effective(loaded, desired), desired)
     if not former or not desired.default:
         return
     said = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if overruling(effective(load(after, desired), desired), desired):
+    if find_nameless_default(effective(load(after, desired), desired), desired):
         yield (
             f"{desired.handler} does not become the default: default_runtime overrides it ({said}); remove "
             "default_runtime"

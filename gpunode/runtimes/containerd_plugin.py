@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode.runtimes.containerd_files import NEW_NAMES, merged, overruling
+from gpunode.runtimes.containerd_files import NEW_NAMES, find_nameless_default, merged
 from gpunode.runtimes.model import (
     NAMELESS,
     RUNC_FAMILY,
@@ -53,14 +53,14 @@ def with_handler(plugin: Document, beside: Surroundings, desired: DesiredConfig)
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
     whole = merged(beside.inherited, plugin)
-    nameless = {} if follows_blindly(desired) else overruling(whole, desired)
+    nameless = {} if follows_blindly(desired) else find_nameless_default(whole, desired)
     model = _model(known, nameless, former.get("default_runtime_name", ""), desired)
     former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
     is_joining = is_under_systemd(NAMELESS if nameless else former_default, systemd_cgroup(whole, desired))
     runtimes[desired.handler] = known[desired.handler] = _entry(known.get(desired.handler), model, beside, desired)
     if desired.default:
         containerd["default_runtime_name"] = desired.handler
-        if overruling(plugin, desired) and not follows_blindly(desired):
+        if find_nameless_default(plugin, desired) and not follows_blindly(desired):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
             # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
             if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_TYPE:
@@ -86,7 +86,7 @@ def systemd_cgroup(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
     for a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
     """
     containerd = plugin.get("containerd", {})
-    nameless = overruling(plugin, desired)
+    nameless = find_nameless_default(plugin, desired)
     entries = {**containerd.get("runtimes", {}), **({NAMELESS: nameless} if nameless else {})}
     options = {name: entry.get("options", {}) for name, entry in entries.items()}
     found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}

@@ -31,7 +31,9 @@ def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
     return {path: content for path, content in {**files, **first}.items() if content is not None}
 
 
-def find_other_handlers(row: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]) -> frozenset[str]:
+def find_other_own_handlers(
+    row: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]
+) -> frozenset[str]:
     """Return the other handlers that gpunode added and that are still there.
 
     One that runs what it ran before gpunode is none of them: a drop-in may repeat it.

@@ -144,12 +144,12 @@ def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "the recipe has no container runtime")
     try:
         place = choose_row(runtime(recipe.runtime.name), facts)
-        return _with_toolkit(recipe, facts, _plan_configuration(recipe, facts, place))
+        return _with_toolkit_config(recipe, facts, _plan_configuration(recipe, facts, place))
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
 
 
-def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:
+def _with_toolkit_config(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:
     """Return ``planned`` with the toolkit's own file as the recipe wants it."""
     if isinstance(planned, Refusal) or recipe.toolkit.volume_mounts is None:
         return planned

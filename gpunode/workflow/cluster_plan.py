@@ -25,7 +25,7 @@ from gpunode.kubernetes.reconcile import (
     plan_items,
     refuse_other_handler,
 )
-from gpunode.kubernetes.workload_checks import Workload, count_pods
+from gpunode.kubernetes.workload_checks import RequiredDaemonSet, count_pods
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
@@ -116,7 +116,7 @@ def _with_pod_problems(
     for item in items:
         found = unready.get(item.title)
         if is_unchanged_workload(item):
-            own = Workload(item.title, live.get((item.kind, item.namespace, item.name)))
+            own = RequiredDaemonSet(item.title, live.get((item.kind, item.namespace, item.name)))
             found = None if own.is_ready else own
         if found is None or (is_labelled_now and not count_pods(found.live or {})[0]):
             yield item

@@ -35,7 +35,7 @@ from gpunode.kubernetes.trials import (
     with_owner,
 )
 from gpunode.kubernetes.workload_checks import (
-    Workload,
+    RequiredDaemonSet,
     check_workload,
     find_crashing_pod,
     find_workloads,
@@ -148,7 +148,7 @@ def _check_workloads(desired: Rendered, request: VerifyRequest, cluster: Cluster
     return _check_or_skip(ask, "workloads", "DaemonSets")
 
 
-def _check_workload(workload: Workload, request: VerifyRequest, cluster: Cluster) -> Check:
+def _check_workload(workload: RequiredDaemonSet, request: VerifyRequest, cluster: Cluster) -> Check:
     first = check_workload(workload, request.apply)
     if first.status != "failed" or workload.live is None or not workload.selector:
         return first

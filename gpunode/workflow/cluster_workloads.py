@@ -12,7 +12,7 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes.model import GPU_PRESENT, ChartRelease
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
-from gpunode.kubernetes.workload_checks import Workload, count_pods, find_release_workloads, first_problem
+from gpunode.kubernetes.workload_checks import RequiredDaemonSet, count_pods, find_release_workloads, first_problem
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
@@ -46,8 +46,8 @@ def wait_ready(
     """
     place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
 
-    def find_unready() -> Workload | None:
-        found = Workload(item.title, next(iter(cluster.get([place])), None))
+    def find_unready() -> RequiredDaemonSet | None:
+        found = RequiredDaemonSet(item.title, next(iter(cluster.get([place])), None))
         return None if found.is_ready else found
 
     _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=_NO_NODE_TIMEOUT_S)
@@ -69,14 +69,14 @@ def wait_releases_ready(
         VerifyFailed: as ``wait_ready``.
     """
 
-    def find_unready() -> Workload | None:
+    def find_unready() -> RequiredDaemonSet | None:
         return next(find_unready_releases(releases, cluster), None)
 
     # Feature discovery labels the nodes, and the operator makes its DaemonSets, long after Helm is done.
     _wait_until_ready(find_unready, cluster, pause, progress, timeout_s, no_node_timeout_s=timeout_s)
 
 
-def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[Workload]:
+def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[RequiredDaemonSet]:
     """Yield the DaemonSets of these releases whose pods do not run, and those that a release lacks."""
     if releases:
         found = find_release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
@@ -84,7 +84,7 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
 
 
 def _wait_until_ready(
-    find_unready: Callable[[], Workload | None],
+    find_unready: Callable[[], RequiredDaemonSet | None],
     cluster: Cluster,
     pause: Callable[[], None],
     progress: OnProgress,
@@ -106,7 +106,7 @@ def _wait_until_ready(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def explain_unready(found: Workload, cluster: Cluster) -> tuple[str, PodProblem]:
+def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
     desired, ready = count_pods(found.live or {})
     if found.live is None and found.release is not None:

@@ -33,7 +33,7 @@ from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, Edit, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, by_looking, contents, one_by_looking, packaged_version
 from gpunode.runtimes.installations import choose_row, has_products, kubelet_using, with_kubelets_driver
-from gpunode.runtimes.removal import find_other_handlers, former_files, remove_handler
+from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, took_out
 from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.steps import cdi, runtime_edits
@@ -281,7 +281,7 @@ def plan_unconfiguring(target: RuntimeTarget, trails: Trails) -> CtkPlan:
         path: edit.before for path, trail in recent_trails.items() if (edit := _first_edit(trail, desired.handler))
     }
     restored: dict[str, RestoredFile] = {}
-    if contents_before and not find_other_handlers(row, desired, files, recorded):
+    if contents_before and not find_other_own_handlers(row, desired, files, recorded):
         # Nobody else needs the rest of what gpunode wrote, such as an import.
         restored = {
             path: restore_file(trail, target.present.get(path), partial(_revert_span, entries.get(path)))

@@ -22,7 +22,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
-class Previewed:
+class PlanCompleted:
     """The whole plan is known, nothing has been done; an empty one means a converged node."""
 
     stages: tuple[StagePlan, ...]
@@ -76,7 +76,7 @@ class Notice:
     text: str
 
 
-Event: TypeAlias = Surveyed | Previewed | StageBegun | Applying | Applied | Triggering | Triggered | Notice
+Event: TypeAlias = Surveyed | PlanCompleted | StageBegun | Applying | Applied | Triggering | Triggered | Notice
 Observer: TypeAlias = Callable[[Event], None]
 
 

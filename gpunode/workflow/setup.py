@@ -18,7 +18,7 @@ from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.disruption import refuse_setup
-from gpunode.workflow.events import Notice, Observer, Previewed, StageBegun, Surveyed
+from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.locking import missing_versions_error
 from gpunode.workflow.loss import loss_note, lost_packages, refuse_loss
 from gpunode.workflow.origins import archives_behind, with_origins
@@ -116,7 +116,7 @@ def setup(
     if not options.allow_loss:
         refuse_loss(lost)
     left = find_backlog(store, facts)
-    on_event(Previewed(preview))
+    on_event(PlanCompleted(preview))
     if lost:
         on_event(Notice(loss_note(lost)))
     nothing_to_do = not left and not any(stage.changes for stage in preview)
