@@ -107,7 +107,8 @@ _SUBJECTS = (
     Subject(
         "Libraries",
         "which libcuda and libnvidia-ml programs load: the driver's, a stub, another driver's",
-        "libraries* *-libraries* libcuda-files* nvml-files* cuda-compat ld-so-conf-d file:/etc/ld.so* "
+        "libraries* *-libraries* libcuda-files* nvml-files* cuda-compat cuda-compilers cuda-uninstallers "
+        "ld-so-conf-d file:/etc/ld.so* "
         "file:/etc/profile.d/* file:/etc/environment file:/etc/profile file:/etc/bash* profile-d *-environments "
         "smi-binary ldconfigs",
     ),

@@ -24,6 +24,8 @@ PIN: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 
 NEW_KERNEL: Final = "9.9.9-amd64"
+FOREIGN_NVCC: Final = "/usr/local/cuda-11.8/bin/nvcc"
+STALE_SOURCE: Final = "/usr/src/nvidia-535.54.03"
 FOREIGN_LIBRARY: Final = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
 LOCAL_LIBRARY: Final = "/usr/local/lib/libnvidia-ml.so.1"
 TOOLKIT_CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
@@ -146,6 +148,10 @@ def _with(path: str, content: bytes, mode: int = 0o644) -> Inject:
 
 def _libraries(path: str) -> Inject:
     return lambda facts: replace(facts, driver_libraries=Known(frozenset({path}), "cuda-libraries"))
+
+
+def _leftover(path: str) -> Inject:
+    return lambda facts: replace(facts, leftovers=Known(frozenset({path}), "dkms-tree"))
 
 
 def _new_kernel(facts: Facts) -> Facts:
@@ -423,6 +429,16 @@ DRIFTS: Final = (
     Drift("library-local", "a library of a driver in /usr/local/lib hides the installed one",
           f"touch {LOCAL_LIBRARY}", "conflicts", "noted", facts=_libraries(LOCAL_LIBRARY),
           undo=f"rm {LOCAL_LIBRARY}"),
+    Drift("toolkit-of-run-file", "a CUDA toolkit of a .run installer belongs to no package",
+          f"install -D /bin/true {FOREIGN_NVCC}", "conflicts", "noted", facts=_leftover(FOREIGN_NVCC),
+          undo="rm -r /usr/local/cuda-11.8", says="/usr/local/cuda-11.8"),
+    Drift("dkms-stale", "the sources of a driver that is gone are left for DKMS",
+          f"mkdir {STALE_SOURCE}", "conflicts", "noted", facts=_leftover(STALE_SOURCE),
+          undo=f"rmdir {STALE_SOURCE}", says=STALE_SOURCE),
+    Drift("stubs", "a folder of CUDA's stub libraries is in /etc/ld.so.conf.d",
+          "echo /usr/local/cuda/lib64/stubs > /etc/ld.so.conf.d/stubs.conf", "conflicts", "noted",
+          facts=_with("/etc/ld.so.conf.d/stubs.conf", b"/usr/local/cuda/lib64/stubs\n"),
+          undo="rm /etc/ld.so.conf.d/stubs.conf", says="/usr/local/cuda/lib64/stubs"),
     Drift("devices-closed", "an option of the driver's module closes the device files to users",
           "echo 'options nvidia NVreg_DeviceFileMode=0600' > /etc/modprobe.d/site.conf", "nouveau", "noted",
           facts=_with("/etc/modprobe.d/site.conf", b"options nvidia NVreg_DeviceFileMode=0600\n"),

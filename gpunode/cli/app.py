@@ -138,6 +138,13 @@ CudaOption = Annotated[
         help="also install a CUDA toolkit: auto, or a release (12.9); default: none",
     ),
 ]
+RunfileOption = Annotated[
+    bool,
+    typer.Option(
+        "--remove-runfile-driver",
+        help="first remove a driver of NVIDIA's .run installer, with its own uninstaller",
+    ),
+]
 UpgradeOption = Annotated[
     bool, typer.Option("--upgrade", help="upgrade driver and toolkit to the newest version of their branch")
 ]
@@ -145,8 +152,8 @@ LockOption = Annotated[
     str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
 ]
 STEP_IDS = (
-    "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, fabric, "
-    "gpudirect, cuda-toolkit, toolkit, runtime-install, missing-dependencies, module-build, module-load, "
+    "detect, repair, cuda-repository, toolkit-repository, driver-pin, run-driver, conflicts, headers, nouveau, driver, "
+    "fabric, gpudirect, cuda-toolkit, toolkit, runtime-install, missing-dependencies, module-build, module-load, "
     "fabric-bridge, persistence, fabric-service, gpudirect-modules, mps, runtime-config, mig, cdi, node-registration"
 )
 OnlyOption = Annotated[
@@ -238,6 +245,7 @@ def setup(
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
     allow_disruption: DisruptionOption = False,
     allow_loss: LossOption = False,
+    remove_runfile_driver: RunfileOption = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
@@ -275,7 +283,9 @@ def setup(
         resume,
     )
     cli.setup(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit), output_options(json, verbose), options
+        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver),
+        output_options(json, verbose),
+        options,
     )
 
 
@@ -297,6 +307,7 @@ def plan(
     ] = "",
     only: OnlyOption = [],  # noqa: B006
     allow_loss: LossOption = False,
+    remove_runfile_driver: RunfileOption = False,
     root: RootOption = "/",
     gpu: GpuOption = "",
     node: NodeOption = "",
@@ -308,7 +319,7 @@ def plan(
     from gpunode.cli.inputs import RecipeOptions
 
     cli.plan(
-        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit),
+        RecipeOptions(recipe, runtime, driver, upgrade, lock, cuda_toolkit, remove_runfile_driver),
         output_options(json, verbose),
         tuple(only),
         node,

@@ -45,6 +45,7 @@ class RecipeOptions:
     upgrade: bool = False
     lock: str = ""
     cuda_toolkit: str = ""
+    remove_runfile_driver: bool = False
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides of the command line.
@@ -60,7 +61,7 @@ class RecipeOptions:
                 f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
         base = load_recipe(self.recipe or _DEFAULT_RECIPES.get(self.runtime, _BARE_METAL))
-        recipe = replace(base, upgrade=self.upgrade)
+        recipe = replace(base, upgrade=self.upgrade, remove_runfile_driver=self.remove_runfile_driver)
         if self.runtime:
             name = _parse_option("--runtime", "runtime", "name", self.runtime).runtime.name
             recipe = replace(recipe, runtime=replace(recipe.runtime, name=name))

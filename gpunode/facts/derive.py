@@ -31,7 +31,7 @@ from gpunode.facts.model import (
     known,
 )
 from gpunode.facts.numbers import parse_int
-from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, MODULE_KEYS, UNITS
+from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, LEFTOVERS, MODULE_KEYS, UNITS
 from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
 from gpunode.packages import SYSTEMS, PackageSystem
 
@@ -82,6 +82,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         rootless_docker=derive_fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=derive_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARIES, links=False)),
+        leftovers=derive_fact("dkms-tree", lambda: _read_leftovers(reader)),
         secure_boot=Unknown("an image is not booted", _IMAGE) if image else platform.read_secure_boot(evidence),
         layout=_read_layout(reader, image=image),
         mig=_read_mig(evidence),
@@ -95,6 +96,11 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         kubelet=kubelet.find_kubelet(facts, running, image=image),
         provider=_find_provider(reader, facts.distro, image=image),
     )
+
+
+def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
+    places = ("/usr/local/", "/usr/src/nvidia-", "/var/lib/dkms/nvidia")
+    return frozenset(path for path in _read_paths(reader, *LEFTOVERS, links=False) if path.startswith(places))
 
 
 def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:

@@ -90,7 +90,6 @@ _READ_GLOBS: Final[Mapping[ContentKind, Mapping[str, str]]] = {
         "containers-conf-d": "/etc/containers/containers.conf.d/*.conf",
     },
     "log": {
-        "ld-so-conf-d": "/etc/ld.so.conf.d/*.conf",
         # What a package says of modules stands below /usr; what a person says of them, in /etc.
         "modprobe-d-lib": "/lib/modprobe.d/*.conf",
         "modprobe-d-run": "/run/modprobe.d/*.conf",
@@ -120,7 +119,6 @@ _LISTED_GLOBS: Final = {
     "firmware": "/lib/firmware/nvidia/*/*",
     "module-trees": "/lib/modules/*",
     "module-indexes": "/lib/modules/*/modules.*",
-    "dkms-tree": "/var/lib/dkms/*/*",
     "dkms-sources": "/var/lib/dkms/*/*/source",
     "snap-docker": "/snap/bin/docker",
     "docker-binaries": "/usr/*bin/dockerd",

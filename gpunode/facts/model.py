@@ -365,6 +365,8 @@ class Facts:
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
         rootless_docker: whether a user runs a dockerd without root.
         driver_libraries: the paths of every libcuda and libnvidia-ml where programs look for them.
+        leftovers: the paths of CUDA compilers and uninstallers in /usr/local, and of the driver's sources and builds of
+            DKMS: packages bring such, and so do installers that no package database knows.
         secure_boot: whether the firmware lets the kernel load signed modules alone.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
@@ -398,6 +400,7 @@ class Facts:
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
     rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
     driver_libraries: Fact[frozenset[str]] = Unknown("not captured", "cuda-libraries")
+    leftovers: Fact[frozenset[str]] = Unknown("not captured", "dkms-tree")
     secure_boot: Fact[bool] = Unknown("not captured", "secure-boot-variable")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None

@@ -65,11 +65,14 @@ FILES: Final = (
 CDI_KIND: Final = "nvidia.com/gpu"
 CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
 CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
+# A folder a line, in which ld.so looks for libraries.
+LOADER_FOLDER: Final = "/etc/ld.so.conf.d"
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
     "modprobe-d": kernels.MODPROBE_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
+    "ld-so-conf-d": LOADER_FOLDER,
     **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
@@ -90,6 +93,13 @@ DRIVER_LIBRARIES: Final = {
     "libcuda-files-local": "/usr/local/lib/libcuda.so*",
     "nvml-files-local": "/usr/local/lib/libnvidia-ml.so*",
 }
+# What toolkits of a .run installer and drivers that are gone may have left: packages of today bring the same places.
+LEFTOVERS: Final = {
+    "cuda-compilers": "/usr/local/cuda-*/bin/nvcc",
+    "cuda-uninstallers": "/usr/local/cuda-*/bin/*uninstall*",
+    "dkms-tree": "/var/lib/dkms/*/*",
+    "kernel-sources": "/usr/src/*",
+}
 UNIT_PROPERTIES: Final = (
     "Id",
     "Names",
@@ -108,6 +118,7 @@ _STORED_FOLDERS: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _LOG_FOLDERS: Final = (
     *(folder for system in SYSTEMS for folder in system.line_folders),
     "/etc/modprobe.d",
+    LOADER_FOLDER,
     "/etc/modules",
     "/etc/initramfs-tools/",
     KERNEL_ARGUMENTS,
@@ -145,10 +156,10 @@ _COMMON_PROBES: Final = (
     _table_probe("boot-id", path="/proc/sys/kernel/random/boot_id"),
     _list_glob("boot-images", "/boot/vmlinuz-*"),
     _list_glob("kernel-builds", "/lib/modules/*/build"),
-    _list_glob("kernel-sources", "/usr/src/*"),
     *(_list_glob(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
     _list_glob("run-installer", "/usr/bin/nvidia-uninstall"),
     *(_list_glob(key, place) for key, place in DRIVER_LIBRARIES.items()),
+    *(_list_glob(key, place) for key, place in LEFTOVERS.items()),
     _list_glob("initramfs-images", "/boot/init*"),
     _table_probe(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
     _table_probe(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),

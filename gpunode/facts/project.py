@@ -45,6 +45,13 @@ from gpunode.packages import system
 
 T = TypeVar("T")
 PLAN: Final = "plan"
+# NVIDIA's uninstaller: its exit status says little, so success is that its programs are gone.
+UNINSTALL_RUN_DRIVER: Final = (
+    "sh",
+    "-c",
+    "nvidia-uninstall --silent; test ! -e /usr/bin/nvidia-installer -a ! -e /usr/bin/nvidia-uninstall",
+    "nvidia-uninstall --silent",
+)
 VERSION_AFTER_INDEX: Final = "known after the index is read"
 _EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)
 
@@ -71,6 +78,10 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
             return replace(facts, units={**facts.units, unit: Known(replace(former, state=state, exists=True), PLAN)})
         case ModuleChange(module=module, after=wanted):
             return _with_module(facts, module.replace("-", "_"), wanted=wanted)
+        case CommandChange(argv=argv) if argv == UNINSTALL_RUN_DRIVER:
+            # What it restores or leaves behind only a look at the node shows.
+            gone = Unknown("known after the .run driver is uninstalled", PLAN)
+            return replace(facts, run_installer=Known(False, PLAN), driver_libraries=gone, leftovers=gone)
         case CommandChange(argv=argv):
             repairs = argv == system(facts).repair.argv
             return replace(facts, packages_interrupted=Known(False, PLAN)) if repairs else facts
@@ -130,6 +141,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         facts,
         packages=_map_fact(facts.packages, changed),
         driver_libraries=Unknown("known after packages are installed", PLAN),
+        leftovers=Unknown("known after packages are installed", PLAN),
         headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
 

@@ -13,6 +13,7 @@ from gpunode.change import (
     CONFFILES,
     OBSOLETE,
     Change,
+    CommandChange,
     FileChange,
     FileState,
     MigChange,
@@ -77,6 +78,7 @@ class Footprint:
         packages: from the state of each before the first run to the state in which the last one left it.
         units: the same for units, and ``layouts`` by GPU; unchanged ones are left out.
         conffiles: the backups of packages' own configuration files that a purge deleted; of one run alone.
+        commands: those that nothing takes back; of one run alone.
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Footprint:
     units: Mapping[str, ChangeSpan[ServiceChange]] = field(default_factory=dict)
     layouts: Mapping[str, ChangeSpan[MigChange]] = field(default_factory=dict)
     conffiles: tuple[ChangeSpan[FileChange], ...] = ()
+    commands: tuple[CommandChange, ...] = ()
 
     @property
     def subjects(self) -> frozenset[str]:
@@ -162,6 +165,7 @@ def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
             for one, change in purged
             if isinstance(change, FileChange) and change.after is None
         ),
+        tuple(one.change for one in known if isinstance(one.change, CommandChange) and one.change.undo is None),
     )
 
 

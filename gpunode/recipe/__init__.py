@@ -274,6 +274,7 @@ class Recipe:
         upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
             command line alone, never by a file, so that re-runs do not drift.
         lock: the versions that packages must have; also set on the command line alone.
+        remove_runfile_driver: whether the uninstaller of a .run driver is run; also set on the command line alone.
     """
 
     name: str
@@ -294,3 +295,4 @@ class Recipe:
     kubernetes: Kubernetes | None = None
     upgrade: bool = False
     lock: VersionLock | None = None
+    remove_runfile_driver: bool = False

@@ -9,6 +9,7 @@ from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, pinned_names,
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, Unknown, known, need
+from gpunode.facts.probes import LOADER_FOLDER
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -78,11 +79,24 @@ def _are_compatible(pinned: str, chosen: Choice) -> bool:
 DRIVER_PIN = Step("driver-pin", "driver branch", "sources", plan_pin, for_driver=True)
 
 
+def plan_run_driver(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plan the uninstallation of a .run driver where the command line asks for it."""
+    if not recipe.remove_runfile_driver:
+        return Planned((), "only --remove-runfile-driver asks for this", asked=False)
+    from gpunode.steps.run_driver import plan_removal  # loaded on use
+
+    return plan_removal(facts)
+
+
+RUN_DRIVER = Step("run-driver", ".run driver", "sources", plan_run_driver, for_driver=True)
+
+
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
     why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places do not work",
-    hint="sudo nvidia-uninstall\nthen run the same command again (if only that file is left of it, remove the file)",
+    hint="setup runs that uninstaller first with --remove-runfile-driver; or run it yourself:\n"
+    "sudo nvidia-uninstall\nthen run the same command again (if only that file is left of it, remove the file)",
 )
 
 
@@ -139,11 +153,31 @@ def plan_conflicts(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
     """Return why files of no package block the installation, and notes on those that do not."""
+    notes = _note_leftovers(facts)
     if isinstance(facts.driver_libraries, Unknown) or not facts.driver_libraries.value:
-        return None, ()
+        return None, notes
     from gpunode.steps.foreign_files import local_libraries, refuse_leftovers  # loaded on use
 
-    return refuse_leftovers(facts), tuple(local_libraries(facts))
+    return refuse_leftovers(facts), (*local_libraries(facts), *notes)
+
+
+def _note_leftovers(facts: Facts) -> tuple[str, ...]:
+    """Return the notes on leftovers; most nodes have no sign of any, so what knows them is loaded on use."""
+    installed = known(facts.packages, {})
+    versions = tuple({f"{sign}{upstream(state.version)}" for state in installed.values() for sign in "-/"})
+    loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LOADER_FOLDER))
+    signs = (
+        any(not path.endswith(versions) for path in known(facts.leftovers, frozenset[str]())),
+        any(not file.dkms for file in known(facts.module_files, ())),
+        any(state is not None and b"/stubs" in state.content for state in loader),
+        PackageId("nvidia-docker2") in installed,
+        known(facts.file(system(facts).common_keyring), None) is not None,
+    )
+    if not any(signs):
+        return ()
+    from gpunode.steps.leftovers import find_leftovers
+
+    return tuple(find_leftovers(facts))
 
 
 def _is_helper(package: PackageId, state: PackageState) -> bool:

@@ -10,7 +10,7 @@ from gpunode.steps.cdi import CDI
 from gpunode.steps.cuda import CUDA_TOOLKIT
 from gpunode.steps.daemons import MPS, PERSISTENCE
 from gpunode.steps.detect import DETECT
-from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
+from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN, RUN_DRIVER
 from gpunode.steps.fabric import FABRIC, FABRIC_BRIDGE, FABRIC_SERVICE
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
@@ -28,6 +28,7 @@ STEPS: tuple[Step, ...] = (
     CUDA_REPOSITORY,
     TOOLKIT_REPOSITORY,
     DRIVER_PIN,
+    RUN_DRIVER,
     CONFLICTS,
     HEADERS,
     NOUVEAU,

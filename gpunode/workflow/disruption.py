@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import Change, PackageChange, ServiceChange, Trigger, triggers
+from gpunode.change import Change, CommandChange, PackageChange, ServiceChange, Trigger, triggers
 from gpunode.errors import DrainRequired, Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit
+from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
@@ -64,6 +65,10 @@ def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: F
     changes = [change for stage in preview for change in stage.changes]
     mig_layouts.refuse_gpu_clients(host, changes)
     refuse_mps_clients(host, changes, owed)
+    if any(change.argv == UNINSTALL_RUN_DRIVER for change in CommandChange.among(changes)) and (
+        clients := host.workloads().gpu
+    ):
+        raise _drain_error("take the driver away from", "process", clients)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
         refuse_while_running(facts.unit(DOCKER), host)

@@ -14,6 +14,7 @@ from gpunode.change import (
     CONFFILES,
     CONFIGURATION,
     OBSOLETE,
+    CommandChange,
     FileChange,
     FileState,
     PackageChange,
@@ -25,6 +26,7 @@ from gpunode.change import (
 )
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import ChangeSpan, FileTrail, Footprint
 from gpunode.package_id import PackageId
@@ -106,6 +108,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         packages, lost = still_available(host, packages)
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
+    gone = tuple(_describe_uninstalled(footprint.commands))
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
@@ -116,8 +119,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     return UndoPlan(
         request.of,
         steps,
-        (*notes, *unchanged, *lost),
-        incomplete=bool(unchanged or lost),
+        (*notes, *unchanged, *lost, *gone),
+        incomplete=bool(unchanged or lost or gone),
         reboot=reboot_reason(facts, packages),
         owed=request.owed,
         kept=kept,
@@ -140,6 +143,15 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         refuse_undoing([step.change for step in steps], request.owed, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
     return UndoPlan(request.of, steps, notes, bool(unchanged), owed=request.owed, kept=kept)
+
+
+def _describe_uninstalled(commands: Iterable[CommandChange]) -> Iterator[str]:
+    """Yield a note for a .run driver that the run uninstalled."""
+    if any(change.argv == UNINSTALL_RUN_DRIVER for change in commands):
+        yield (
+            "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
+            "run its installer again if you want it back"
+        )
 
 
 def _restore_files(

@@ -21,6 +21,7 @@ from gpunode.packages.system import PackageFacts, PackageSystem, Repository
 
 _MIB: Final = 1 << 20
 _KEYRING_FOLDER: Final = "apt-keyring-folder"
+_COMMON_KEYRING: Final = "/etc/apt/trusted.gpg"
 _TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
 _STATUS: Final = "/var/lib/dpkg/status"
 _SOURCES: Final = "/etc/apt/sources.list"
@@ -149,14 +150,14 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
-    files=(preferences.MAIN, configuration.MAIN, status.DIVERSIONS),
+    files=(preferences.MAIN, configuration.MAIN, status.DIVERSIONS, _COMMON_KEYRING),
     folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.FOLDER,
         "apt-conf-d": configuration.FOLDER,
     },
     line_folders=("/etc/apt/",),
-    table_folders=("/var/lib/dpkg/",),
+    table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
     pin_file=preferences.PIN_FILE,
     cuda_pin_file=preferences.CUDA_PIN_FILE,
     read=_read,
@@ -183,6 +184,7 @@ DEB: Final = PackageSystem(
     archives=answers.parse_madison,
     serves=answers.serves,
     trusted_folder="/etc/apt/trusted.gpg.d",
+    common_keyring=_COMMON_KEYRING,
     programs=("apt-get", "apt-mark", "dpkg"),
     install=_command("apt-get", "install"),
     reinstall=_reinstall,

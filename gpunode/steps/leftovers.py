@@ -1,0 +1,139 @@
+"""Notes on what .run installers, old packages and old guides have left, and what each breaks.
+
+None of it stops the package manager. Files of a .run driver do, see ``foreign_files``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.catalog.conflicts import upstream
+from gpunode.command import command
+from gpunode.facts.model import Facts, known
+from gpunode.facts.patterns import Pattern
+from gpunode.facts.probes import LOADER_FOLDER
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+
+_COMPILER: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
+# Builds and sources of the driver alone: nvidia-fs and its like have versions of another form.
+_DKMS_SOURCE: Final = Pattern(r"/usr/src/nvidia-(?:[a-z-]+-)?(?P<version>\d{3}\.\d+(?:\.\d+)?)")
+_DKMS_TREE: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<version>\d{3}\.\d+(?:\.\d+)?)")
+_MODULE_FOLDERS: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/nvidia[^/]*")
+# By release from 9.0 on: the package with the compiler.
+_COMPILER_PACKAGES: Final = ("cuda-nvcc-", "cuda-compiler-", "cuda-core-")
+_DOCKER_WRAPPER: Final = PackageId("nvidia-docker2")
+# NVIDIA withdrew it in April 2022 (https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/).
+_WITHDRAWN_KEY: Final = "7FA2AF80"
+
+
+def find_leftovers(facts: Facts) -> Iterator[str]:
+    """Yield a note for each leftover of the node."""
+    yield from _note_toolkits(facts)
+    yield from _note_dkms(facts)
+    yield from _note_modules(facts)
+    yield from _note_stubs(facts)
+    yield from _note_docker_wrapper(facts)
+    yield from _note_withdrawn_key(facts)
+
+
+def _note_toolkits(facts: Facts) -> Iterator[str]:
+    installed = known(facts.packages, {})
+    paths = known(facts.leftovers, frozenset[str]())
+    owners = {package.name for package, state in installed.items() if not state.config_files_only}
+    for path in sorted(paths):
+        if not (match := _COMPILER.fullmatch(path)):
+            continue
+        release = match["release"]
+        dashed = release.replace(".", "-")
+        if owners & {f"{prefix}{dashed}" for prefix in _COMPILER_PACKAGES}:
+            continue
+        folder = f"/usr/local/cuda-{release}"
+        uninstallers = sorted(one for one in paths if one.startswith(f"{folder}/bin/") and "uninstall" in one)
+        removal = (
+            f"`sudo {uninstallers[0]}` removes it"
+            if uninstallers
+            else f"its uninstaller is gone: remove {folder} and /etc/ld.so.conf.d/cuda-{dashed}.conf by hand"
+        )
+        yield (
+            f"CUDA toolkit {release} in {folder} belongs to no package: no upgrade reaches it, and a package of "
+            f"release {release} would overwrite its files; {removal}"
+        )
+
+
+def _note_dkms(facts: Facts) -> Iterator[str]:
+    packaged = {upstream(state.version) for state in known(facts.packages, {}).values() if not state.config_files_only}
+    paths = known(facts.leftovers, frozenset[str]())
+    trees = {match["version"]: match["module"] for path in paths if (match := _DKMS_TREE.fullmatch(path))}
+    sources = {match["version"]: path for path in sorted(paths) if (match := _DKMS_SOURCE.fullmatch(path))}
+    for version in sorted({*trees, *sources} - packaged):
+        listed = [sources[version]] if version in sources else []
+        remove = []
+        if version in trees:
+            listed.append(f"/var/lib/dkms/{trees[version]}/{version}")
+            remove.append(command("sudo", "dkms", "remove", "-m", trees[version], "-v", version, "--all"))
+        if version in sources:
+            remove.append(command("sudo", "rm", "-r", sources[version]))
+        builds = "DKMS builds it again for every new kernel, in place of the installed driver's modules"
+        no_builds = "DKMS could build it again"
+        yield (
+            f"{' and '.join(listed)} {'are' if listed[1:] else 'is'} of driver {version}, which no package brings: "
+            f"{builds if version in trees else no_builds}; `{' && '.join(remove)}` removes it"
+        )
+
+
+def _note_modules(facts: Facts) -> Iterator[str]:
+    """Yield a note for modules where neither Debian's packages nor its DKMS put any (updates/dkms is DKMS')."""
+    paths = [file.path for file in known(facts.module_files, ()) if _MODULE_FOLDERS.fullmatch(file.path)]
+    if paths:
+        kernels = sorted({path.split("/")[3] for path in paths})
+        renew = " && ".join(command("sudo", "depmod", kernel) for kernel in kernels)
+        yield (
+            f"{', '.join(paths)}: neither a package nor DKMS has put {'them' if paths[1:] else 'it'} there, and the "
+            f"kernel may load such a module in place of the installed driver's; remove it, then run `{renew}`"
+        )
+
+
+def _note_stubs(facts: Facts) -> Iterator[str]:
+    for path in sorted(path for path in facts.files if path.startswith(f"{LOADER_FOLDER}/")):
+        state = known(facts.file(path), None)
+        lines = state.content.decode("utf-8", "replace").splitlines() if state and path.endswith(".conf") else ()
+        for number, line in enumerate(lines, 1):
+            folder = line.split("#")[0].strip().rstrip("/")
+            if folder.endswith("/stubs"):
+                yield (
+                    f"line {number} of {path} has ld.so look in {folder}: the libcuda.so and libnvidia-ml.so there are "
+                    "for linkers alone, and every program that loads one fails with a stub library error; remove the "
+                    "line, then run ldconfig"
+                )
+
+
+def _note_docker_wrapper(facts: Facts) -> Iterator[str]:
+    state = known(facts.packages, {}).get(_DOCKER_WRAPPER)
+    if state is not None:
+        is_residue = state.config_files_only
+        purge = system(facts).purge((str(_DOCKER_WRAPPER),))
+        yield (
+            f"{_DOCKER_WRAPPER} {state.version} "
+            f"{'has left /etc/docker/daemon.json behind' if is_residue else 'is retired'}: the container toolkit "
+            f"replaces it, but `{purge}` would also delete /etc/docker/daemon.json: copy that file first"
+        )
+
+
+def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
+    path = system(facts).common_keyring
+    if (state := known(facts.file(path), None)) is None or not state.content:
+        return
+    from gpunode.catalog.openpgp import fingerprints
+
+    try:
+        keys = fingerprints(state.content)
+    except ValueError:
+        return  # apt says itself what it cannot read there
+    if any(one.endswith(_WITHDRAWN_KEY) for one in keys):
+        yield (
+            f"{path} has NVIDIA's key {_WITHDRAWN_KEY}, which NVIDIA withdrew in 2022, and apt accepts it for every "
+            f"archive: `sudo apt-key del {_WITHDRAWN_KEY.lower()}` removes it; where apt-key is gone, "
+            f"`sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY}`"
+        )

@@ -1,0 +1,141 @@
+"""Notes on what .run installers, old packages and old guides leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import PackageChange, PackageState
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.model import Facts, ModuleFile, Unknown, known
+from gpunode.facts.project import project_changes
+from gpunode.package_id import PackageId
+from gpunode.steps.driver import CONFLICTS
+from gpunode.steps.leftovers import find_leftovers
+from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
+
+NVCC = "/usr/local/cuda-12.6/bin/nvcc"
+UNINSTALLER = "/usr/local/cuda-12.6/bin/cuda-uninstaller"
+SOURCE = "/usr/src/nvidia-535.54.03"
+TREE = "/var/lib/dkms/nvidia/535.54.03"
+LOADER = "/etc/ld.so.conf.d/cuda.conf"
+COMMON_KEYRING = "/etc/apt/trusted.gpg"
+
+
+def only_note(facts: Facts) -> str:
+    (note,) = find_leftovers(facts)
+    return note
+
+
+def test_clean_nodes_have_no_leftovers() -> None:
+    source = "/usr/src/nvidia-580.95.05"
+    trees = frozenset({source, "/var/lib/dkms/nvidia/580.95.05", "/var/lib/dkms/nvidia/kernel-6.1.0-37-amd64-x86_64"})
+    assert not [*find_leftovers(machine())]
+    assert not [*find_leftovers(with_driver(leftovers=trees))]
+
+
+def test_unpackaged_toolkit_is_noted_with_its_uninstaller() -> None:
+    paths = frozenset({NVCC, UNINSTALLER, "/usr/local/cuda-11.8/bin/cuda-uninstaller"})
+    note = only_note(machine(leftovers=paths))
+    assert "CUDA toolkit 12.6" in note
+    assert f"`sudo {UNINSTALLER}`" in note
+
+
+def test_toolkit_without_uninstaller_is_removed_by_hand() -> None:
+    note = only_note(machine(leftovers=frozenset({NVCC})))
+    assert "/usr/local/cuda-12.6 and /etc/ld.so.conf.d/cuda-12-6.conf" in note
+
+
+@pytest.mark.parametrize("owner", ["cuda-nvcc-12-6", "cuda-compiler-12-6"])
+def test_packaged_toolkit_is_no_leftover(owner: str) -> None:
+    paths = frozenset({NVCC})
+    assert not [*find_leftovers(machine(leftovers=paths, packages={owner: "12.6.3-1"}))]
+    residue = {owner: PackageState("12.6.3-1", config_files_only=True)}
+    assert only_note(machine(leftovers=paths, packages=residue))
+
+
+@pytest.mark.parametrize(
+    ("paths", "command"),
+    [
+        ((SOURCE,), f"`sudo rm -r {SOURCE}`"),
+        ((TREE,), "`sudo dkms remove -m nvidia -v 535.54.03 --all`"),
+        ((SOURCE, TREE), f"`sudo dkms remove -m nvidia -v 535.54.03 --all && sudo rm -r {SOURCE}`"),
+        (("/usr/src/nvidia-current-535.247.01",), "`sudo rm -r /usr/src/nvidia-current-535.247.01`"),
+    ],
+)
+def test_dkms_tree_of_no_package_is_noted(paths: tuple[str, ...], command: str) -> None:
+    note = only_note(with_driver(leftovers=frozenset(paths)))
+    assert command in note
+    assert all(path in note for path in paths)
+
+
+def test_other_sources_with_nvidia_in_their_name_are_no_driver() -> None:
+    paths = frozenset({"/usr/src/nvidia-fs-2.20.5", "/var/lib/dkms/nvidia-fs/2.20.5"})
+    assert not [*find_leftovers(machine(leftovers=paths))]
+
+
+@pytest.mark.parametrize("folder", ["updates", "extra"])
+def test_stray_module_is_noted_with_the_kernel(folder: str) -> None:
+    path = f"/lib/modules/{KERNEL}/{folder}/nvidia.ko"
+    note = only_note(with_driver(module_files=(ModuleFile(KERNEL, path),)))
+    assert path in note
+    assert f"`sudo depmod {KERNEL}`" in note
+
+
+def test_module_of_dkms_is_not_stray() -> None:
+    built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
+    assert not [*find_leftovers(with_driver(module_files=(built,)))]
+
+
+def test_stub_folder_in_the_loader_path_is_noted_with_its_line() -> None:
+    content = b"# CUDA\n/usr/local/cuda/lib64\n/usr/local/cuda/lib64/stubs/ # for the build\n#/opt/stubs\n"
+    note = only_note(machine(files={LOADER: content}))
+    assert f"line 3 of {LOADER}" in note
+    assert "/usr/local/cuda/lib64/stubs:" in note
+    assert not [*find_leftovers(machine(files={f"{LOADER}.bak": content}))]
+
+
+def test_docker_wrapper_is_noted_with_the_file_that_a_purge_deletes() -> None:
+    assert "is retired" in only_note(machine(packages={"nvidia-docker2": "2.13.0-1"}))
+    residue = {"nvidia-docker2": PackageState("2.13.0-1", config_files_only=True)}
+    assert "has left /etc/docker/daemon.json behind" in only_note(machine(packages=residue))
+
+
+def test_withdrawn_key_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = machine(files={COMMON_KEYRING: b"keys"})
+    withdrawn = ("AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80",)
+    monkeypatch.setattr("gpunode.catalog.openpgp.fingerprints", lambda data: withdrawn)
+    assert "sudo apt-key del 7fa2af80" in only_note(facts)
+    today = ("EB693B3035CD5710E231E123A4B469963BF863CC",)
+    monkeypatch.setattr("gpunode.catalog.openpgp.fingerprints", lambda data: today)
+    assert not [*find_leftovers(facts)]
+
+
+def test_unreadable_keyring_is_left_to_apt() -> None:
+    assert not [*find_leftovers(machine(files={COMMON_KEYRING: b"no keys"}))]
+
+
+def test_leftovers_are_notes_of_the_state_and_unknown_after_a_transaction() -> None:
+    facts = machine(leftovers=frozenset({NVCC}))
+    assert planned(CONFLICTS.plan(recipe(), facts)).notes == tuple(find_leftovers(facts))
+    brought = PackageChange(PackageId("libcuda1"), None, PackageState("580.95.05-1"))
+    after = project_changes(facts, [brought])
+    assert isinstance(after.leftovers, Unknown)
+    assert not [*find_leftovers(after)]
+
+
+def test_leftovers_are_read_from_the_places_of_installers() -> None:
+    def listing(*paths: str) -> Capture:
+        return Capture("glob", "ok", encode_found(iter([Found(path) for path in paths])))
+
+    evidence = {
+        "cuda-compilers": listing(NVCC),
+        "cuda-uninstallers": listing(UNINSTALLER),
+        "dkms-tree": listing(TREE, "/var/lib/dkms/zfs/2.1.11"),
+        "kernel-sources": listing(SOURCE, "/usr/src/linux-headers-6.1.0-37-amd64"),
+    }
+    assert known(derive(evidence).leftovers, frozenset[str]()) == {NVCC, UNINSTALLER, TREE, SOURCE}
+    unread = replace(evidence["dkms-tree"], outcome="denied")
+    assert isinstance(derive({**evidence, "dkms-tree": unread}).leftovers, Unknown)
