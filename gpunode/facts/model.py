@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
@@ -13,6 +13,9 @@ from gpunode.errors import Undetermined
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+
+if TYPE_CHECKING:
+    from gpunode.facts.module_key import ModuleKey
 
 T = TypeVar("T")
 
@@ -363,6 +366,7 @@ class Facts:
         rootless_docker: whether a user runs a dockerd without root.
         driver_libraries: the paths of every libcuda and libnvidia-ml where programs look for them.
         secure_boot: whether the firmware lets the kernel load signed modules alone.
+        module_key: what signs the modules that DKMS builds; None where Secure Boot is not on, as it was not asked.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
 
@@ -398,6 +402,7 @@ class Facts:
     secure_boot: Fact[bool] = Unknown("not captured", "secure-boot-variable")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
+    module_key: Fact[ModuleKey] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
     dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     package_system: Literal["deb"] = "deb"

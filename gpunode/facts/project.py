@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpunode.change import (
     Change,
@@ -43,6 +43,9 @@ from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 
+if TYPE_CHECKING:
+    from gpunode.facts.module_key import ModuleKey
+
 T = TypeVar("T")
 PLAN: Final = "plan"
 VERSION_AFTER_INDEX: Final = "known after the index is read"
@@ -72,6 +75,8 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
         case ModuleChange(module=module, after=wanted):
             return _with_module(facts, module.replace("-", "_"), wanted=wanted)
         case CommandChange(argv=argv):
+            if facts.module_key is not None:
+                facts = replace(facts, module_key=_project_module_key(facts.module_key, argv))
             repairs = argv == system(facts).repair.argv
             return replace(facts, packages_interrupted=Known(False, PLAN)) if repairs else facts
         case ObjectChange():
@@ -79,6 +84,12 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
         case MigChange(gpu=uuid, after=layout):
             divided = facts.mig and _map_fact(facts.mig, lambda former: _with_layout(former, uuid, layout))
             return replace(facts, mig=divided)
+
+
+def _project_module_key(fact: Fact[ModuleKey], argv: tuple[str, ...]) -> Fact[ModuleKey]:
+    from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
+
+    return project_key_command(fact, argv)
 
 
 def _with_layout(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tuple[MigGpu, ...]:
