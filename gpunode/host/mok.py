@@ -70,7 +70,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
         raise ChangeFailed(
             "the one-time password could not be hashed; no enrolment was queued",
             why=hashed.last_lines() or f"openssl passwd ended with {hashed.exit_status}",
-            hint="apt-get install openssl, then run the same command again",
+            hint="check that openssl is installed and works, then run the same command again",
         )
     place = Path(hash_file)
     place.unlink(missing_ok=True)

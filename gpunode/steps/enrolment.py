@@ -10,7 +10,7 @@ from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAf
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.model import Fact, Facts, Kernels, Known, Unknown, known, need
-from gpunode.facts.module_key import DEFAULT_TIMEOUT_S, ModuleKey, read_serial
+from gpunode.facts.module_key import DEFAULT_TIMEOUT_S, HARDWARE_KEY, ModuleKey, read_serial
 from gpunode.facts.probes import ENROLMENT_REQUEST
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
@@ -135,10 +135,31 @@ def _end_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
     if request is None:
         return
     yield FileChange(ENROLMENT_REQUEST, request, None)
-    before = request.content.decode("utf-8", "replace").strip()
-    seconds = int(before) if before.lstrip("-").isdecimal() else DEFAULT_TIMEOUT_S
+    seconds = _read_seconds(request)
     if key.timeout_s == _FOR_EVER and seconds != _FOR_EVER:
         yield CommandChange(("mokutil", "--timeout", str(seconds)), "as it was before the key was enrolled")
+
+
+def describe_kept_key(facts: Facts) -> Iterator[str]:
+    """Yield what an undo leaves of the key and of its enrolment, each with the command that removes it."""
+    if not isinstance(facts.module_key, Known):
+        return
+    key, request = facts.module_key.value, known(facts.file(ENROLMENT_REQUEST), None)
+    if key.has_key and not key.key.startswith(HARDWARE_KEY):
+        remove = command("sudo", "rm", key.key, key.certificate)
+        yield (
+            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it, and the next module "
+            "that DKMS builds gets a new one, which has to be enrolled again"
+        )
+    if key.queued:
+        yield "the next boot still asks to enrol this key; `sudo mokutil --revoke-import` takes the request back"
+    if request is not None and key.timeout_s == _FOR_EVER and (seconds := _read_seconds(request)) != _FOR_EVER:
+        yield f"MokManager still waits for ever; `sudo mokutil --timeout {seconds}` is how it was before"
+
+
+def _read_seconds(request: FileState) -> int:
+    before = request.content.decode("utf-8", "replace").strip()
+    return int(before) if before.lstrip("-").isdecimal() else DEFAULT_TIMEOUT_S
 
 
 def refuse_rejected_modules(facts: Facts) -> Refusal | None:

@@ -122,6 +122,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
         packages, lost = still_available(host, packages)
         packages = with_dependencies(host, packages)
     is_coming = request.is_redo and any(change.settled is not None for change in packages)
+    kept_keys = () if request.is_redo else tuple(_kept_module_key(facts))
     units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
     steps, serving = keep_what_the_driver_needs(steps, packages, wanted, there)
@@ -132,12 +133,21 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callabl
     return UndoPlan(
         request.of,
         steps,
-        (*notes, *unchanged, *lost),
+        (*notes, *unchanged, *lost, *kept_keys),
         incomplete=bool(unchanged or lost),
         reboot=reboot_reason(facts, packages),
         owed=request.owed,
         kept=kept,
     )
+
+
+def _kept_module_key(facts: Facts) -> Iterator[str]:
+    """Yield that the key for modules stays, which only Secure Boot needs."""
+    if facts.module_key is None:
+        return
+    from gpunode.steps.enrolment import describe_kept_key
+
+    yield from describe_kept_key(facts)
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:

@@ -15,14 +15,17 @@ from gpunode.facts.probes import ENROLMENT_REQUEST, KERNEL_ARGUMENTS
 from gpunode.outcome import Blocked
 from gpunode.steps.daemons import PERSISTENCE
 from gpunode.steps.driver import CONFLICTS, DRIVER, DRIVER_PIN
-from gpunode.steps.enrolment import refuse_replaced_key
+from gpunode.steps.enrolment import describe_kept_key, refuse_replaced_key
 from gpunode.steps.kernel import HEADERS, MODULE_BUILD, MODULE_LOAD, NOUVEAU
 from gpunode.steps.secure_boot import SECURE_BOOT
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import state_notes
+from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.setup import SetupOptions
+from gpunode.workflow.status import SecureBootStatus, status
 from tests.fakes.firmware import SIGNERS_SERIAL, Firmware, make_certificate
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
+from tests.unit.workflow.nodes import Node
 
 ASKED = SetupOptions(version="test")
 SIGNED = "signer: DKMS module signing key\nsig_key: 5E:C0:DE\n"
@@ -193,3 +196,33 @@ def test_request_file_keeps_the_former_timeout() -> None:
     (request,) = [change for change in changes if isinstance(change, FileChange)]
     assert request.after is not None
     assert getattr(request.after, "content", b"") == b"30\n"
+
+
+@pytest.mark.parametrize(
+    ("firmware", "state"),
+    [
+        (Firmware(), "missing"),
+        (Firmware().with_key(), "not enrolled"),
+        (Firmware(queued=[make_certificate()]).with_key(), "queued"),
+        (Firmware(enrolled=[make_certificate()]).with_key(), "enrolled"),
+    ],
+)
+def test_status_shows_what_the_firmware_knows_of_the_key(firmware: Firmware, state: str) -> None:
+    facts = node(firmware)
+    found = status(facts, Node(facts), Backlog()).secure_boot
+    assert found is not None
+    assert (found.on, found.state, found.certificate) == (True, state, DKMS_KEY[1])
+
+
+def test_status_tells_secure_boot_that_is_off_from_an_unknown_one() -> None:
+    assert status(machine(secure_boot=False), Node(machine()), Backlog()).secure_boot == SecureBootStatus(False)
+    assert status(machine(), Node(machine()), Backlog()).secure_boot is None
+
+
+def test_undo_names_the_key_the_request_and_the_timeout_that_stay() -> None:
+    firmware = Firmware(queued=[make_certificate()], timeout_s=-1).with_key()
+    said = "\n".join(describe_kept_key(node(firmware, files={ENROLMENT_REQUEST: b"10\n"})))
+    assert f"rm {DKMS_KEY[0]} {DKMS_KEY[1]}" in said
+    assert "mokutil --revoke-import" in said
+    assert "mokutil --timeout 10" in said
+    assert list(describe_kept_key(machine())) == []

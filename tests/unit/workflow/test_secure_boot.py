@@ -131,7 +131,7 @@ def test_setup_stops_when_dkms_replaces_the_certificate(tmp_path: Path) -> None:
         if getattr(change, "subject", "") in {"nvidia-kernel-dkms", "nvidia-kernel-open-dkms"}:
             one.firmware.with_key(certificate=make_certificate(7))
 
-    one.firmware.obey = replace_key  # type: ignore[method-assign, assignment]
+    one.firmware.obey = replace_key  # type: ignore[method-assign]
     with pytest.raises(ChangeFailed, match="was replaced during this run"):
         one.setup()
 
