@@ -14,8 +14,12 @@ import pytest
 
 from gpunode.change import CommandChange
 from gpunode.errors import ChangeFailed, Refused
-from gpunode.facts.module_key import read_serial
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Found, Probe, encode_found
+from gpunode.facts.model import Known
+from gpunode.facts.module_key import ModuleSignature, read_serial
 from gpunode.host import mok
+from gpunode.host.local import LocalHost
 from gpunode.host.process import Runner
 from gpunode.steps.secure_boot import SECURE_BOOT
 from tests.fakes.firmware import Firmware
@@ -156,3 +160,52 @@ def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path)
 
 def test_passwords_differ() -> None:
     assert len({mok.make_password() for _ in range(50)}) == 50
+
+
+def find_sign_file() -> str | None:
+    """Return the kernel's program that signs modules."""
+    found = sorted(Path("/usr/lib").glob("linux-kbuild-*/scripts/sign-file"))
+    return shutil.which("sign-file") or (str(found[-1]) if found else None)
+
+
+MODULE = """
+#define INFO(name, text) static const char name[] __attribute__((section(".modinfo"), used)) = text
+INFO(license, "license=GPL");
+INFO(vermagic, "vermagic=6.1.0-37-amd64 SMP");
+"""
+
+
+@pytest.mark.skipif(find_sign_file() is None, reason="needs the kernel's sign-file (apt-get install linux-kbuild-6.1)")
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("modinfo")), reason="needs gcc and modinfo (kmod)")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_signature_of_a_real_module_is_the_one_of_its_key(
+    tmp_path: Path, pair: tuple[Path, Path], *, compressed: bool
+) -> None:
+    kernel = "6.1.0-37-amd64"
+    module = tmp_path / "lib/modules" / kernel / "updates/dkms/nvidia.ko"
+    module.parent.mkdir(parents=True)
+    (tmp_path / "module.c").write_text(MODULE)
+    subprocess.run(["gcc", "-c", "-o", str(module), str(tmp_path / "module.c")], check=True)
+    unsigned = module.read_bytes()
+
+    def read(content: bytes) -> ModuleSignature:
+        module.write_bytes(content)
+        if compressed:
+            subprocess.run(["xz", "-kf", str(module)], check=True)
+        shown = module.with_suffix(".ko.xz") if compressed else module
+        host = LocalHost()
+        seen = {"modules-dkms": Capture("m", "ok", encode_found(iter([Found(str(shown))])))}
+        # The kernel's name stands in the path, below the root.
+        asked = host.look(Probe(f"module-signature:{kernel}", argv=("modinfo", str(shown))))
+        evidence = Firmware().evidence({**seen, f"module-signature:{kernel}": asked})
+        fact = derive(evidence).module_key
+        assert isinstance(fact, Known), fact
+        return fact.value.signatures[kernel]
+
+    assert read(unsigned) == ModuleSignature("", 0)
+    sign_file = find_sign_file()
+    assert sign_file is not None
+    module.write_bytes(unsigned)
+    subprocess.run([sign_file, "sha256", str(pair[0]), str(pair[1]), str(module)], check=True)
+    signed = read(module.read_bytes())
+    assert signed == ModuleSignature("DKMS module signing key", read_serial(pair[1].read_bytes()))
